@@ -1,0 +1,36 @@
+"""freemoe: find the experts inside a frozen, pretrained LLM, prove whether they help, ship them in megabytes."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from freemoe.domain_experts.build import build
+    from freemoe.domain_experts.mixture import FreeMoE
+    from freemoe.errors import FreeMoEError
+    from freemoe.recipes import BuildRecipe, load_recipe
+
+# Public name -> the room it stands in. Loaded at first use, so that `import freemoe` loads no torch.
+_PUBLIC = {
+    "BuildRecipe": "freemoe.recipes",
+    "FreeMoE": "freemoe.domain_experts.mixture",
+    "FreeMoEError": "freemoe.errors",
+    "build": "freemoe.domain_experts.build",
+    "load_recipe": "freemoe.recipes",
+}
+
+__all__ = ["BuildRecipe", "FreeMoE", "FreeMoEError", "__version__", "build", "load_recipe"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first asked for."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'freemoe' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,63 @@
+"""One registry for everything that is chosen by name: metrics, families, tasks, searches, routers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from freemoe.errors import UnknownNameError
+
+T = TypeVar("T")
+
+
+def unknown_name(kind: str, name: str, known: list[str], advice: str = "") -> UnknownNameError:
+    """Build the error for a name that nothing answers to, with near misses first.
+
+    Args:
+        kind: What was looked for, e.g. ``"metric"``.
+        name: The name that was asked for.
+        known: Every name that would have worked.
+        advice: One more sentence: what to do.
+    """
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    listed = ", ".join(known) if known else "none"
+    return UnknownNameError(f"Unknown {kind} {name!r}.{hint} Known: {listed}.{' ' + advice if advice else ''}")
+
+
+class Registry(Generic[T]):
+    """Names to things, each with one line that says what it is (shown by ``freemoe ls``)."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+        self._about: dict[str, str] = {}
+
+    def add(self, name: str, entry: T, about: str) -> T:
+        """Register ``entry``; a name can be taken once only."""
+        if name in self._entries:
+            raise ValueError(f"{self.kind} {name!r} is registered twice")
+        self._entries[name] = entry
+        self._about[name] = about
+        return entry
+
+    def get(self, name: str) -> T:
+        """Return the entry, or raise an error that lists near misses and all names."""
+        if name not in self._entries:
+            raise unknown_name(self.kind, name, self.names())
+        return self._entries[name]
+
+    def names(self) -> list[str]:
+        """All names, in the order of registration."""
+        return list(self._entries)
+
+    def about(self, name: str) -> str:
+        """The line that describes an entry."""
+        return self._about[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
