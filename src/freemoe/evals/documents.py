@@ -37,6 +37,8 @@ class Document:
         max_new_tokens: Cap of a generation.
         field: Subject or sub-task name, for ``by: field``.
         index: Position in the task's own data, for grading.
+        tokens: For ``text`` only: the exact token ids to score, each predicted from those before it in the block
+            (the first from the tokenizer's beginning-of-text token where it has one, else it is context only).
     """
 
     task: str
@@ -51,6 +53,7 @@ class Document:
     max_new_tokens: int = 256
     field: str = ""
     index: int = 0
+    tokens: tuple[int, ...] = ()
 
 
 def content_key(*parts: str) -> str:

@@ -1,0 +1,43 @@
+"""The bundled tiny model and the tiny benchmark, as files of the package; no torch is loaded here."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+DOMAINS = ("math", "code", "general")
+SPLITS = ("reference", "test")
+
+
+def demo_model_path() -> Path:
+    """Folder of the bundled model: `transformers.AutoModelForCausalLM.from_pretrained` reads it as it is.
+
+    Raises:
+        FileNotFoundError: the installation carries no model (`scripts/make_demo_model.py` writes it).
+    """
+    return _existing(_folder() / "demo_model", "scripts/make_demo_model.py")
+
+
+def benchmark_path(domain: str, split: str) -> Path:
+    """JSONL file of one domain ("math", "code", "general") and split ("reference", "test") of the benchmark.
+
+    Raises:
+        ValueError: `domain` or `split` is not one of those named above.
+        FileNotFoundError: the installation carries no benchmark.
+    """
+    for name, value, allowed in (("domain", domain, DOMAINS), ("split", split, SPLITS)):
+        if value not in allowed:
+            raise ValueError(
+                f"{name}={value!r} is not part of the bundled benchmark; allowed: {', '.join(allowed)}"
+            )
+    return _existing(_folder() / "benchmark" / f"{domain}.{split}.jsonl", "scripts/make_demo_benchmark.py")
+
+
+def _folder() -> Path:
+    return Path(str(resources.files(__name__)))
+
+
+def _existing(path: Path, script: str) -> Path:
+    if not path.exists():
+        raise FileNotFoundError(f"the bundled asset {path} is missing; {script} writes it")
+    return path

@@ -1,0 +1,1 @@
+"""Texts for calibration and training: local files, read and packed into blocks of tokens."""

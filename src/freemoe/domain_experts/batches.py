@@ -1,0 +1,95 @@
+"""Batches of prompts with their gold answers: what calibration reads and what the loss is taken on.
+
+Shapes: B rows, L longest row of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.errors import NumericError
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerBatch:
+    """Rows padded on the right.
+
+    Attributes:
+        ids: ``(B, L)`` input ids: prompt and answer, without the answer's last token.
+        mask: ``(B, L)`` 1 at real tokens.
+        targets: ``(B, L)`` token each position predicts where it is the answer's, else -100.
+        labels: ``(B,)`` number of the subdomain of each row.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    targets: Tensor
+    labels: Tensor
+
+    @property
+    def answer_tokens(self) -> int:
+        """How many tokens the loss is taken on."""
+        return int((self.targets != -100).sum())
+
+
+def answer_batches(
+    rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], labels: Sequence[int], batch_tokens: int, device: Any
+) -> list[AnswerBatch]:
+    """Pack rows into batches of at most ``batch_tokens`` padded tokens, the longest first.
+
+    Args:
+        rows: Per document the input ids (cut to the context, without the last answer token) and the answer's ids.
+        labels: Subdomain of each document.
+        batch_tokens: Rows times longest row.
+        device: Where the batches shall live.
+    """
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))
+    batches: list[AnswerBatch] = []
+    while order:
+        longest = len(rows[order[0]][0])
+        size = max(1, batch_tokens // max(1, longest))
+        chunk, order = order[:size], order[size:]
+        ids = torch.zeros(len(chunk), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        targets = torch.full_like(ids, -100)
+        for b, i in enumerate(chunk):
+            inputs, answer = rows[i]
+            ids[b, : len(inputs)] = torch.tensor(inputs)
+            mask[b, : len(inputs)] = 1
+            targets[b, len(inputs) - len(answer) : len(inputs)] = torch.tensor(answer)
+        batches.append(
+            AnswerBatch(
+                ids.to(device), mask.to(device), targets.to(device), torch.tensor([labels[i] for i in chunk], device=device)
+            )
+        )
+    return batches
+
+
+def answer_loss(model: Any, batch: AnswerBatch) -> Tensor:
+    """Sum of the answers' cross-entropies in nats, fp32 (a scalar that can be differentiated)."""
+    wanted = (batch.targets != -100).any(0)
+    first = int(wanted.nonzero()[0])
+    keep = torch.arange(first, batch.ids.shape[1], device=batch.ids.device)
+    # Right padding under causal attention needs no mask: no real token looks at it.
+    logits = model(input_ids=batch.ids, use_cache=False, logits_to_keep=keep).logits.float()
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch.targets[:, first:].flatten(), ignore_index=-100, reduction="sum"
+    )
+    if not bool(torch.isfinite(loss)):
+        raise NumericError(
+            "The loss on the reference documents is NaN or infinite. The checkpoint or its dtype is broken for this text; "
+            "try --dtype float32."
+        )
+    return loss
+
+
+@torch.no_grad()
+def mean_loss(model: Any, batches: Sequence[AnswerBatch]) -> float:
+    """Mean cross-entropy per answer token over all batches, in nats."""
+    total = sum(float(answer_loss(model, b)) for b in batches)
+    return total / max(1, sum(b.answer_tokens for b in batches))

@@ -1,0 +1,134 @@
+"""The workbench of a build: the base with its tokenizer, scorer, weights and run folder, and the domains' data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.artifacts import fingerprint
+from freemoe.domain_experts.batches import AnswerBatch, answer_batches
+from freemoe.domain_experts.scores import Evaluator, ReportedScores, Score
+from freemoe.domain_experts.switching import switched_off
+from freemoe.errors import DataError
+from freemoe.evals.documents import Document, DomainData, ReferenceSplit
+from freemoe.evals.domains import load_domain
+from freemoe.evals.scorer import Scorer
+from freemoe.families.loading import load_base, load_tokenizer
+from freemoe.families.weights import Weight, find_weights
+from freemoe.recipes import BuildRecipe, EvalRecipe
+from freemoe.runs import Progress, Quiet, RunFolder, digest
+
+
+@dataclass(eq=False)
+class Bench:
+    """Everything a step of the build needs; the model's weights are the only thing that ever changes, and only inside
+    ``switched_off``.
+    """
+
+    recipe: BuildRecipe
+    model: Any
+    scorer: Scorer
+    weights: list[Weight]
+    domains: dict[str, DomainData]
+    evaluator: Evaluator
+    fingerprint: str
+    run: RunFolder | None = None
+    progress: Progress = field(default_factory=Quiet)
+
+    def rows(self, documents: Sequence[Document]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Prompt and gold answer of every document, as `answer_batches` takes them."""
+        found = []
+        for document in documents:
+            pair = self.scorer.gold_pair(document)
+            ids, _ = self.scorer.fit(pair, document.task)
+            found.append((ids, pair.continuation))
+        return found
+
+    def batches(self, documents: Sequence[Document], labels: Sequence[int] | None = None) -> list[AnswerBatch]:
+        """Padded batches of prompts with their gold answers."""
+        return answer_batches(
+            self.rows(documents), labels or [0] * len(documents), self.recipe.batch_tokens, self.model.device
+        )
+
+    def scores(self, unit: str, positions: dict[str, Tensor], documents: Sequence[Document]) -> list[Score]:
+        """Score reference documents under switched-off positions, as one journalled unit of work."""
+
+        def work() -> list[list[float]]:
+            with switched_off(self.weights, positions):
+                return [list(s) for s in self.evaluator.score(documents)]
+
+        if self.run is None:
+            return [Score(*s) for s in work()]
+        name = f"score|{unit}|{digest([f'{d.task}/{d.id}' for d in documents])}"
+        return [Score(*s) for s in self.run.journal.unit(name, work)]
+
+    def reported_scores(self, unit: str, positions: dict[str, Tensor], documents: Sequence[Document]) -> ReportedScores:
+        """Score reported documents; the result's type keeps it out of every choice."""
+        return ReportedScores(self.scores(f"reported|{unit}", positions, documents))
+
+
+def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, DomainData]:
+    """Load every domain of a recipe; a domain of text cannot hold questions too.
+
+    Raises:
+        DataError: When a domain mixes text with tasks, or its documents are missing.
+    """
+    domains = {}
+    for name, specs in recipe.domains.items():
+        data = load_domain(
+            name,
+            specs,
+            tokenizer=tokenizer,
+            data_root=recipe.data.root,
+            limit=recipe.data.limit,
+            seed=recipe.seed,
+            num_fewshot=recipe.data.fewshot,
+            allow_code_execution=recipe.data.allow_code_execution,
+        )
+        kinds = {d.kind == "text" for d in data.reference.documents}
+        if len(kinds) > 1:
+            raise DataError(f"Domain {name!r} mixes plain text with tasks; their figures differ. Make them two domains.")
+        domains[name] = data
+    return domains
+
+
+def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Bench:
+    """Load data, then the base, and check everything that can be checked before the expensive part.
+
+    Raises:
+        FreeMoEError: Its child that fits: a missing file, an unknown family, an answer longer than the context.
+    """
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    tokenizer = load_tokenizer(recipe.model, recipe.revision)
+    domains = load_domains(recipe, tokenizer)
+    model, _ = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
+    weights = find_weights(model, recipe.bands.sublayers, recipe.bands.layers)
+    scorer = Scorer(model, tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
+    tasks = {name: task for data in domains.values() for name, task in data.tasks.items()}
+    evaluator = Evaluator(scorer, tasks, gold=recipe.search.objective == "loglikelihood")
+    bench = Bench(recipe, model, scorer, weights, domains, evaluator, fingerprint(model), progress=progress or Quiet())
+    for data in domains.values():
+        _check_reference(bench, data)
+    for task, count in scorer.truncated.items():
+        bench.progress.say(
+            f"note: {count} prompts of {task or 'a task'} are longer than the context of {scorer.max_length} tokens and are "
+            "cut from the left, as lm-eval does (--overflow error refuses them)"
+        )
+    scorer.truncated.clear()
+    return bench
+
+
+def _check_reference(bench: Bench, data: DomainData) -> None:
+    """Every reference document has a gold answer that fits; there are enough to prove something."""
+    split: ReferenceSplit = data.reference
+    bench.rows(split.documents)
+    if len(split) < 100:
+        bench.progress.say(
+            f"warning: domain {data.name!r} has {len(split)} reference documents; below 100 the guard can prove large "
+            "gains only"
+        )

@@ -1,0 +1,279 @@
+"""`FreeMoE`: a base and its experts, acting like the Hugging Face model (MoDE Eq. 10-11).
+
+The prompt picks the expert, which stays for the whole sequence, because the sequence's key-value cache depends on it.
+One copy of the weights serves all experts: an expert's weights are switched off in place and restored bit by bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from freemoe.artifacts import read_manifest, require_base
+from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.router import Route, Router
+from freemoe.domain_experts.subdomains import prompt_feature
+from freemoe.domain_experts.switching import Undo, switch_off
+from freemoe.errors import ArtifactError, DataError
+from freemoe.evals.scorer import context_length
+from freemoe.families.loading import load_base
+from freemoe.families.weights import find_weights
+from freemoe.registry import unknown_name
+
+BASE = "base"
+AUTO = "auto"
+
+
+class FreeMoE(torch.nn.Module):
+    """A base model with its domain experts and their router.
+
+    Use ``FreeMoE.from_pretrained(base, artefact)``. ``forward`` and ``generate`` take what the base's take, and
+    ``expert=``: the name of an expert, ``"base"``, ``"auto"`` (the router decides, per sequence), a list with one name
+    per sequence, or nothing for the expert that is set.
+    """
+
+    def __init__(self, model: Any, experts: Sequence[Expert], router: Router | None = None, tokenizer: Any = None) -> None:
+        super().__init__()
+        self.model = model
+        self.router = router
+        self.tokenizer = tokenizer
+        self._experts = {e.name: e for e in experts}
+        self._weights = find_weights(model)
+        self._positions: dict[str, dict[str, Tensor]] = {}
+        self._undo: Undo | None = None
+        self._active = BASE
+
+    @classmethod
+    def from_pretrained(
+        cls, base: Any, artefact: str | Path, *, tokenizer: Any = None, dtype: str = "auto", device: str = "auto"
+    ) -> FreeMoE:
+        """Load an artefact onto its base.
+
+        Args:
+            base: The loaded model, or its folder or hub id; None takes what the artefact names.
+            artefact: Folder written by ``freemoe build``.
+            tokenizer: The base's tokenizer, when ``base`` is a loaded model and prompts will be text.
+            dtype: Of the base when it is loaded here; its values must survive it.
+            device: Where to load it.
+
+        Raises:
+            ArtifactError: When the artefact is damaged or was made for another base.
+        """
+        manifest = read_manifest(artefact)
+        if manifest.get("kind") != "domain-experts":
+            raise ArtifactError(f"{str(artefact)!r} holds {manifest.get('kind')!r}, not domain experts.")
+        if base is None or isinstance(base, str | Path):
+            source = base if base is not None else manifest["base_model_name_or_path"]
+            revision = manifest.get("revision") if base is None else None
+            base, tokenizer = load_base(source, revision, dtype, device)
+        require_base(manifest, base)
+        root = Path(artefact)
+        tensors = load_file(root / "experts.safetensors")
+        experts = [Expert.from_parts(described, tensors) for described in manifest["experts"]]
+        router = None
+        if manifest.get("router"):
+            router = Router.from_parts(manifest["router"], load_file(root / "router.safetensors"))
+        return cls(base, experts, router, tokenizer)
+
+    # ----------------------------------------------------------------- experts
+
+    @property
+    def experts(self) -> list[str]:
+        """Names of the experts; those that the guard turned down act like the base."""
+        return list(self._experts)
+
+    @property
+    def active(self) -> str:
+        """The expert that is switched in now, or ``"base"``."""
+        return self._active
+
+    def expert_positions(self, name: str) -> dict[str, Tensor]:
+        """Weights that an expert switches off; regenerated once, from the untouched base."""
+        if name == BASE:
+            return {}
+        if name not in self._experts:
+            raise unknown_name("expert", name, [BASE, AUTO, *self._experts])
+        if name not in self._positions:
+            with self.expert(BASE):
+                found = self._experts[name].positions(self._weights)
+            self._positions[name] = {k: v.to(self.model.device) for k, v in found.items()}
+        return self._positions[name]
+
+    def set_expert(self, name: str | None) -> None:
+        """Switch to an expert until told otherwise; None or ``"base"`` restores the base bit by bit."""
+        wanted = name or BASE
+        if wanted == self._active:
+            return
+        positions = self.expert_positions(wanted)
+        if self._undo is not None:
+            self._undo.restore()
+            self._undo, self._active = None, BASE
+        if positions:
+            self._undo = switch_off(self._weights, positions)
+        self._active = wanted
+
+    @contextlib.contextmanager
+    def expert(self, name: str | None) -> Iterator[FreeMoE]:
+        """Use an expert inside a ``with`` block, then go back to the one before."""
+        before = self._active
+        self.set_expert(name)
+        try:
+            yield self
+        finally:
+            self.set_expert(before)
+
+    # ----------------------------------------------------------------- routing
+
+    def route(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> list[tuple[str, Route]]:
+        """Expert for every prompt, and the router's reasons; below its threshold the answer is ``"base"``.
+
+        Args:
+            input_ids: ``(B, L)``.
+            attention_mask: ``(B, L)``, 1 at real tokens.
+        """
+        if self.router is None:
+            raise DataError("This artefact has no router; name an expert instead of 'auto'.")
+        special = set(getattr(self.tokenizer, "all_special_ids", None) or [])
+        rows = []
+        # Features are made of the untouched base, whatever expert is active.
+        with self.expert(BASE):
+            for i, row in enumerate(input_ids):
+                kept = row if attention_mask is None else row[attention_mask[i].bool()]
+                ids = [t for t in kept.tolist() if t not in special]
+                rows.append(prompt_feature(self.model, ids, self.router.feature).cpu())
+        routes = self.router.route(torch.stack(rows))
+        return [(r.subdomain if r.confidence >= self.router.threshold else BASE, r) for r in routes]
+
+    def _names(self, expert: Any, ids: Tensor | None, mask: Tensor | None) -> list[str] | str:
+        """The expert of every sequence, or one name for all."""
+        if expert is None:
+            return self._active
+        if expert == AUTO:
+            if ids is None:
+                raise DataError("expert='auto' reads the prompt's tokens: pass input_ids.")
+            return [name for name, _ in self.route(ids, mask)]
+        if isinstance(expert, str):
+            return expert
+        if ids is None or len(expert) != len(ids):
+            raise DataError(f"{len(expert)} experts are named for a batch of {0 if ids is None else len(ids)} sequences.")
+        return list(expert)
+
+    # ------------------------------------------------------------- like the HF model
+
+    def forward(self, input_ids: Tensor | None = None, *, expert: Any = None, **inputs: Any) -> Any:
+        """The base's forward under an expert; sequences of different experts are run group by group."""
+        names = self._names(expert, input_ids, inputs.get("attention_mask"))
+        groups = _groups(names)
+        if isinstance(names, str) or len(groups) == 1:
+            with self.expert(names if isinstance(names, str) else names[0]):
+                return self.model(input_ids=input_ids, **inputs)
+        if inputs.get("past_key_values") is not None or inputs.get("labels") is not None:
+            raise DataError("A batch with several experts takes neither past_key_values nor labels; run it expert by expert.")
+        logits: Tensor | None = None
+        for name, rows in groups:
+            with self.expert(name):
+                out = self.model(input_ids=input_ids[rows], **_take(inputs, rows, len(names)), use_cache=False)  # type: ignore[index]
+            if logits is None:
+                logits = out.logits.new_empty(len(names), *out.logits.shape[1:])
+            logits[rows] = out.logits
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        return CausalLMOutputWithPast(logits=logits)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def generate(self, input_ids: Tensor | None = None, *, expert: Any = None, **inputs: Any) -> Any:
+        """The base's generate under an expert; the prompt's expert stays for the whole sequence."""
+        names = self._names(expert, input_ids, inputs.get("attention_mask"))
+        groups = _groups(names)
+        if isinstance(names, str) or len(groups) == 1:
+            with self.expert(names if isinstance(names, str) else names[0]):
+                return self.model.generate(input_ids, **inputs)
+        pad = self.model.generation_config.pad_token_id
+        outs: list[tuple[list[int], Tensor]] = []
+        for name, rows in groups:
+            with self.expert(name):
+                outs.append((rows, self.model.generate(input_ids[rows], **_take(inputs, rows, len(names)))))  # type: ignore[index]
+        longest = max(o.shape[1] for _, o in outs)
+        result = outs[0][1].new_full((len(names), longest), pad if pad is not None else 0)
+        for rows, out in outs:
+            result[rows, : out.shape[1]] = out
+        return result
+
+    def generate_text(self, prompt: str, *, expert: str = AUTO, max_new_tokens: int = 64, **options: Any) -> tuple[str, str]:
+        """Continue a prompt; returns the continuation and the expert that wrote it.
+
+        Raises:
+            DataError: When there is no tokenizer, or prompt and new tokens do not fit the context.
+        """
+        if self.tokenizer is None:
+            raise DataError("Text needs the base's tokenizer: pass tokenizer= to from_pretrained.")
+        encoded = self.tokenizer(prompt, return_tensors="pt")
+        ids = encoded["input_ids"].to(self.model.device)
+        longest = context_length(self.model, self.tokenizer)
+        if not ids.shape[1] or ids.shape[1] + max_new_tokens > longest:
+            raise DataError(
+                f"The prompt has {ids.shape[1]} tokens; with {max_new_tokens} new ones it must have at least 1 and at most "
+                f"{longest - max_new_tokens} to fit the context of {longest}. Shorten it, or ask for fewer new tokens."
+            )
+        mask = torch.ones_like(ids)
+        name = self._names(expert, ids, mask)
+        chosen = name if isinstance(name, str) else name[0]
+        out = self.generate(ids, expert=chosen, attention_mask=mask, max_new_tokens=max_new_tokens, **options)
+        return self.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True), chosen
+
+    @property
+    def config(self) -> Any:
+        """The base's config."""
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the base is."""
+        return self.model.device
+
+    def merge_and_save(self, name: str, folder: str | Path) -> Path:
+        """Write one expert as a plain Hugging Face checkpoint that needs no freemoe; the base is bit-equal afterwards.
+
+        Raises:
+            ArtifactError: When the folder exists already.
+        """
+        target = Path(folder)
+        if target.exists():
+            raise ArtifactError(f"{str(target)!r} exists already; choose another folder.")
+        self.expert_positions(name)
+        partial = target.with_name(target.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            with self.expert(name):
+                self.model.save_pretrained(partial)
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(partial)
+            partial.rename(target)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise ArtifactError(f"{str(target)!r} could not be written: {error}") from error
+        return target
+
+
+def _groups(names: list[str] | str) -> list[tuple[str, list[int]]]:
+    """Sequences by expert, in order of first appearance."""
+    groups: dict[str, list[int]] = {}
+    for i, name in enumerate([names] if isinstance(names, str) else names):
+        groups.setdefault(name, []).append(i)
+    return list(groups.items())
+
+
+def _take(inputs: dict[str, Any], rows: list[int], size: int) -> dict[str, Any]:
+    """The rows of every input that has one row per sequence."""
+    return {
+        k: v[rows] if isinstance(v, Tensor) and v.ndim and v.shape[0] == size else v
+        for k, v in inputs.items()
+        if k != "use_cache"
+    }

@@ -1,0 +1,168 @@
+"""Signed purification: switch off the weights whose removal lowers the loss, greedily (`docs/methods.md`).
+
+To first order, switching w off changes the loss L by -w * dL/dw. The weights with the largest positive product are the
+noise weights. Each round takes the gradient at the model as it is by then, switches off the top of the ranking, and
+looks at documents that gave no gradient; when those no longer improve, the best round is kept. No weight is updated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.domain_experts.batches import AnswerBatch, answer_loss, mean_loss
+from freemoe.domain_experts.importance import METRICS
+from freemoe.domain_experts.switching import Undo, switch_off
+from freemoe.errors import DataError, NumericError
+from freemoe.families.weights import Weight
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Purified:
+    """What a greedy purification found.
+
+    Attributes:
+        positions: Switched-off weights: name -> sorted flat positions in (experts, rows, columns) order.
+        losses: Loss on the stopping documents, in nats per answer token: the base's, then one per round.
+        best: Round that is kept; 0 is the base, and then nothing is switched off.
+    """
+
+    positions: dict[str, Tensor]
+    losses: tuple[float, ...]
+    best: int
+
+
+@contextlib.contextmanager
+def _only_these_need_gradients(model: Any, weights: Sequence[Weight]) -> Iterator[None]:
+    """Ask for gradients of the given weights alone; leave flags and gradients as they were."""
+    before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+    try:
+        for p, _, _ in before:
+            p.requires_grad_(False)
+            p.grad = None
+        for weight in weights:
+            weight.parameter.requires_grad_(True)
+        yield
+    finally:
+        for p, flag, grad in before:
+            p.requires_grad_(flag)
+            p.grad = grad
+
+
+def strongest(scores: Sequence[Tensor], count: int) -> list[Tensor]:
+    """The ``count`` largest positive scores over all tensors together.
+
+    Args:
+        scores: Flat scores of each tensor.
+        count: How many to pick at most.
+
+    Returns:
+        For every tensor the sorted positions that were picked; equal scores go to the earlier tensor and position.
+    """
+    values, owners, places = [], [], []
+    for owner, flat in enumerate(scores):
+        top = torch.topk(flat, min(count, flat.numel()))
+        values.append(top.values)
+        places.append(top.indices)
+        owners.append(torch.full_like(top.indices, owner))
+    value, owner, place = torch.cat(values), torch.cat(owners), torch.cat(places)
+    order = torch.argsort(value, descending=True, stable=True)[:count]
+    order = order[value[order] > 0]
+    return [place[order[owner[order] == i]].sort().values for i in range(len(scores))]
+
+
+def signed_scores(model: Any, weights: Sequence[Weight], batches: Sequence[AnswerBatch]) -> list[Tensor]:
+    """W * dL/dW of every weight, flat in (experts, rows, columns) order; L is the mean answer cross-entropy."""
+    tokens = sum(b.answer_tokens for b in batches)
+    for weight in weights:
+        weight.parameter.grad = None
+    for batch in batches:
+        (answer_loss(model, batch) / tokens).backward()
+    scores = []
+    for weight in weights:
+        gradient = weight.parameter.grad
+        if gradient is None:
+            scores.append(torch.zeros(weight.size, device=weight.parameter.device))
+            continue
+        if not bool(torch.isfinite(gradient).all()):
+            raise NumericError(
+                f"The gradient of {weight.name!r} is NaN or infinite. Try --dtype float32; half precision can overflow."
+            )
+        canonical = weight.arrange(gradient)
+        scores.append(METRICS.get("saliency").scores(weight.view().detach(), None, canonical, None).flatten())
+        weight.parameter.grad = None
+    return scores
+
+
+def purify(
+    model: Any,
+    weights: Sequence[Weight],
+    gradient: Sequence[AnswerBatch],
+    stop: Sequence[AnswerBatch],
+    *,
+    step: float = 5e-5,
+    budget: float = 0.01,
+    patience: int = 5,
+    on_round: Callable[[int, float, float], None] | None = None,
+) -> Purified:
+    """Find the weights to switch off for one subdomain; the model is bit-equal afterwards.
+
+    Args:
+        model: A causal LM.
+        weights: Weights that may be switched off.
+        gradient: Documents that rank the weights.
+        stop: Other documents, which say when to stop.
+        step: Share of ``weights`` switched off per round.
+        budget: Largest share that may be off in the end.
+        patience: Rounds without a better stopping loss before the search ends.
+        on_round: Called with round, stopping loss and share off, e.g. to draw progress.
+
+    Raises:
+        DataError: When one of the two lists is empty.
+        NumericError: When a loss or gradient is NaN or infinite.
+    """
+    if not gradient or not stop:
+        raise DataError(
+            f"Signed purification needs documents for gradients and others for stopping; got {len(gradient)} and "
+            f"{len(stop)} batches. Raise --limit or use fewer subdomains."
+        )
+    total = sum(w.size for w in weights)
+    per_round = max(1, round(step * total))
+    undos: list[Undo] = []
+    rounds: list[dict[str, Tensor]] = []
+    try:
+        losses = [mean_loss(model, stop)]
+        best, off = 0, 0
+        with _only_these_need_gradients(model, weights):
+            while off + per_round <= max(per_round, budget * total):
+                picked = strongest(signed_scores(model, weights, gradient), per_round)
+                chosen = {w.name: p for w, p in zip(weights, picked, strict=True) if len(p)}
+                if not chosen:
+                    break
+                undos.append(switch_off(weights, chosen))
+                rounds.append(chosen)
+                off += sum(len(p) for p in chosen.values())
+                losses.append(mean_loss(model, stop))
+                if losses[-1] < losses[best]:
+                    best = len(losses) - 1
+                if on_round:
+                    on_round(len(losses) - 1, losses[-1], off / total)
+                if len(losses) - 1 - best >= patience:
+                    break
+    finally:
+        for undo in reversed(undos):
+            undo.restore()
+    kept: dict[str, Tensor] = {}
+    for weight in weights:
+        parts = [r[weight.name] for r in rounds[:best] if weight.name in r]
+        if parts:
+            kept[weight.name] = torch.cat(parts).sort().values.cpu()
+    return Purified(kept, tuple(losses), best)

@@ -1,0 +1,53 @@
+"""Carving and drawing: deterministic, by content key, and independent of the order of a file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from itertools import chain, zip_longest
+
+
+def rank(seed: int, *names: str) -> str:
+    """A seeded order that depends on the names alone."""
+    return hashlib.sha256("\x1f".join((str(seed), *names)).encode()).hexdigest()
+
+
+def carve(keys: Sequence[str], share: float = 0.5, seed: int = 0) -> tuple[list[int], list[int]]:
+    """Part items into reference and reported by content key, so that no key stands on both sides.
+
+    Args:
+        keys: Content key of every item.
+        share: Share of the distinct keys that goes to the reference.
+        seed: Another seed, another cut.
+
+    Returns:
+        Indices of the reference items and of the reported items, each in file order.
+    """
+    order = sorted(set(keys), key=lambda key: rank(seed, "carve", key))
+    chosen = set(order[: round(len(order) * share)])
+    reference = [i for i, key in enumerate(keys) if key in chosen]
+    reported = [i for i, key in enumerate(keys) if key not in chosen]
+    return reference, reported
+
+
+def draw(names: Sequence[str], fields: Sequence[str], limit: int | None, seed: int = 0) -> list[int]:
+    """Draw ``limit`` items, balanced over fields: one of each field in turn, until there are enough.
+
+    Args:
+        names: Stable name of every item.
+        fields: Field of every item (all empty: a plain draw).
+        limit: How many; None for all.
+        seed: Seed of the draw.
+
+    Returns:
+        Indices in file order.
+    """
+    if limit is None or limit >= len(names):
+        return list(range(len(names)))
+    groups: dict[str, list[int]] = {}
+    for i in sorted(range(len(names)), key=lambda i: rank(seed, "draw", names[i])):
+        groups.setdefault(fields[i], []).append(i)
+    ordered = [groups[f] for f in sorted(groups, key=lambda f: rank(seed, "field", f))]
+    turns = chain.from_iterable(zip_longest(*ordered))
+    taken = [i for i in turns if i is not None][:limit]
+    return sorted(taken)

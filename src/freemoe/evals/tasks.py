@@ -1,0 +1,98 @@
+"""What a task is: documents of two splits, and a grade for what a model answered. No task holds a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from freemoe.errors import DataError
+from freemoe.evals.documents import Document
+
+Likelihood = tuple[float, bool]
+"""Log-likelihood of a continuation in nats, and whether greedy decoding gives it; a third item is its tokens."""
+
+Response = Likelihood | str
+"""What a model answered: a likelihood for each of the document's answers, or generated completions."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """Documents and their grading.
+
+    Attributes:
+        name: Name within its domain.
+        metric: The metric that is reported: a key of what `grade` returns.
+        higher_is_better: Whether more of it is better (False for ``nll``).
+        note: One line: which split is reference, which is reported, what was carved or dropped.
+        runs_code: Whether grading runs generated programs, which needs the user's permission.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def metric(self) -> str: ...  # noqa: D102
+    @property
+    def higher_is_better(self) -> bool: ...  # noqa: D102
+    @property
+    def note(self) -> str: ...  # noqa: D102
+    @property
+    def runs_code(self) -> bool: ...  # noqa: D102
+
+    def reference(self) -> list[Document]:
+        """Documents that may be searched, calibrated and trained on."""
+        ...
+
+    def reported(self) -> list[Document]:
+        """Documents that are only reported on."""
+        ...
+
+    def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
+        """Grade one document.
+
+        Args:
+            document: A document of this task.
+            responses: For ``choice``, ``target`` and ``text`` one likelihood per entry of ``document.answers``, in
+                their order; for ``generate`` and ``code`` one or more completions.
+
+        Returns:
+            Metric to value for this document alone.
+        """
+        ...
+
+
+def likelihoods(document: Document, responses: Sequence[Response]) -> list[tuple]:
+    """Check that there is one likelihood per answer and return them."""
+    found = [tuple(r) for r in responses if not isinstance(r, str)]
+    if len(found) != len(document.answers) or len(found) != len(responses):
+        raise DataError(
+            f"{document.task} {document.id}: {len(responses)} responses for {len(document.answers)} answers; a document "
+            f"of kind {document.kind!r} needs one (log-likelihood, is greedy) per answer."
+        )
+    return found
+
+
+def completions(document: Document, responses: Sequence[Response]) -> list[str]:
+    """Check that there is at least one completion and return them."""
+    found = [r for r in responses if isinstance(r, str)]
+    if not found or len(found) != len(responses):
+        raise DataError(
+            f"{document.task} {document.id}: a document of kind {document.kind!r} needs one or more completions as "
+            f"text; got {[type(r).__name__ for r in responses]}."
+        )
+    return found
+
+
+def grade_choice(document: Document, responses: Sequence[Response], lengths: Sequence[int]) -> dict[str, float]:
+    """``acc``: is the likeliest answer the right one; ``acc_norm``: likeliest per character of the answer.
+
+    Args:
+        document: Its ``gold`` is the index of the right answer.
+        responses: One likelihood per answer.
+        lengths: Characters of each answer, without the white space before it.
+    """
+    scores = [r[0] for r in likelihoods(document, responses)]
+    # The first of equals wins, as numpy's argmax and so lm-eval have it.
+    best = max(range(len(scores)), key=lambda i: scores[i])
+    per_character = [score / length for score, length in zip(scores, lengths, strict=True)]
+    best_norm = max(range(len(scores)), key=lambda i: per_character[i])
+    return {"acc": float(best == document.gold), "acc_norm": float(best_norm == document.gold)}

@@ -1,0 +1,88 @@
+"""Load a base model and its tokenizer, from a folder or from the hub, with errors that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freemoe.assets import demo_model_path
+from freemoe.errors import DataError, RecipeError
+
+BUNDLED = "freemoe-demo"
+"""The name that stands for the bundled tiny model, so that an artefact of the demo loads on any machine."""
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The named device, or the accelerator if there is one, else the CPU."""
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or torch.device("cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise RecipeError(f"Device {name!r} is unknown; use auto, cpu, cuda or cuda:N. ({error})") from None
+
+
+def load_base(
+    model: str | Path, revision: str | None = None, dtype: str = "auto", device: str = "auto"
+) -> tuple[Any, Any]:
+    """Load a causal LM in eval mode and its tokenizer.
+
+    Args:
+        model: Folder or hub id.
+        revision: Of the hub repository.
+        dtype: ``auto`` keeps the checkpoint's.
+        device: ``auto`` takes the accelerator if there is one.
+
+    Returns:
+        The model, and its tokenizer or None where the folder has none.
+
+    Raises:
+        DataError: When there is no such model, or it cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if dtype not in DTYPES:
+        raise RecipeError(f"dtype is {dtype!r}; allowed: {', '.join(DTYPES)}.")
+    if model == BUNDLED:
+        model = demo_model_path()
+    path = Path(model)
+    looks_local = (
+        path.is_absolute() or str(model).startswith(".") or path.exists() or str(model).count("/") > 1
+    )
+    if looks_local and not (path / "config.json").is_file():
+        raise DataError(
+            f"{str(model)!r} is not a model folder: it has no config.json. Give a folder written by save_pretrained, or a "
+            "hub id such as meta-llama/Llama-2-7b-chat-hf."
+        )
+    wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+    try:
+        base = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=wanted)
+    except (OSError, ValueError) as error:
+        raise DataError(f"The base model {str(model)!r} could not be loaded: {error}") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
+    except (OSError, ValueError):
+        tokenizer = None
+    return base.to(pick_device(device)).eval(), tokenizer
+
+
+def load_tokenizer(model: str | Path, revision: str | None = None) -> Any:
+    """Load the tokenizer alone, before the weights: prompts that do not fit are found early.
+
+    Raises:
+        DataError: When there is none; every prompt is text.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(demo_model_path() if model == BUNDLED else model, revision=revision)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"The base model {str(model)!r} has no tokenizer that can be loaded, and prompts are text: {error} Save one "
+            "beside the model with tokenizer.save_pretrained(folder)."
+        ) from error

@@ -1,0 +1,260 @@
+"""Frozen recipes, one per command. A recipe, a YAML file and a command line are three spellings of the same thing.
+
+Unknown keys are errors that name the path. `dump` and `load_recipe` are inverse to each other.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from freemoe.errors import RecipeError
+from freemoe.registry import unknown_name
+
+METRICS = ("saliency", "wanda", "magnitude", "random")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSection(_Section):
+    """Where documents come from and how many are read."""
+
+    root: str | None = Field(None, description="Folder with the benchmarks' original files; hub if absent.")
+    limit: int | None = Field(None, ge=1, description="Documents per task and split.")
+    fewshot: int | None = Field(None, ge=0, description="Few-shot examples; each task's own default if absent.")
+    overflow: Literal["truncate", "error"] = Field(
+        "truncate", description="Prompts longer than the context: cut from the left as lm-eval does, or refuse."
+    )
+    allow_code_execution: bool = Field(False, description="Run generated code in the sandbox.")
+
+
+class SubdomainSection(_Section):
+    """How a domain is divided (MoDE Eq. 3-4)."""
+
+    by: Literal["kmeans", "task", "field", "none"] = "kmeans"
+    count: int | dict[str, int] | None = Field(
+        None, description="Clusters per domain, one number or one per domain; 1 per 40 documents, at most 8, if absent."
+    )
+    min_size: int = Field(8, ge=2, description="Smaller clusters are merged into the nearest.")
+    initialisations: int = Field(10, ge=1)
+    feature: Literal["embedding", "hidden"] = "embedding"
+
+    @field_validator("count")
+    @classmethod
+    def _positive(cls, value: int | dict[str, int] | None) -> int | dict[str, int] | None:
+        numbers = list(value.values()) if isinstance(value, dict) else [value] if value is not None else []
+        if any(n < 1 for n in numbers):
+            raise ValueError("a domain has at least 1 subdomain")
+        return value
+
+
+class BandSection(_Section):
+    """The grid of bands (MoDE Eq. 6, Algorithm 1): shares of the ascending importance ranking, 0 = least important."""
+
+    start: float = Field(0.0, ge=0, lt=1, description="theta_init")
+    end: float = Field(1.0, gt=0, le=1, description="theta_max")
+    step: float = Field(0.1, gt=0, le=1, description="delta_theta")
+    ratio: float = Field(0.1, gt=0, le=1, description="width of a band (the papers' pruning ratio)")
+    p: Literal["1", "2", "4", "inf"] = Field("2", description="norm of the input features (MoDE Table 2)")
+    scope: Literal["row", "layer"] = Field("row", description="row: MoDE; layer: Free-MoE, one ranking per matrix")
+    sublayers: Literal["attention", "mlp", "both"] = "both"
+    layers: tuple[int, int] | None = Field(None, description="Layers [first, last) that are touched.")
+    patch: Literal[1, 2, 4, 16] = Field(1, description="Side of the square patches (MoDE Table 5).")
+
+    @field_validator("p", mode="before")
+    @classmethod
+    def _name_of_p(cls, value: object) -> object:
+        return str(value)
+
+    @model_validator(mode="after")
+    def _range(self) -> BandSection:
+        if self.end <= self.start:
+            raise ValueError(f"bands end at {self.end}, which is not above their start {self.start}")
+        if self.start + self.ratio > 1 + 1e-9:
+            raise ValueError(f"the first band [{self.start}, {self.start + self.ratio}) reaches above 1")
+        return self
+
+    def edges(self) -> list[tuple[float, float]]:
+        """Every band [a, b) of the grid that ends at or below ``end`` (or 1), without rounding drift."""
+        bands: list[tuple[float, float]] = []
+        i = 0
+        while True:
+            a = round(self.start + i * self.step, 6)
+            b = round(a + self.ratio, 6)
+            if b > 1 + 1e-9 or a >= self.end - 1e-9:
+                return bands
+            bands.append((a, min(b, 1.0)))
+            i += 1
+
+
+class SaliencySection(_Section):
+    """Signed purification: weights ranked by w * dL/dw, switched off greedily."""
+
+    step: float = Field(5e-5, gt=0, lt=1, description="Share of the weights switched off per round.")
+    budget: float = Field(0.01, gt=0, le=1, description="Largest share of the weights that may be off.")
+    patience: int = Field(5, ge=1, description="Rounds without a better loss on the stopping half before the end.")
+    gradient_share: float = Field(0.4, gt=0, lt=1, description="Share of the reference documents that give gradients.")
+    stop_share: float = Field(0.3, gt=0, lt=1, description="Share that decides when to stop; the rest guards.")
+
+    @model_validator(mode="after")
+    def _leaves_a_guard(self) -> SaliencySection:
+        if self.gradient_share + self.stop_share > 0.95:
+            raise ValueError(
+                f"gradient_share {self.gradient_share} and stop_share {self.stop_share} leave less than 5 % of the "
+                "documents to guard the choice"
+            )
+        return self
+
+
+class SearchSection(_Section):
+    """How candidates are compared and when one is accepted."""
+
+    metrics: tuple[Literal["saliency", "wanda", "magnitude", "random"], ...] = Field(("saliency", "wanda"), min_length=1)
+    method: Literal["exhaustive", "halving"] = "halving"
+    objective: Literal["accuracy", "loglikelihood"] = "accuracy"
+    select: Literal["guarded", "argmax"] = "guarded"
+    alpha: float = Field(0.05, gt=0, lt=1, description="Level of the guard over all subdomains together (Holm).")
+    folds: int = Field(2, ge=2, le=10, description="Folds of the cross-fitting.")
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        names = value.split(",") if isinstance(value, str) else value
+        for name in names if isinstance(names, list | tuple) else []:
+            if name not in METRICS:
+                raise unknown_name("metric", name, list(METRICS))
+        return tuple(names) if isinstance(names, list | tuple) else names
+
+
+class RouterSection(_Section):
+    """The two-level router (MoDE Eq. 8-9)."""
+
+    level2: Literal["linear", "centroid"] = "linear"
+    precision: float = Field(
+        0.9, gt=0, le=1, description="The router abstains below the confidence that gives this share of right routes."
+    )
+
+
+class EvidenceSection(_Section):
+    """What stands beside the expert in the report."""
+
+    controls: int = Field(3, ge=0, description="Random masks of the same size per subdomain.")
+    oracle: bool = Field(True, description="Also score every candidate on the reported split, labelled as such.")
+
+
+class BuildRecipe(_Section):
+    """Everything `freemoe build` needs to find, prove and write domain experts."""
+
+    command: Literal["build"] = "build"
+    model: str
+    revision: str | None = None
+    domains: dict[str, tuple[str, ...]]
+    output: str = "freemoe-out"
+    seed: int = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    threads: int | None = Field(None, ge=1)
+    batch_tokens: int = Field(4096, ge=16)
+    data: DataSection = DataSection()
+    subdomains: SubdomainSection = SubdomainSection()
+    bands: BandSection = BandSection()
+    saliency: SaliencySection = SaliencySection()
+    search: SearchSection = SearchSection()
+    router: RouterSection = RouterSection()
+    evidence: EvidenceSection = EvidenceSection()
+
+    @field_validator("domains", mode="before")
+    @classmethod
+    def _lists(cls, value: object) -> object:
+        if isinstance(value, dict):
+            if not value:
+                raise ValueError("no domain is given; name one as NAME=TASK")
+            return {k: (v,) if isinstance(v, str) else tuple(v) for k, v in value.items()}
+        return value
+
+    @field_validator("domains")
+    @classmethod
+    def _names(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for name, tasks in value.items():
+            if not name.replace("-", "").replace("_", "").isalnum():
+                raise ValueError(f"domain name {name!r} may hold letters, digits, '-' and '_' only")
+            if not tasks:
+                raise ValueError(f"domain {name!r} names no task")
+        return value
+
+
+class EvalRecipe(_Section):
+    """Everything `freemoe eval` needs: a model or an artefact, and tasks."""
+
+    command: Literal["eval"] = "eval"
+    artefact: str
+    base: str | None = None
+    experts: tuple[str, ...] = ("base", "auto")
+    domains: dict[str, tuple[str, ...]]
+    output: str | None = None
+    seed: int = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    threads: int | None = Field(None, ge=1)
+    batch_tokens: int = Field(4096, ge=16)
+    data: DataSection = DataSection()
+
+
+Recipe = BuildRecipe | EvalRecipe
+_COMMANDS: dict[str, type[BuildRecipe] | type[EvalRecipe]] = {"build": BuildRecipe, "eval": EvalRecipe}
+
+
+def recipe_from(data: object, source: str = "recipe") -> Recipe:
+    """Check a mapping and return the recipe it describes.
+
+    Raises:
+        RecipeError: With every problem at once: its path, the value seen and what is allowed.
+    """
+    if not isinstance(data, dict):
+        raise RecipeError(f"{source}: a recipe is a mapping of names to values, got {type(data).__name__}.")
+    command = data.get("command", "build")
+    if command not in _COMMANDS:
+        raise RecipeError(f"{source}: command is {command!r}; allowed: {', '.join(_COMMANDS)}.")
+    kind = _COMMANDS[command]
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            path = ".".join(str(p) for p in problem["loc"]) or "(recipe)"
+            seen = "" if problem["type"] == "missing" else f" (value seen: {problem['input']!r})"
+            advice = _unknown_key_advice(kind, problem["loc"]) if problem["type"] == "extra_forbidden" else ""
+            lines.append(f"  {path}: {problem['msg']}{seen}{advice}")
+        raise RecipeError(f"{source} cannot be used:\n" + "\n".join(lines)) from None
+
+
+def _unknown_key_advice(kind: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """Names that are allowed where an unknown key stood."""
+    model: Any = kind
+    for part in location[:-1]:
+        fields = getattr(model, "model_fields", {})
+        model = fields[part].annotation if part in fields else None
+    names = list(getattr(model, "model_fields", {}))
+    return f"; allowed here: {', '.join(names)}" if names else ""
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """Read a recipe from a YAML file."""
+    file = Path(path)
+    if not file.is_file():
+        raise RecipeError(f"Recipe {str(path)!r} is not a file. Print one with: freemoe build ... --print-recipe")
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise RecipeError(f"Recipe {str(path)!r} is not valid YAML: {error}") from None
+    return recipe_from(data, str(path))
+
+
+def dump(recipe: Recipe) -> str:
+    """Write a recipe as YAML that `load_recipe` reads back to an equal recipe."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)

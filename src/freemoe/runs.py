@@ -1,0 +1,250 @@
+"""A run folder: a journal of finished units of work, so that a run that was killed goes on where it stopped.
+
+While a run lasts its folder is ``OUTPUT.partial``; it becomes ``OUTPUT`` in one rename when all is written, so that
+a folder named ``OUTPUT`` is always whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import platform
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+from freemoe.errors import ArtifactError
+
+log = logging.getLogger(__name__)
+
+_PACKAGES = ("freemoe", "torch", "transformers", "lm-eval", "scikit-learn", "scipy", "numpy", "safetensors")
+
+
+class Progress(Protocol):
+    """Where long work reports how far it is; the command line draws bars from it."""
+
+    def stage(self, name: str, total: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        """Open a stage of ``total`` steps; yields a function that takes finished steps."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        ...
+
+
+class Quiet:
+    """A progress that shows nothing but log lines."""
+
+    @contextlib.contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Open a stage that draws nothing."""
+        log.debug("%s: %d steps", name, total)
+        yield lambda steps: None
+
+    def say(self, line: str) -> None:
+        """Log the line."""
+        log.info("%s", line)
+
+
+def digest(value: object) -> str:
+    """Short stable hash of anything JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all, and survives a power cut."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise _disk_error(error, path) from error
+
+
+def _disk_error(error: OSError, path: Path) -> ArtifactError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ArtifactError(
+            f"The disk is full: {path} could not be written. Free some space and run the same command again; finished "
+            "work is kept and not done twice."
+        )
+    return ArtifactError(f"{path} could not be written: {error.strerror or error}.")
+
+
+class Journal:
+    """An append-only file of finished units: one JSON line each, ``{"unit", "value", "sum"}``.
+
+    A line that was cut short by a crash does not count; neither does anything behind it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._values: dict[str, Any] = {}
+        self.reused = 0
+        self.done = 0
+        if path.exists():
+            whole = self._read()
+            if whole < path.stat().st_size:
+                log.warning("The journal's last entry was cut short by a crash; that unit is done again.")
+                with path.open("r+b") as stream:
+                    stream.truncate(whole)
+
+    def _read(self) -> int:
+        """Load whole entries; return how many bytes they take."""
+        whole = 0
+        with self.path.open("rb") as stream:
+            for line in stream:
+                try:
+                    entry = json.loads(line)
+                    good = line.endswith(b"\n") and entry["sum"] == digest([entry["unit"], entry["value"]])
+                except (ValueError, KeyError, TypeError):
+                    good = False
+                if not good:
+                    return whole
+                self._values[entry["unit"]] = entry["value"]
+                whole += len(line)
+        return whole
+
+    def __contains__(self, unit: str) -> bool:
+        return unit in self._values
+
+    def unit(self, name: str, work: Callable[[], Any]) -> Any:
+        """Return the unit's value: from the journal if it is finished, else by doing the work and writing it down.
+
+        The value is what JSON gives back, so that a resumed run sees the same as an unbroken one.
+        """
+        if name in self._values:
+            self.reused += 1
+            return self._values[name]
+        value = json.loads(json.dumps(work()))
+        line = json.dumps({"unit": name, "value": value, "sum": digest([name, value])}) + "\n"
+        try:
+            with self.path.open("ab") as stream:
+                stream.write(line.encode())
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise _disk_error(error, self.path) from error
+        self._values[name] = value
+        self.done += 1
+        return value
+
+
+class RunFolder:
+    """The working folder of one run and its journal.
+
+    Args:
+        output: Where the finished folder shall stand.
+        identity: Everything that decides the result (the recipe); a resumed run must have the same.
+        overwrite: Replace a finished folder and forget an unfinished one.
+        resume: Go on with an unfinished run of the same identity.
+    """
+
+    def __init__(self, output: str | Path, identity: dict[str, Any], overwrite: bool = False, resume: bool = True) -> None:
+        self.output = Path(output)
+        self.partial = self.output.with_name(self.output.name + ".partial")
+        self.overwrite = overwrite
+        if self.output.exists() and not overwrite:
+            raise ArtifactError(
+                f"{str(self.output)!r} exists already. Choose another -o, or --overwrite to replace it; a finished run is "
+                "never changed."
+            )
+        if self.partial.exists() and (overwrite or not resume):
+            shutil.rmtree(self.partial)
+        self.partial.mkdir(parents=True, exist_ok=True)
+        mark = self.partial / "identity.json"
+        if mark.exists():
+            known = json.loads(mark.read_text(encoding="utf-8"))
+            if known != json.loads(json.dumps(identity)):
+                raise ArtifactError(
+                    f"{str(self.partial)!r} holds an unfinished run of another recipe (differs in: "
+                    f"{', '.join(_differences(known, identity)) or 'nothing named'}). Finish it with its own recipe, or "
+                    "choose another -o, or --no-resume to discard it."
+                )
+        else:
+            write_atomic(mark, json.dumps(identity).encode())
+        self.journal = Journal(self.partial / "journal.jsonl")
+        self.started = time.time()
+
+    def tensors(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Like `Journal.unit` for a dict of tensors: kept in a safetensors file named in the journal."""
+        from safetensors.torch import load_file, save
+
+        path = self.partial / "units" / f"{digest(name)}.safetensors"
+        if name in self.journal and path.exists():
+            expected = self.journal.unit(name, dict)
+            if hashlib.sha256(path.read_bytes()).hexdigest() == expected["sha256"]:
+                return load_file(path)
+        path.parent.mkdir(exist_ok=True)
+        blob = save({k: v.contiguous() for k, v in work().items()})
+        write_atomic(path, blob)
+        seen = self.journal.unit(name, lambda: {"sha256": hashlib.sha256(blob).hexdigest()})
+        if seen["sha256"] != hashlib.sha256(blob).hexdigest():
+            raise ArtifactError(
+                f"{path} is damaged, and doing the unit {name!r} again gives another result. Start over with --no-resume."
+            )
+        return load_file(path)
+
+    def publish(self) -> Path:
+        """Make the finished folder appear under its name, in one step."""
+        shutil.rmtree(self.partial / "units", ignore_errors=True)
+        (self.partial / "identity.json").unlink(missing_ok=True)
+        if self.output.exists() and self.overwrite:
+            old = self.output.with_name(self.output.name + ".old")
+            shutil.rmtree(old, ignore_errors=True)
+            self.output.rename(old)
+            self.partial.rename(self.output)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            self.partial.rename(self.output)
+        return self.output
+
+
+def _differences(a: Any, b: Any, path: str = "") -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = list(dict.fromkeys([*a, *b]))
+        return [d for k in keys for d in _differences(a.get(k), b.get(k), f"{path}.{k}" if path else k)]
+    return [] if json.loads(json.dumps(a)) == json.loads(json.dumps(b)) else [path]
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for the record of a run; no host name, no user, no path."""
+    versions = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "packages": versions,
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def peak_memory_bytes() -> int:
+    """Most memory this process has held at once."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
