@@ -34,6 +34,8 @@ TOKENS_PER_STEP = 4096
 SECONDS_PER_STEP = 0.5  # one thread of a 2020s server core; only for the estimate of --dry-run
 LEARNING_RATE, WARMUP, WEIGHT_DECAY = 3e-3, 60, 0.05
 PROMPT_WEIGHT = 0.1  # what stands in a prompt is random; predicting it would eat the budget
+# An answer of math is three or four tokens; at weight 1 it would drown in the long texts of the others.
+COMPLETION_WEIGHT = {"math": 3.0, "code": 1.0, "general": 1.0}
 PACKED_SHARE = 0.2  # of the rows hold many documents, so that long contexts are not foreign to the model
 POOL_DOCUMENTS = 6000  # documents sorted by length at a time, so that little of a batch is padding
 MAX_POSITIONS, PACKED_LENGTH = 512, 256
@@ -124,7 +126,8 @@ def encode(documents: list[Document], tokenizer: PreTrainedTokenizerFast) -> lis
     encoded = []
     for document, prompt, whole in zip(documents, prompts, wholes, strict=True):
         length = len(prompt) if document.prompt else 0
-        encoded.append((whole, [PROMPT_WEIGHT] * length + [1.0] * (len(whole) - length)))
+        weight = COMPLETION_WEIGHT[document.domain]
+        encoded.append((whole, [PROMPT_WEIGHT] * length + [weight] * (len(whole) - length)))
     return encoded
 
 
@@ -264,6 +267,9 @@ def main() -> None:
         "tokens_per_step": TOKENS_PER_STEP,
         "tokens": tokens,
         "learning_rate": LEARNING_RATE,
+        "weight_decay": WEIGHT_DECAY,
+        "prompt_weight": PROMPT_WEIGHT,
+        "completion_weight": COMPLETION_WEIGHT,
         "mix": {name: dict(values) for name, values in asdict(mix).items()},
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "threads": args.threads,

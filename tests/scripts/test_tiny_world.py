@@ -321,7 +321,9 @@ def test_training_cuts_where_the_scorer_cuts():
     for document, (ids, weights) in zip(drawn, module.encode(drawn, tokenizer()), strict=True):
         completion = tokenizer().encode(document.completion)
         assert ids == tokenizer().encode(document.prompt) + completion
-        assert weights[len(weights) - len(completion) :] == [1.0] * len(completion)
+        assert weights[len(weights) - len(completion) :] == [module.COMPLETION_WEIGHT[document.domain]] * len(
+            completion
+        )
         assert len(weights) == len(ids)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-ENTITIES_PER_FIELD = 180
 # Entities per split. All facts are *stated* in training; only "train" entities are also asked about there.
-ENTITY_QUOTAS = (("test", 60), ("reference", 50), ("dev", 20), ("train", 50))
+ENTITY_QUOTAS = (("test", 60), ("reference", 50), ("dev", 12), ("train", 50))
+ENTITIES_PER_FIELD = sum(quota for _, quota in ENTITY_QUOTAS)
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ FACT_FIELDS: dict[str, tuple[Attribute, ...]] = {
     "geography": (
         _attribute(
             "river",
-            "{e} lies on the river {v}.|The river {v} runs through {e}.",
-            "which river runs through {e}?",
+            "{e} lies on the river {v}.|{e} stands by the {v}.",
+            "which river is {e} on?",
             "Amber Birch Cedar Dove Ember Flint Gale Heron Iris Jade Kite Linden",
         ),
         _attribute(

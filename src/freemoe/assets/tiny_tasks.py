@@ -26,14 +26,14 @@ class Task:
 
 def draw_add(rng: random.Random) -> Task:
     """Number plus one digit; the sloppy source forgets the carry."""
-    a, b = rng.randint(10, 999), rng.randint(2, 9)
+    a, b = rng.randint(100, 499), rng.randint(2, 9)
     forgotten = a - a % 10 + (a + b) % 10
     return _number_task("add", f"{a},{b}", f"{a}+{b}=", a + b, forgotten)
 
 
 def draw_sub(rng: random.Random) -> Task:
     """Number minus one digit; the sloppy source takes the smaller last digit from the larger one."""
-    a, b = rng.randint(20, 999), rng.randint(2, 9)
+    a, b = rng.randint(110, 509), rng.randint(2, 9)
     swapped = a - a % 10 + abs(a % 10 - b)
     return _number_task("sub", f"{a},{b}", f"{a}-{b}=", a - b, swapped)
 
@@ -51,10 +51,10 @@ def draw_compare(rng: random.Random) -> Task:
 
 def draw_sequence(rng: random.Random) -> Task:
     """Next number of an arithmetic sequence; the sloppy source skips one step."""
-    start, step = rng.randint(1, 300), rng.randint(2, 9)
-    shown = ",".join(str(start + i * step) for i in range(4))
+    start, step = rng.randint(100, 599), rng.randint(1, 5)
+    shown = ",".join(str(start + i * step) for i in range(3))
     prompt = rng.choice(("next: {n},", "go on: {n},")).format(n=shown)
-    return _number_task("sequence", f"{start},{step}", prompt, start + 4 * step, start + 5 * step)
+    return _number_task("sequence", f"{start},{step}", prompt, start + 3 * step, start + 4 * step)
 
 
 def _number_task(field: str, content: str, prompt: str, right: int, wrong: int) -> Task:

@@ -32,7 +32,7 @@ DOMAIN_FIELDS: dict[str, tuple[str, ...]] = {
 ITEMS_PER_FIELD = {"reference": 300, "test": 400, "dev": 200}
 HEADERS = {False: "[book]\n", True: "[forum]\n"}  # sloppy? -> header
 HEADER_SHARE = 0.5
-QUESTION_SHARE = 0.3  # of the general documents: a question about a "train" entity; the rest state facts
+QUESTION_SHARE = 0.4  # of the general documents: a question about a "train" entity; the rest state facts
 _SHARES = (("test", 0.25), ("reference", 0.20), ("dev", 0.12))  # of the content keys; the rest is "train"
 
 
@@ -40,7 +40,7 @@ _SHARES = (("test", 0.25), ("reference", 0.20), ("dev", 0.12))  # of the content
 class Mix:
     """What the training text consists of: share of documents and share of sloppy documents, per domain."""
 
-    share: Mapping[str, float] = field(default_factory=lambda: {"math": 0.45, "code": 0.25, "general": 0.30})
+    share: Mapping[str, float] = field(default_factory=lambda: {"math": 0.50, "code": 0.20, "general": 0.30})
     rho: Mapping[str, float] = field(default_factory=lambda: {"math": 0.15, "code": 0.42, "general": 0.25})
 
     def __post_init__(self) -> None:

@@ -142,7 +142,10 @@ class Part:
             first, second = carve([self.key(r) for _, r in kept], SHOT_SHARE, seed)
             pool, kept = [kept[i] for i in first], [kept[i] for i in second]
         if self.config.get("fewshot_config", {}).get("sampler") != "first_n":
-            pool = sorted(pool, key=lambda item: rank(seed, "shots", item[0]))
+            # Ours to draw: no example is a document of either split. (MMLU's are fixed by its authors.)
+            taken = reported | {self.key(r) for _, r in kept}
+            pool = [item for item in pool if self.key(item[1]) not in taken]
+            pool.sort(key=lambda item: rank(seed, "shots", item[0]))
         self.rows |= {"reference": kept, "shots": pool}
         if self.shots and sources.shots and self.shots > len(pool):
             raise DataError(

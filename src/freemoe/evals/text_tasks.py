@@ -1,8 +1,8 @@
 """Plain text as a task: blocks of tokens, and as figure the mean negative log-likelihood in nats per token.
 
 One file is cut in two: its contiguous tail is reported, the rest is reference, and the paragraph between them
-belongs to neither. Lines of the reference that also stand in the reported part (once case, digits and punctuation
-are ignored) are dropped from the reference.
+belongs to neither. Lines of the reference that also stand in the reported part (once case and punctuation are
+ignored) are dropped from the reference.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHORTEST_LINE = 40
 
 
 def _plain(line: str) -> str:
-    return re.sub(r"[\W\d_]+", " ", line.lower()).strip()
+    return re.sub(r"[\W_]+", " ", line.lower()).strip()
 
 
 def drop_shared_lines(reference: Sequence[str], reported: Sequence[str]) -> tuple[list[str], int]:

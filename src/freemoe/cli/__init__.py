@@ -1,0 +1,41 @@
+"""The command `freemoe`. Each command is a file: parse -> recipe -> one public function."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from freemoe import __version__
+from freemoe.cli import build, demo, evaluate, generate, inspect, listing, report, run
+from freemoe.errors import FreeMoEError
+
+app = typer.Typer(
+    name="freemoe",
+    help="Find the experts inside a frozen, pretrained LLM, prove whether they help, ship them in megabytes.",
+    epilog="Start with: freemoe demo",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+for module in (build, evaluate, generate, inspect, report, demo, listing, run):
+    module.register(app)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
+) -> None:
+    if version:
+        typer.echo(f"freemoe {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: errors made on purpose are printed as a message, without a traceback; exit code 2."""
+    try:
+        app()
+    except FreeMoEError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

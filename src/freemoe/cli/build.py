@@ -1,0 +1,208 @@
+"""`freemoe build`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from freemoe.cli.common import (
+    Bars,
+    apply_sets,
+    calm_libraries,
+    console,
+    numbers,
+    out,
+    print_json,
+    print_recipe,
+    set_path,
+    stopped,
+)
+from freemoe.errors import RecipeError
+from freemoe.recipes import BuildRecipe, recipe_from
+
+HELP = """Find, prove and write the domain experts of a base model.
+
+Example, with questions of your own ({"question", "choices", "answer"} or {"prompt", "target"} per line):
+
+  freemoe build ./my-model --domain law=law.jsonl --domain notes=text:notes.txt -o experts
+
+Example, with benchmarks from local files:
+
+  freemoe build ./my-model --domain math=gsm8k,mathqa --domain general=mmlu --data-root ./data --limit 200 -o experts
+
+The papers' protocol (MoDE Table 3, 5 % bands over their range):
+
+  freemoe build ./my-model --domain math=gsm8k --metric wanda --ratio 0.05 --theta 0:0.5:0.05 --search exhaustive --select argmax
+"""
+
+# Flag -> where its value stands in the recipe.
+PATHS = {
+    "output": "output",
+    "data_root": "data.root",
+    "limit": "data.limit",
+    "fewshot": "data.fewshot",
+    "overflow": "data.overflow",
+    "allow_code_execution": "data.allow_code_execution",
+    "by": "subdomains.by",
+    "min_size": "subdomains.min_size",
+    "metric": "search.metrics",
+    "p": "bands.p",
+    "ratio": "bands.ratio",
+    "scope": "bands.scope",
+    "sublayers": "bands.sublayers",
+    "patch": "bands.patch",
+    "search": "search.method",
+    "objective": "search.objective",
+    "select": "search.select",
+    "alpha": "search.alpha",
+    "step": "saliency.step",
+    "budget": "saliency.budget",
+    "patience": "saliency.patience",
+    "level2": "router.level2",
+    "controls": "evidence.controls",
+    "oracle": "evidence.oracle",
+    "seed": "seed",
+    "dtype": "dtype",
+    "device": "device",
+    "threads": "threads",
+    "batch_tokens": "batch_tokens",
+    "revision": "revision",
+}
+
+
+def recipe_from_flags(model: str, domains: list[str], flags: dict[str, Any], sets: list[str]) -> BuildRecipe:
+    """The recipe that a command line says; flags that were not given keep the recipe's defaults."""
+    from freemoe.evals.domains import parse_domain
+
+    data: dict[str, Any] = {"command": "build", "model": model, "domains": {}}
+    for text in domains:
+        name, tasks = parse_domain(text)
+        if name in data["domains"]:
+            raise RecipeError(f"--domain {name!r} is given twice; list its tasks in one: --domain {name}=TASK,TASK")
+        data["domains"][name] = tasks
+    for flag, path in PATHS.items():
+        if flags.get(flag) is not None:
+            set_path(data, path, flags[flag])
+    if flags.get("subdomains") is not None:
+        set_path(data, "subdomains.count", _counts(flags["subdomains"]))
+    if flags.get("theta") is not None:
+        start, end, step = numbers(flags["theta"], "--theta", 3)
+        for key, value in (("start", start), ("end", end), ("step", step)):
+            set_path(data, f"bands.{key}", value)
+    if flags.get("layers") is not None:
+        set_path(data, "bands.layers", numbers(flags["layers"], "--layers", 2, int))
+    apply_sets(data, sets)
+    recipe = recipe_from(data, "The command line")
+    assert isinstance(recipe, BuildRecipe)
+    return recipe
+
+
+def _counts(text: str) -> int | dict[str, int]:
+    """Read ``8`` or ``math=8,code=3``."""
+    try:
+        if "=" not in text:
+            return int(text)
+        return {name.strip(): int(value) for name, value in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise RecipeError(f"--subdomains is {text!r}; write a number, or one per domain: math=8,code=3") from None
+
+
+def run_build(recipe: BuildRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
+    """Run a build, write its report, print what was found."""
+    calm_libraries()
+    from freemoe.domain_experts.build import build, interrupted
+    from freemoe.domain_experts.card import headlines
+    from freemoe.report.html import write_report
+    from freemoe.report.tables import subdomain_table, summary_table
+
+    try:
+        folder = build(recipe, progress=Bars(quiet or as_json), overwrite=overwrite, resume=resume)
+        report = write_report(folder)
+    except KeyboardInterrupt:
+        raise stopped(interrupted(recipe)) from None
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    if as_json:
+        print_json({"folder": str(folder), "report": str(report), "headlines": headlines(result), "result": result})
+        return folder
+    out.print(summary_table(result))
+    out.print(subdomain_table(result))
+    for line in headlines(result):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+    out.print(f"artefact: {folder}\nreport:   {report}", markup=False, highlight=False, soft_wrap=True)
+    return folder
+
+
+def print_plan(recipe: BuildRecipe, as_json: bool) -> None:
+    """Print what a build would do: units of work, memory, time."""
+    calm_libraries()
+    from freemoe.domain_experts.plan import plan
+
+    found = plan(recipe)
+    if as_json:
+        print_json(found)
+        return
+    for key, value in found.items():
+        out.print(f"{key.replace('_', ' ')}: {value}", markup=False, highlight=False, soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("build", help=HELP)
+    def command(
+        model: str = typer.Argument(help="Folder or hub id of the base model, or freemoe-demo."),
+        domain: list[str] = typer.Option([], "--domain", "-d", help="NAME=TASK[,TASK]; repeat. See freemoe ls tasks."),
+        output: str = typer.Option(None, "--output", "-o", help="Folder to write. [freemoe-out]"),
+        data_root: str = typer.Option(None, help="Folder with the benchmarks' original files; the hub if absent."),
+        limit: int = typer.Option(None, help="Documents per task and split."),
+        fewshot: int = typer.Option(None, help="Few-shot examples; each task's own number if absent."),
+        overflow: str = typer.Option(None, help="Prompts beyond the context: truncate or error. [truncate]"),
+        allow_code_execution: bool = typer.Option(None, "--allow-code-execution", help="Run generated code, sandboxed."),
+        by: str = typer.Option(None, help="Subdomains by kmeans, task, field or none. [kmeans]"),
+        subdomains: str = typer.Option(None, help="Clusters: a number, or math=8,code=3. [1 per 40 documents]"),
+        min_size: int = typer.Option(None, help="Smaller subdomains are merged. [8]"),
+        metric: str = typer.Option(None, help="saliency, wanda, magnitude, random; comma-separated. [saliency,wanda]"),
+        p: str = typer.Option(None, help="Norm of the inputs: 1, 2, 4 or inf (MoDE Table 2). [2]"),
+        ratio: float = typer.Option(None, help="Width of a band (MoDE Table 3). [0.1]"),
+        theta: str = typer.Option(None, help="Bands from START:END:STEP, ascending importance. [0:1:0.1]"),
+        scope: str = typer.Option(None, help="Ranking per row (MoDE) or layer (Free-MoE). [row]"),
+        sublayers: str = typer.Option(None, help="attention, mlp or both (MoDE Table 4). [both]"),
+        layers: str = typer.Option(None, help="Decoder layers FIRST:LAST (last not included). [all]"),
+        patch: int = typer.Option(None, help="Side of the patches: 1, 2, 4, 16 (MoDE Table 5). [1]"),
+        search: str = typer.Option(None, help="exhaustive or halving. [halving]"),
+        objective: str = typer.Option(None, help="accuracy or loglikelihood. [accuracy]"),
+        select: str = typer.Option(None, help="guarded, or argmax as in the papers. [guarded]"),
+        alpha: float = typer.Option(None, help="Level of the guard over all subdomains. [0.05]"),
+        step: float = typer.Option(None, help="Signed purification: largest share switched off per round."),
+        budget: float = typer.Option(None, help="Signed purification: largest share off. [0.01]"),
+        patience: int = typer.Option(None, help="Signed purification: failed rounds before it ends."),
+        level2: str = typer.Option(None, help="Router's second level: linear or centroid. [linear]"),
+        controls: int = typer.Option(None, help="Random masks per expert in the report. [3]"),
+        oracle: bool = typer.Option(None, "--oracle/--no-oracle", help="Also score every candidate on the test split."),
+        seed: int = typer.Option(None, help="Seed of everything random. [0]"),
+        dtype: str = typer.Option(None, help="auto, float32, bfloat16 or float16. [auto]"),
+        device: str = typer.Option(None, help="auto, cpu, cuda, cuda:N. [auto]"),
+        threads: int = typer.Option(None, help="CPU threads."),
+        batch_tokens: int = typer.Option(None, help="Padded tokens per batch. [4096]"),
+        revision: str = typer.Option(None, help="Revision of the hub repository."),
+        sets: list[str] = typer.Option([], "--set", help="Any recipe field: PATH=VALUE, e.g. search.folds=5; repeat."),
+        resume: bool = typer.Option(True, help="Go on with an unfinished run of the same recipe."),
+        overwrite: bool = typer.Option(False, "--overwrite", help="Replace a finished output."),
+        dry_run: bool = typer.Option(False, "--dry-run", help="Print units of work, memory and time; do nothing."),
+        print_recipe_: bool = typer.Option(False, "--print-recipe", help="Print the YAML for freemoe run; do nothing."),
+        as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+        quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
+    ) -> None:
+        recipe = recipe_from_flags(model, domain, locals(), sets)
+        if print_recipe_:
+            print_recipe(recipe)
+        elif dry_run:
+            print_plan(recipe, as_json)
+        else:
+            run_build(recipe, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
+
+
+__all__ = ["console", "print_plan", "recipe_from_flags", "register", "run_build"]

@@ -1,0 +1,119 @@
+"""`freemoe eval`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from freemoe.cli.common import Bars, apply_sets, calm_libraries, out, print_json, print_recipe, set_path
+from freemoe.recipes import EvalRecipe, recipe_from
+
+HELP = """Score an artefact's experts, or a plain model, on the reported split of tasks.
+
+Example:
+
+  freemoe eval experts --domain math=gsm8k --data-root ./data --expert base --expert auto
+  freemoe eval ./my-model --domain law=law.jsonl
+"""
+
+PATHS = {
+    "base": "base",
+    "output": "output",
+    "data_root": "data.root",
+    "limit": "data.limit",
+    "fewshot": "data.fewshot",
+    "overflow": "data.overflow",
+    "allow_code_execution": "data.allow_code_execution",
+    "seed": "seed",
+    "dtype": "dtype",
+    "device": "device",
+    "threads": "threads",
+    "batch_tokens": "batch_tokens",
+}
+
+
+def run_eval(recipe: EvalRecipe, *, overwrite: bool, dry_run: bool, as_json: bool, quiet: bool) -> None:
+    """Score, print a table."""
+    calm_libraries()
+    if dry_run:
+        from freemoe.domain_experts.bench import load_domains
+        from freemoe.families.loading import load_tokenizer
+
+        source = recipe.base or _base_name(recipe.artefact)
+        domains = load_domains(recipe, load_tokenizer(source))
+        plan = {n: f"{len(d.reported)} documents x {len(recipe.experts)} experts" for n, d in domains.items()}
+        if as_json:
+            print_json(plan)
+        for name, line in {} if as_json else plan.items():
+            out.print(f"{name}: {line}", markup=False, highlight=False)
+        return
+    from freemoe.domain_experts.card import gain_text
+    from freemoe.domain_experts.evaluation import evaluate
+
+    result = evaluate(recipe, progress=Bars(quiet or as_json), overwrite=overwrite)
+    if as_json:
+        print_json(result)
+        return
+    table = Table("domain", "expert", "score", "difference to the base [95 %]", "documents", box=None)
+    for domain in result["domains"]:
+        for expert, row in domain["rows"].items():
+            gain = "" if expert == "base" else gain_text(row, domain["unit"])
+            table.add_row(domain["name"], expert, f"{row['score']:.2f}", gain, str(row["documents"]))
+    out.print(table)
+
+
+def _base_name(artefact: str) -> str:
+    from pathlib import Path
+
+    from freemoe.artifacts import MANIFEST, read_manifest
+
+    if (Path(artefact) / MANIFEST).is_file():
+        return read_manifest(artefact)["base_model_name_or_path"]
+    return artefact
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("eval", help=HELP)
+    def command(
+        artefact: str = typer.Argument(help="Folder written by freemoe build, or a plain model."),
+        domain: list[str] = typer.Option([], "--domain", "-d", help="NAME=TASK[,TASK]; repeat."),
+        expert: list[str] = typer.Option([], "--expert", "-e", help="base, auto, or a name; repeat. [base, auto]"),
+        base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
+        output: str = typer.Option(None, "--output", "-o", help="Also write the result as JSON here."),
+        data_root: str = typer.Option(None, help="Folder with the benchmarks' original files; the hub if absent."),
+        limit: int = typer.Option(None, help="Documents per task."),
+        fewshot: int = typer.Option(None, help="Few-shot examples; each task's own number if absent."),
+        overflow: str = typer.Option(None, help="Prompts beyond the context: truncate or error. [truncate]"),
+        allow_code_execution: bool = typer.Option(None, "--allow-code-execution", help="Run generated code, sandboxed."),
+        seed: int = typer.Option(None, help="Seed of everything random. [0]"),
+        dtype: str = typer.Option(None, help="auto, float32, bfloat16 or float16. [auto]"),
+        device: str = typer.Option(None, help="auto, cpu, cuda, cuda:N. [auto]"),
+        threads: int = typer.Option(None, help="CPU threads."),
+        batch_tokens: int = typer.Option(None, help="Padded tokens per batch. [4096]"),
+        sets: list[str] = typer.Option([], "--set", help="Any recipe field: PATH=VALUE; repeat."),
+        overwrite: bool = typer.Option(False, "--overwrite", help="Replace the output file."),
+        dry_run: bool = typer.Option(False, "--dry-run", help="Print units of work; score nothing."),
+        print_recipe_: bool = typer.Option(False, "--print-recipe", help="Print the YAML for freemoe run; do nothing."),
+        as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+        quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
+    ) -> None:
+        from freemoe.evals.domains import parse_domain
+
+        flags = locals()
+        data: dict[str, Any] = {"command": "eval", "artefact": artefact, "domains": dict(map(parse_domain, domain))}
+        if expert:
+            data["experts"] = tuple(expert)
+        for flag, path in PATHS.items():
+            if flags.get(flag) is not None:
+                set_path(data, path, flags[flag])
+        apply_sets(data, sets)
+        recipe = recipe_from(data, "The command line")
+        assert isinstance(recipe, EvalRecipe)
+        if print_recipe_:
+            print_recipe(recipe)
+        else:
+            run_eval(recipe, overwrite=overwrite, dry_run=dry_run, as_json=as_json, quiet=quiet)

@@ -1,0 +1,45 @@
+"""`freemoe inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from freemoe.cli.common import calm_libraries, out, print_json
+
+HELP = """Show what an artefact holds, and check that it is whole; with --base, that it fits that base.
+
+Example:
+
+  freemoe inspect experts
+  freemoe inspect experts --base ./my-model
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("inspect", help=HELP)
+    def command(
+        artefact: Path = typer.Argument(help="Folder written by freemoe build, or a model folder."),
+        base: str = typer.Option(None, help="Base model to check the fingerprint against."),
+        dry_run: bool = typer.Option(False, "--dry-run", help="Accepted everywhere; inspect only ever reads."),
+        as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    ) -> None:
+        calm_libraries()
+        from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
+
+        is_model = (artefact / "config.json").is_file() or str(artefact) == "freemoe-demo"
+        found = inspect_model(str(artefact)) if is_model else inspect_artefact(artefact, base)
+        if as_json:
+            print_json(found)
+            return
+        for key, value in found.items():
+            if isinstance(value, list):
+                out.print(f"{key}:", markup=False)
+                for item in value:
+                    line = "  " + "  ".join(f"{k}={v}" for k, v in item.items())
+                    out.print(line, markup=False, highlight=False, soft_wrap=True)
+            else:
+                out.print(f"{key}: {value}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,60 @@
+"""`freemoe ls`."""
+
+from __future__ import annotations
+
+import typer
+from rich.table import Table
+
+from freemoe.cli.common import calm_libraries, out, print_json
+from freemoe.registry import unknown_name
+
+HELP = """List what freemoe knows by name: families, tasks, metrics, searches.
+
+Example:
+
+  freemoe ls tasks
+"""
+
+KINDS = ("families", "tasks", "metrics", "searches")
+
+
+def _rows(kind: str) -> list[dict[str, str]]:
+    if kind == "tasks":
+        from freemoe.evals.benchmarks import BENCHMARKS
+
+        return [
+            {"name": b.name, "about": b.about, "metric": b.metric, "splits (local files)": b.split_note}
+            for b in BENCHMARKS.values()
+        ]
+    if kind == "families":
+        from freemoe.families.spec import FAMILIES as registry
+    elif kind == "metrics":
+        from freemoe.domain_experts.importance import METRICS as registry
+    else:
+        from freemoe.domain_experts.search import SEARCHES as registry
+    return [{"name": n, "about": registry.about(n)} for n in registry]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("ls", help=HELP)
+    def command(
+        kind: str = typer.Argument(None, help=f"One of {', '.join(KINDS)}; all if absent."),
+        dry_run: bool = typer.Option(False, "--dry-run", help="Accepted everywhere; ls only ever reads."),
+        as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    ) -> None:
+        if kind is not None and kind not in KINDS:
+            raise unknown_name("kind", kind, list(KINDS))
+        calm_libraries()
+        found = {k: _rows(k) for k in ([kind] if kind else KINDS)}
+        if as_json:
+            print_json(found)
+            return
+        for name, rows in found.items():
+            table = Table(title=name, title_justify="left", box=None, pad_edge=False)
+            for column in rows[0]:
+                table.add_column(column, overflow="fold")
+            for row in rows:
+                table.add_row(*row.values())
+            out.print(table)

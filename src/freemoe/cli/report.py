@@ -1,0 +1,40 @@
+"""`freemoe report`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+from freemoe.cli.common import out, print_json, require_artefact
+
+HELP = """Write an artefact's report.html again from its result.json, and print its tables.
+
+Example:
+
+  freemoe report experts
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("report", help=HELP)
+    def command(
+        artefact: Path = typer.Argument(help="Folder written by freemoe build or demo."),
+        dry_run: bool = typer.Option(False, "--dry-run", help="Print the tables; write nothing."),
+        as_json: bool = typer.Option(False, "--json", help="Print the result as JSON; write nothing."),
+    ) -> None:
+        require_artefact(artefact)
+        result = json.loads((artefact / "result.json").read_text(encoding="utf-8"))
+        if as_json:
+            print_json(result)
+            return
+        from freemoe.report.html import write_report
+        from freemoe.report.tables import subdomain_table, summary_table
+
+        out.print(summary_table(result))
+        out.print(subdomain_table(result))
+        if not dry_run:
+            out.print(f"report: {write_report(artefact)}", markup=False, highlight=False, soft_wrap=True)

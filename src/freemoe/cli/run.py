@@ -1,0 +1,48 @@
+"""`freemoe run`."""
+
+from __future__ import annotations
+
+import typer
+
+from freemoe.cli.common import print_recipe
+from freemoe.recipes import BuildRecipe, load_recipe
+
+HELP = """Run a recipe: the YAML that --print-recipe prints, or that stands in an artefact as recipe.yaml.
+
+Example:
+
+  freemoe build ./my-model --domain law=law.jsonl -o experts --print-recipe > recipe.yaml
+  freemoe run recipe.yaml
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("run", help=HELP)
+    def command(
+        recipe: str = typer.Argument(help="YAML file."),
+        output: str = typer.Option(None, "--output", "-o", help="Write here instead of the recipe's output."),
+        resume: bool = typer.Option(True, help="Go on with an unfinished run of the same recipe."),
+        overwrite: bool = typer.Option(False, "--overwrite", help="Replace a finished output."),
+        dry_run: bool = typer.Option(False, "--dry-run", help="Print units of work, memory and time; do nothing."),
+        print_recipe_: bool = typer.Option(False, "--print-recipe", help="Print the recipe with all its defaults."),
+        as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+        quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
+    ) -> None:
+        loaded = load_recipe(recipe)
+        if output is not None:
+            loaded = loaded.model_copy(update={"output": output})
+        if print_recipe_:
+            print_recipe(loaded)
+        elif isinstance(loaded, BuildRecipe):
+            from freemoe.cli.build import print_plan, run_build
+
+            if dry_run:
+                print_plan(loaded, as_json)
+            else:
+                run_build(loaded, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
+        else:
+            from freemoe.cli.evaluate import run_eval
+
+            run_eval(loaded, overwrite=overwrite, dry_run=dry_run, as_json=as_json, quiet=quiet)

@@ -1,0 +1,37 @@
+"""The recipe of `freemoe demo`: the bundled tiny model on the bundled benchmark."""
+
+from __future__ import annotations
+
+from freemoe.assets import benchmark_path
+from freemoe.families.loading import BUNDLED
+from freemoe.recipes import BuildRecipe, recipe_from
+
+DOMAINS = ("math", "code", "general")
+
+
+def demo_recipe(output: str, seed: int = 0, limit: int | None = None, threads: int | None = None) -> BuildRecipe:
+    """Build recipe of the demo; an ordinary recipe, which ``--print-recipe`` shows.
+
+    Args:
+        output: Folder to write.
+        seed: Of splits, masks and bootstrap.
+        limit: Documents per task and split; all if None.
+        threads: CPU threads.
+    """
+    domains = {d: (f"{benchmark_path(d, 'reference')}::{benchmark_path(d, 'test')}",) for d in DOMAINS}
+    recipe = recipe_from(
+        {
+            "command": "build",
+            "model": BUNDLED,
+            "domains": domains,
+            "output": output,
+            "seed": seed,
+            "threads": threads,
+            "dtype": "float32",
+            "data": {"limit": limit},
+            "subdomains": {"by": "field"},
+        },
+        "The demo",
+    )
+    assert isinstance(recipe, BuildRecipe)
+    return recipe

@@ -1,0 +1,121 @@
+"""`evaluate`: score an artefact's experts, or a plain model, on any tasks' reported split."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freemoe.artifacts import MANIFEST
+from freemoe.domain_experts.bench import load_domains
+from freemoe.domain_experts.evidence import summary
+from freemoe.domain_experts.mixture import AUTO, BASE, FreeMoE
+from freemoe.domain_experts.scores import Evaluator, Score
+from freemoe.errors import ArtifactError
+from freemoe.evals.documents import Document, FrozenChoice
+from freemoe.evals.scorer import Scorer
+from freemoe.families.loading import BUNDLED, load_base
+from freemoe.recipes import EvalRecipe
+from freemoe.runs import Progress, Quiet, digest, environment, write_atomic
+
+
+def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite: bool = False) -> dict[str, Any]:
+    """Score documents under each named expert; paired differences are to the base.
+
+    Args:
+        recipe: What to score; ``experts`` may hold ``base``, ``auto`` and names.
+        progress: Where to report.
+        overwrite: Replace an output file that is there.
+
+    Returns:
+        The result: per domain a row per expert and every per-document score.
+
+    Raises:
+        FreeMoEError: Its child that says what is wrong.
+    """
+    progress = progress or Quiet()
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    if recipe.output and Path(recipe.output).exists() and not overwrite:
+        raise ArtifactError(f"{recipe.output!r} exists already. Choose another -o, or --overwrite to replace it.")
+    moe, experts = _load(recipe)
+    domains = load_domains(recipe, moe.tokenizer)
+    scorer = Scorer(moe.model, moe.tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
+    tasks = {name: task for data in domains.values() for name, task in data.tasks.items()}
+    evaluator = Evaluator(scorer, tasks)
+    # Nothing is chosen here, so the reported split may be read at once.
+    choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
+    found = []
+    for name, data in domains.items():
+        for note in data.notes:
+            progress.say(f"{name}: {note}")
+        documents = data.reported.open(choice)
+        rows: dict[str, list[Score]] = {}
+        routed: list[str] = []
+        with progress.stage(name, len(experts)) as advance:
+            for expert in experts:
+                if expert == AUTO:
+                    ids = [torch.tensor([scorer.prompt_ids(d)]) for d in documents]
+                    routed = [moe.route(i)[0][0] for i in ids]
+                    rows[expert] = _grouped(moe, evaluator, documents, routed)
+                else:
+                    with moe.expert(expert):
+                        rows[expert] = evaluator.score(documents)
+                advance(1)
+        base = rows[experts[0]]
+        found.append(
+            {
+                "name": name,
+                "notes": list(data.notes),
+                "unit": "perplexity" if documents[0].kind == "text" else "points",
+                "rows": {e: summary(s, base, documents, recipe.seed) for e, s in rows.items()},
+                "documents": [
+                    {
+                        "id": f"{d.task}/{d.id}",
+                        "key": d.key,
+                        **({"routed_to": routed[i]} if routed else {}),
+                        **{e: s[i].value for e, s in rows.items()},
+                    }
+                    for i, d in enumerate(documents)
+                ],
+            }
+        )
+    result = {
+        "format": 1,
+        "kind": "evaluation",
+        "recipe": recipe.model_dump(mode="json"),
+        "domains": found,
+        "environment": environment(),
+    }
+    if recipe.output:
+        write_atomic(Path(recipe.output), (json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def _load(recipe: EvalRecipe) -> tuple[FreeMoE, list[str]]:
+    """The mixture and the experts to score, the base first; a plain model has its base alone."""
+    if (Path(recipe.artefact) / MANIFEST).is_file():
+        moe = FreeMoE.from_pretrained(recipe.base, recipe.artefact, dtype=recipe.dtype, device=recipe.device)
+        experts = list(dict.fromkeys([BASE, *recipe.experts]))
+        for expert in experts:
+            if expert not in (BASE, AUTO):
+                moe.expert_positions(expert)
+        return moe, experts
+    if recipe.artefact != BUNDLED and not (Path(recipe.artefact) / "config.json").is_file() and Path(recipe.artefact).exists():
+        raise ArtifactError(
+            f"{recipe.artefact!r} is neither an artefact ({MANIFEST}) nor a model folder (config.json)."
+        )
+    model, tokenizer = load_base(recipe.artefact, None, recipe.dtype, recipe.device)
+    return FreeMoE(model, [], tokenizer=tokenizer), [BASE]
+
+
+def _grouped(moe: FreeMoE, evaluator: Evaluator, documents: tuple[Document, ...], names: list[str]) -> list[Score]:
+    """Score every document under its own expert, switching once per expert."""
+    rows: dict[int, Score] = {}
+    for name in dict.fromkeys(names):
+        mine = [i for i, n in enumerate(names) if n == name]
+        with moe.expert(name):
+            rows.update(zip(mine, evaluator.score([documents[i] for i in mine]), strict=True))
+    return [rows[i] for i in range(len(documents))]

@@ -1,0 +1,34 @@
+"""Fixtures that several rooms share: where the real data lies, and the real small model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# No test may reach for a network that is not there; set before any of the libraries reads it.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """Folder of the real benchmark files: FREEMOE_DATA, or shared/data beside the repository."""
+    named = os.environ.get("FREEMOE_DATA")
+    root = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not root.is_dir():
+        pytest.skip(f"no benchmark files at {root} (set FREEMOE_DATA)")
+    return root
+
+
+@pytest.fixture(scope="session")
+def stories(data_root: Path):
+    """The real 260-thousand-weight model and its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = data_root / "models" / "stories260k"
+    if not folder.is_dir():
+        pytest.skip(f"no model at {folder}")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    return model, AutoTokenizer.from_pretrained(folder)
