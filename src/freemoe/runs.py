@@ -149,7 +149,7 @@ class RunFolder:
     Args:
         output: Where the finished folder shall stand.
         identity: Everything that decides the result (the recipe); a resumed run must have the same.
-        overwrite: Replace a finished folder and forget an unfinished one.
+        overwrite: Replace a finished folder, and forget an unfinished run of another identity.
         resume: Go on with an unfinished run of the same identity.
     """
 
@@ -162,19 +162,20 @@ class RunFolder:
                 f"{str(self.output)!r} exists already. Choose another -o, or --overwrite to replace it; a finished run is "
                 "never changed."
             )
-        if self.partial.exists() and (overwrite or not resume):
-            shutil.rmtree(self.partial)
-        self.partial.mkdir(parents=True, exist_ok=True)
+        identity = json.loads(json.dumps(identity))
         mark = self.partial / "identity.json"
-        if mark.exists():
-            known = json.loads(mark.read_text(encoding="utf-8"))
-            if known != json.loads(json.dumps(identity)):
-                raise ArtifactError(
-                    f"{str(self.partial)!r} holds an unfinished run of another recipe (differs in: "
-                    f"{', '.join(_differences(known, identity)) or 'nothing named'}). Finish it with its own recipe, or "
-                    "choose another -o, or --no-resume to discard it."
-                )
-        else:
+        known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else None
+        if self.partial.exists() and (not resume or (overwrite and known != identity)):
+            shutil.rmtree(self.partial)
+            known = None
+        if known is not None and known != identity:
+            raise ArtifactError(
+                f"{str(self.partial)!r} holds an unfinished run of another recipe (differs in: "
+                f"{', '.join(_differences(known, identity))}). Finish it with its own recipe, or choose another -o, or "
+                "--no-resume to discard it."
+            )
+        self.partial.mkdir(parents=True, exist_ok=True)
+        if known is None:
             write_atomic(mark, json.dumps(identity).encode())
         self.journal = Journal(self.partial / "journal.jsonl")
         self.started = time.time()
@@ -217,7 +218,7 @@ def _differences(a: Any, b: Any, path: str = "") -> list[str]:
     if isinstance(a, dict) and isinstance(b, dict):
         keys = list(dict.fromkeys([*a, *b]))
         return [d for k in keys for d in _differences(a.get(k), b.get(k), f"{path}.{k}" if path else k)]
-    return [] if json.loads(json.dumps(a)) == json.loads(json.dumps(b)) else [path]
+    return [] if a == b else [path]
 
 
 def environment() -> dict[str, Any]:

@@ -81,13 +81,12 @@ def mean_scores(runs: Sequence[Sequence[Score]]) -> list[Score]:
     ]
 
 
-def scatter(size: int, parts: Sequence[tuple[Sequence[int], Sequence[Score]]], default: Sequence[Score]) -> list[Score]:
+def scatter(parts: Sequence[tuple[Sequence[int], Sequence[Score]]], default: Sequence[Score]) -> list[Score]:
     """Lay scores of parts of the documents over a default row."""
     row = list(default)
     for indices, scores in parts:
         for i, s in zip(indices, scores, strict=True):
             row[i] = s
-    assert len(row) == size
     return row
 
 
@@ -130,15 +129,14 @@ def domain_evidence(
         score: Scores documents under switched-off positions; journalled.
         seed: Of the bootstrap.
     """
-    everything = range(len(documents))
     base = score("base", {}, documents)
-    groups = {name: [i for i in everything if known[i] == k] for k, name in enumerate(names)}
+    groups = {name: [i for i in range(len(documents)) if known[i] == k] for k, name in enumerate(names)}
 
     def under(unit: str, positions: dict[str, Tensor], indices: Sequence[int]) -> list[Score]:
         return score(unit, positions, [documents[i] for i in indices])
 
     own = {n: under(f"expert {n}", experts[n], g) for n, g in groups.items() if n in experts and g}
-    expert = scatter(len(documents), [(groups[n], s) for n, s in own.items()], base)
+    expert = scatter([(groups[n], s) for n, s in own.items()], base)
 
     routed = list(base)
     elsewhere: dict[str, list[int]] = {}
@@ -155,7 +153,7 @@ def domain_evidence(
     control_runs = []
     for r in range(control_seeds):
         parts = [(groups[n], under(f"control {r} {n}", controls(n, r), groups[n])) for n in own]
-        control_runs.append(scatter(len(documents), parts, base))
+        control_runs.append(scatter(parts, base))
     control = mean_scores(control_runs) if control_runs else None
 
     swept: dict[str, dict[str, list[Score]]] = {}
@@ -167,7 +165,7 @@ def domain_evidence(
         rows = [[base[i] for i in group], *swept[name].values()]
         best = max(rows, key=lambda row: sum(s.loglikelihood if is_text(documents) else s.value for s in row))
         oracle_parts.append((group, best))
-    oracle = scatter(len(documents), oracle_parts, base) if swept else None
+    oracle = scatter(oracle_parts, base) if swept else None
 
     table = {"base": base, "expert": expert, "routed": routed, "control": control, "oracle": oracle}
     rows = {k: summary(v, base, documents, seed) for k, v in table.items() if v is not None}
