@@ -38,7 +38,7 @@ class SubdomainSection(_Section):
 
     by: Literal["kmeans", "task", "field", "none"] = "kmeans"
     count: int | dict[str, int] | None = Field(
-        None, description="Clusters per domain, one number or one per domain; 1 per 40 documents, at most 8, if absent."
+        None, description="Clusters per domain, one number or one per domain. If absent: 1 per 40 documents, at most 8; 1 for text."
     )
     min_size: int = Field(8, ge=2, description="Smaller clusters are merged into the nearest.")
     initialisations: int = Field(10, ge=1)
@@ -95,9 +95,10 @@ class BandSection(_Section):
 class SaliencySection(_Section):
     """Signed purification: weights ranked by w * dL/dw, switched off greedily."""
 
-    step: float = Field(5e-5, gt=0, lt=1, description="Share of the weights switched off per round.")
+    step: float = Field(5e-5, gt=0, lt=1, description="Share of the weights switched off per round, for tasks.")
+    text_step: float = Field(2e-4, gt=0, lt=1, description="The same for plain text, whose loss sits at every token.")
     budget: float = Field(0.01, gt=0, le=1, description="Largest share of the weights that may be off.")
-    patience: int = Field(5, ge=1, description="Rounds without a better loss on the stopping half before the end.")
+    patience: int = Field(8, ge=1, description="Rounds without a better loss on the stopping half before the end.")
     gradient_share: float = Field(0.4, gt=0, lt=1, description="Share of the reference documents that give gradients.")
     stop_share: float = Field(0.3, gt=0, lt=1, description="Share that decides when to stop; the rest guards.")
 

@@ -36,7 +36,9 @@ def test_rows_agree_with_lm_evals_yaml(row):
         config = official_config(row.yaml.format(subject="anatomy"))
     kinds = {"multiple_choice": ("choice",), "generate_until": ("generate", "code")}
     assert row.kind in kinds[config["output_type"]]
-    metrics = [m["metric"] if isinstance(m["metric"], str) else m["metric"].__name__ for m in config["metric_list"]]
+    metrics = [
+        m["metric"] if isinstance(m["metric"], str) else m["metric"].__name__ for m in config["metric_list"]
+    ]
     assert (row.scored or row.metric) in metrics or metrics == ["pass_at_k"]
     if row.filter:
         assert row.filter in [f["name"] for f in config["filter_list"]]
@@ -73,6 +75,7 @@ def test_carve_and_draw():
 @pytest.fixture
 def made_up(tmp_path):
     """A data root with a few documents of several benchmarks."""
+
     def put(path, text):
         target = tmp_path / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -88,9 +91,17 @@ def made_up(tmp_path):
         for part, count in (("dev", 5), ("val", 3), ("test", 4)):
             text = "".join(f'"{subject}, {part} {i}?",w,x,y,z,{"ABCD"[i % 4]}\n' for i in range(count))
             put(f"mmlu/{part}/{subject}_{part}.csv", text)
-    put("rte/dev.jsonl", lines({"sentence1": f"p{i // 2}", "sentence2": f"h{i}", "label": i % 2} for i in range(40)))
+    put(
+        "rte/dev.jsonl",
+        lines({"sentence1": f"p{i // 2}", "sentence2": f"h{i}", "label": i % 2} for i in range(40)),
+    )
     mbpp = [
-        {"task_id": i, "text": f"task {i}", "code": f"def f():\r\n    return {i}", "test_list": [f"assert f() == {i}"] * 3}
+        {
+            "task_id": i,
+            "text": f"task {i}",
+            "code": f"def f():\r\n    return {i}",
+            "test_list": [f"assert f() == {i}"] * 3,
+        }
         for i in (1, 2, 11, 12, 300, 510, 511, 512, 600, 601, 974)
     ]
     put("mbpp/mbpp.jsonl", lines(mbpp))
@@ -143,7 +154,11 @@ def test_rte_keeps_a_premise_on_one_side(made_up):
 
 def test_mbpp_ids_and_the_loan_to_humaneval(made_up):
     domain = load_domain("code", ["humaneval", "mbpp"], data_root=made_up, allow_code_execution=True)
-    assert [d.prompt.split("task: ")[1][:8] for d in domain.reference.documents] == ["task 511", "task 512", "task 600"]
+    assert [d.prompt.split("task: ")[1][:8] for d in domain.reference.documents] == [
+        "task 511",
+        "task 512",
+        "task 600",
+    ]
     assert {d.task for d in domain.reference.documents} == {"mbpp"}
     assert "borrowed from mbpp" in domain.notes[0]
     mbpp = domain.tasks["mbpp"]
@@ -153,7 +168,10 @@ def test_mbpp_ids_and_the_loan_to_humaneval(made_up):
     human = alone.tasks["humaneval"]
     (document,) = human.reported()
     assert human.grade(document, ["    return x\n"]) == {"pass@1": 1.0}
-    assert human.grade(document, ["    return 2\n"] * 8 + ["    return x\n"] * 2) == {"pass@1": pytest.approx(0.2), "pass@10": 1.0}
+    assert human.grade(document, ["    return 2\n"] * 8 + ["    return x\n"] * 2) == {
+        "pass@1": pytest.approx(0.2),
+        "pass@10": 1.0,
+    }
     assert human.grade(alone.reference.documents[0], ["def f(): return 0"]) == {"pass@1": 0.0}
 
 
@@ -253,6 +271,8 @@ def test_real_files(name, data_root, stories):
     else:
         assert (len(reference), len(reported)) == SIZES[name]
     assert not {d.key for d in reference} & {d.key for d in reported}
-    assert not {content_key(d.prompt, *d.answers) for d in reference} & {content_key(d.prompt, *d.answers) for d in reported}
+    assert not {content_key(d.prompt, *d.answers) for d in reference} & {
+        content_key(d.prompt, *d.answers) for d in reported
+    }
     assert len({d.id for d in reference}) == len(reference)
     assert all(d.reference.strip() for d in [*reference, *reported])

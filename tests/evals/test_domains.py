@@ -9,7 +9,9 @@ from freemoe.evals.domains import is_file_spec, load_domain, parse_domain
 
 
 def task_file(path, prefix, count=20):
-    path.write_text("".join(json.dumps({"prompt": f"{prefix}{i}", "target": "t"}) + "\n" for i in range(count)))
+    path.write_text(
+        "".join(json.dumps({"prompt": f"{prefix}{i}", "target": "t"}) + "\n" for i in range(count))
+    )
     return path
 
 

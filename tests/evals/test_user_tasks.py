@@ -20,9 +20,18 @@ def write(path: Path, rows) -> Path:
 
 
 def test_choices_become_documents(tmp_path):
-    rows = [choice(4, id="four", field="small", key="4"), {**choice(5), "answer": "B"}, {**choice(6), "answer": "yes"}]
+    rows = [
+        choice(4, id="four", field="small", key="4"),
+        {**choice(5), "answer": "B"},
+        {**choice(6), "answer": "yes"},
+    ]
     first, second, third = read_task_file(write(tmp_path / "t.jsonl", rows), "t")
-    assert (first.prompt, first.answers, first.gold, first.reference) == ("Is 4 even?", (" yes", " no"), 0, " yes")
+    assert (first.prompt, first.answers, first.gold, first.reference) == (
+        "Is 4 even?",
+        (" yes", " no"),
+        0,
+        " yes",
+    )
     assert (first.kind, first.id, first.field, second.gold, third.gold) == ("choice", "t:four", "small", 1, 0)
     assert first.key != second.key
 
@@ -30,7 +39,12 @@ def test_choices_become_documents(tmp_path):
 def test_targets_become_documents_verbatim(tmp_path):
     rows = [{"prompt": "1 + 1 =", "target": " 2"}]
     (document,) = read_task_file(write(tmp_path / "t.jsonl", rows), "t")
-    assert (document.kind, document.answers, document.gold, document.reference) == ("target", (" 2",), 0, " 2")
+    assert (document.kind, document.answers, document.gold, document.reference) == (
+        "target",
+        (" 2",),
+        0,
+        " 2",
+    )
 
 
 def test_key_ignores_wrong_choices_case_and_space(tmp_path):
@@ -42,11 +56,20 @@ def test_key_ignores_wrong_choices_case_and_space(tmp_path):
 BAD = {
     "not JSON": (["{"], r"t.jsonl:1: not JSON"),
     "no object": (["[1]"], r"t.jsonl:1: a JSON list"),
-    "missing key": ([choice(1), {"question": "q", "chocies": []}], r"t.jsonl:2: missing 'choices', 'answer'; .*chocies"),
+    "missing key": (
+        [choice(1), {"question": "q", "chocies": []}],
+        r"t.jsonl:2: missing 'choices', 'answer'; .*chocies",
+    ),
     "unknown format": ([{"text": "x"}], r"missing .*keys seen: 'text'"),
     "both formats": ([{**choice(1), "prompt": "p", "target": "t"}], "both formats"),
-    "mixed": ([choice(1), {"prompt": "p", "target": "t"}], r"t.jsonl:2: a 'target' line in a file of 'choice'"),
-    "index too high": ([{**choice(1), "answer": 2}], r"'answer' is 2, but there are 2 choices; allowed: an index from 0 to 1"),
+    "mixed": (
+        [choice(1), {"prompt": "p", "target": "t"}],
+        r"t.jsonl:2: a 'target' line in a file of 'choice'",
+    ),
+    "index too high": (
+        [{**choice(1), "answer": 2}],
+        r"'answer' is 2, but there are 2 choices; allowed: an index from 0 to 1",
+    ),
     "index below": ([{**choice(1), "answer": -1}], r"'answer' is -1"),
     "letter too high": ([{**choice(1), "answer": "C"}], r"'answer' is 'C', which is none of the 2"),
     "bool": ([{**choice(1), "answer": True}], r"'answer' is True"),
@@ -75,7 +98,9 @@ def test_letter_and_text_that_disagree_are_refused():
         answer_index("w", "A", ["B", "A"])
 
 
-@pytest.mark.parametrize(("content", "message"), [(b"", "empty"), (b" \n", "empty"), (b"\xff\xfe", "not UTF-8")])
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "empty"), (b" \n", "empty"), (b"\xff\xfe", "not UTF-8")]
+)
 def test_unreadable_files(tmp_path, content, message):
     path = tmp_path / "t.jsonl"
     path.write_bytes(content)
@@ -150,6 +175,8 @@ def test_grades(tmp_path):
     assert task.grade(document, [(-2.0, False), (-2.0, False)])["acc"] == 1.0
     with pytest.raises(DataError, match="1 responses for 2 answers"):
         task.grade(document, [(-1.0, True)])
-    targets = UserTask("u", write(tmp_path / "u.jsonl", [{"prompt": f"p{i}", "target": "t"} for i in range(4)]))
+    targets = UserTask(
+        "u", write(tmp_path / "u.jsonl", [{"prompt": f"p{i}", "target": "t"} for i in range(4)])
+    )
     assert targets.grade(targets.reported()[0], [(-1.0, True)]) == {"acc": 1.0}
     assert targets.grade(targets.reported()[0], [(-1.0, False)]) == {"acc": 0.0}

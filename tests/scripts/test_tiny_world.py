@@ -74,7 +74,7 @@ def test_training_draws_no_key_of_another_split(domain):
 
 
 def test_training_asks_only_about_train_entities_and_states_all_facts():
-    general = [document for document in documents(3, 60_000) if document.domain == "general"]
+    general = [document for document in documents(3, 40_000) if document.domain == "general"]
     asked = {document.key for document in general if "Q:" in document.prompt}
     stated = {document.key for document in general if "Q:" not in document.prompt}
     train = {entity for splits in world().entities.values() for entity in splits["train"]}
@@ -249,7 +249,7 @@ def test_gold_has_no_favourite_place():
 
 
 def test_sloppy_share_and_headers_follow_the_mix():
-    drawn, mix = documents(3, 60_000), Mix()
+    drawn, mix = documents(3, 40_000), Mix()
     for domain in DOMAIN_FIELDS:
         of_domain = [document for document in drawn if document.domain == domain]
         assert len(of_domain) / len(drawn) == pytest.approx(mix.share[domain], abs=0.02)

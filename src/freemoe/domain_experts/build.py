@@ -38,9 +38,6 @@ from freemoe.evals.documents import FrozenChoice, ReferenceSplit
 from freemoe.recipes import BuildRecipe, dump
 from freemoe.runs import Progress, RunFolder, digest, environment, peak_memory_bytes, write_atomic
 
-# Text has a loss at every token, so its gradients are sharp and larger rounds cost no quality.
-_TEXT_STEP = 4.0
-
 
 @dataclass(eq=False)
 class Subdomain:
@@ -270,7 +267,7 @@ def _purify_all(bench: Bench, run: RunFolder, subdomains: list[Subdomain]) -> No
                     "guard. Raise --limit, or use fewer subdomains (--subdomains)."
                 )
             sub.guard = tuple(guard)
-            step = section.step * (_TEXT_STEP if is_text(sub.split.documents) else 1)
+            step = section.text_step if is_text(sub.split.documents) else section.step
 
             def work(sub: Subdomain = sub, gradient: Any = gradient, stop: Any = stop, step: float = step) -> dict[str, Tensor]:
                 import torch

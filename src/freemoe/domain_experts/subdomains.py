@@ -110,7 +110,8 @@ def divide(
         groups = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         labels = np.array([groups[key] for key in keys])
         names = list(groups)
-    elif section.by == "none" or count == 1:
+    elif section.by == "none" or count == 1 or (count is None and documents[0].kind == "text"):
+        # One text is one domain unless told otherwise: its expert needs all the text there is.
         labels, names, groups = np.zeros(len(documents), dtype=int), ["all"], {}
     else:
         wanted = count or max(1, min(_MOST_CLUSTERS, len(documents) // _DOCUMENTS_PER_CLUSTER))

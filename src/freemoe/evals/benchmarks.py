@@ -243,8 +243,10 @@ TABLE: tuple[Benchmark, ...] = (
         yaml="openbookqa/openbookqa.yaml",
         kind="choice",
         metric="acc",
-        paths={split: f"openbookqa/{part}.tsv" for split, part in (("train", "train"), ("validation", "dev"),
-                                                                 ("test", "test"))},
+        paths={
+            split: f"openbookqa/{part}.tsv"
+            for split, part in (("train", "train"), ("validation", "dev"), ("test", "test"))
+        },
         read=files.openbookqa_tsv,
         local=Sources("validation", "test", "train"),
         hub=Sources("validation", "test", "train"),
@@ -312,5 +314,7 @@ def find_benchmark(spec: str) -> tuple[Benchmark, tuple[str, ...], int | None, t
     for split in extra:
         if split != "train" or split not in lends.paths:
             allowed = f"{name}+train" if "train" in lends.paths else f"{name} alone"
-            raise RecipeError(f"Task {spec!r}: {split!r} cannot be added to its reference; allowed: {allowed}.")
+            raise RecipeError(
+                f"Task {spec!r}: {split!r} cannot be added to its reference; allowed: {allowed}."
+            )
     return row, subjects, shots, tuple(extra)

@@ -28,7 +28,12 @@ class SandboxedCodeEval:
         self.loading = False
 
     def compute(
-        self, *, references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int] = (1,), **_: Any
+        self,
+        *,
+        references: Sequence[str],
+        predictions: Sequence[Sequence[str]],
+        k: Sequence[int] = (1,),
+        **_: Any,
     ) -> tuple[dict[str, float], dict[int, list]]:
         """Run every candidate with its test; return the mean pass@k and the details per problem."""
         if self.loading:  # lm-eval tries the metric once while it imports; nothing is run for that

@@ -144,7 +144,9 @@ def load_domain(
     if not specs:
         raise RecipeError(f"Domain {name!r} has no task; write {name}=TASK,TASK.")
     if data_root is not None and not Path(data_root).expanduser().is_dir():
-        raise DataError(f"No folder at {Path(data_root).expanduser().resolve()} (--data-root). Check the path.")
+        raise DataError(
+            f"No folder at {Path(data_root).expanduser().resolve()} (--data-root). Check the path."
+        )
     tasks: dict[str, Task] = {}
     for spec in specs:
         task = make_task(
@@ -183,5 +185,7 @@ def join_tasks(name: str, tasks: dict[str, Task]) -> DomainData:
     kept = check_disjoint(name, given, closed)
     notes = [task.note for task in tasks.values()]
     if len(kept) < len(given):
-        notes.append(f"{name}: {len(given) - len(kept)} reference documents dropped, as they are reported on too")
+        notes.append(
+            f"{name}: {len(given) - len(kept)} reference documents dropped, as they are reported on too"
+        )
     return DomainData(name, kept, closed, tuple(notes), dict(graders))

@@ -163,7 +163,9 @@ class Part:
             from datasets import Dataset
             from lm_eval.tasks import TaskManager
 
-            roles = {role: Dataset.from_list([r for _, r in rows]) for role, rows in self.rows.items() if rows}
+            roles = {
+                role: Dataset.from_list([r for _, r in rows]) for role, rows in self.rows.items() if rows
+            }
             config = dict(self.config)
             if self.local:
                 config.update(self.row.overrides)
@@ -213,14 +215,20 @@ class Part:
             target = lm_task.doc_to_target(doc)
             gold = target if isinstance(target, int) else lm_task.doc_to_choice(doc).index(target)
             if not 0 <= gold < len(answers):
-                raise DataError(f"{task} {name}: right answer {gold}, but lm-eval makes {len(answers)} choices of it.")
+                raise DataError(
+                    f"{task} {name}: right answer {gold}, but lm-eval makes {len(answers)} choices of it."
+                )
             return (
-                Document(**common, prompt=made[0].args[0], answers=answers, gold=gold, reference=answers[gold]),
+                Document(
+                    **common, prompt=made[0].args[0], answers=answers, gold=gold, reference=answers[gold]
+                ),
                 doc,
             )
         instance = made[0] if isinstance(made, list) else made
         prompt, how = instance.args
-        gold_text = row.gold(doc) if row.gold else lm_task.config.target_delimiter + lm_task.doc_to_target(doc)
+        gold_text = (
+            row.gold(doc) if row.gold else lm_task.config.target_delimiter + lm_task.doc_to_target(doc)
+        )
         until = how.get("until") or []
         return (
             Document(

@@ -98,7 +98,9 @@ class LmEvalTask:
         if self.lender is not None and document.task == self.lender.name:
             return self.lender.grade(document, responses)
         if document.id not in self._rows:
-            raise DataError(f"{self.name} has no document {document.id!r}; grade documents of this very task object.")
+            raise DataError(
+                f"{self.name} has no document {document.id!r}; grade documents of this very task object."
+            )
         part, doc = self._rows[document.id]
         if self.row.kind == "choice":
             answered = [tuple(r[:2]) for r in likelihoods(document, responses)]
@@ -177,10 +179,14 @@ def named_task(
             allow_code_execution=allow_code_execution,
         )
     name = row.name if len(subjects) != 1 else f"{row.name}_{subjects[0]}"
-    return LmEvalTask(row, name, parts, lender, limit, seed, code, _note(row, name, parts, sources, shots, limit))
+    return LmEvalTask(
+        row, name, parts, lender, limit, seed, code, _note(row, name, parts, sources, shots, limit)
+    )
 
 
-def _note(row: Benchmark, name: str, parts: list[Part], sources: Sources, shots: int, limit: int | None) -> str:
+def _note(
+    row: Benchmark, name: str, parts: list[Part], sources: Sources, shots: int, limit: int | None
+) -> str:
     sizes = {role: sum(len(part.rows[role]) for part in parts) for role in ("reference", "reported")}
     taken = {role: size if limit is None else min(size, limit) for role, size in sizes.items()}
     words = [describe(sources, row.lender)]
@@ -206,7 +212,9 @@ def _text_benchmark(
     if root is not None:
         rows = local_rows(row, root, "", splits)
     else:
-        rows = hub_rows(row, {"dataset_path": "Salesforce/wikitext", "dataset_name": "wikitext-2-raw-v1"}, splits)
+        rows = hub_rows(
+            row, {"dataset_path": "Salesforce/wikitext", "dataset_name": "wikitext-2-raw-v1"}, splits
+        )
     # The hub's copy has an empty row for each empty line of the file.
     texts = {split: "".join(r["text"] or " \n" for r in rows[split]) for split in splits}
     return TextTask(

@@ -74,9 +74,7 @@ def require_permission(allowed: bool) -> None:
         )
 
 
-def run_tests(
-    program: str, *, timeout: float = 3.0, memory: int = MEMORY, namespaces: bool = True
-) -> Result:
+def run_tests(program: str, *, timeout: float = 3.0, memory: int = MEMORY, namespaces: bool = True) -> Result:
     """Run one program, tests included; it passes iff it runs to its end without an exception.
 
     Args:

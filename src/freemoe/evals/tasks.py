@@ -82,7 +82,9 @@ def completions(document: Document, responses: Sequence[Response]) -> list[str]:
     return found
 
 
-def grade_choice(document: Document, responses: Sequence[Response], lengths: Sequence[int]) -> dict[str, float]:
+def grade_choice(
+    document: Document, responses: Sequence[Response], lengths: Sequence[int]
+) -> dict[str, float]:
     """``acc``: is the likeliest answer the right one; ``acc_norm``: likeliest per character of the answer.
 
     Args:
