@@ -227,7 +227,8 @@ def test_hub_rows_go_through_lm_evals_own_cleaning(monkeypatch):
     def load_dataset(path, name=None, split=None):
         asked.append((path, name, split))
         rows = [
-            {"activity_label": "Tea", "ctx_a": f"{split} {i} [title] pours", "ctx_b": "and he", "ctx": f"{split} {i}",
+            {"activity_label": "Tea", "ctx_a": f"{split} {i} [title] pours", "ctx_b": "and he", "ctx":
+            f"{split} {i}",
              "endings": [f"drinks {k}" for k in range(4)], "label": str(i % 4)}
             for i in range(6)
         ]  # fmt: skip

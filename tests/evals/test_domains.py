@@ -79,9 +79,9 @@ def test_two_tasks_of_one_name(tmp_path):
 def test_own_tasks_need_neither_torch_nor_lm_eval(tmp_path):
     path = task_file(tmp_path / "a.jsonl", "p")
     code = (
-        "import sys; from freemoe.evals.domains import load_domain\n"
-        f"d = load_domain('d', [{str(path)!r}]); assert len(d.reference) == 10\n"
-        "loaded = {'torch', 'lm_eval', 'datasets', 'transformers', 'evaluate'} & set(sys.modules); assert not loaded, loaded"
+        "import sys; from freemoe.evals.domains import load_domain\nd = load_domain('d', "
+        f"[{str(path)!r}]); assert len(d.reference) == 10\nloaded = {{'torch', 'lm_eval', 'datasets', "
+        "'transformers', 'evaluate'} & set(sys.modules); assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

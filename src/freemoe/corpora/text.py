@@ -1,7 +1,7 @@
 """Local text files, and token ids packed into blocks of one length.
 
-Formats: plain text (``.txt``, ``.md``, ``.raw`` and whatever else is UTF-8), JSONL and JSON lists whose items are
-strings or objects with a ``text``.
+Formats: plain text (``.txt``, ``.md``, ``.raw`` and whatever else is UTF-8), JSONL and JSON lists whose
+items are strings or objects with a ``text``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def read_text_file(path: Path) -> str:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}: byte {error.start} is {error.object[error.start]: #04x}, which is not UTF-8. Save it as UTF-8."
+            f"{path}: byte {error.start} is {hex(error.object[error.start])}, which is not UTF-8. Save it "
+            "as UTF-8."
         ) from None
     if not text.strip():
         raise DataError(f"{path} is empty; it needs at least one document.")
@@ -71,8 +72,8 @@ def read_json_lines(path: Path) -> list[tuple[int, Any]]:
             rows.append((number, json.loads(line)))
         except json.JSONDecodeError as error:
             raise DataError(
-                f"{path}:{number}: not JSON ({error.msg} at column {error.colno}): {line.strip()[:80]!r}. Every line "
-                "must be one JSON object."
+                f"{path}:{number}: not JSON ({error.msg} at column {error.colno}): {line.strip()[:80]!r}. "
+                "Every line must be one JSON object."
             ) from None
     return rows
 
@@ -102,8 +103,8 @@ def _item_text(path: Path, number: int, item: Any) -> str:
     if not isinstance(text, str) or not text.strip():
         seen = f"keys {sorted(item)}" if isinstance(item, dict) else repr(item)[:80]
         raise DataError(
-            f"{path}:{number}: no text here ({seen}). Each item must be a string or an object with a non-empty "
-            f"{TEXT_FIELD!r}."
+            f"{path}:{number}: no text here ({seen}). Each item must be a string or an object with a "
+            f"non-empty {TEXT_FIELD!r}."
         )
     return text
 
@@ -135,8 +136,8 @@ def paragraphs(documents: Sequence[str]) -> list[str]:
 def encode_with_places(tokenizer: Any, pieces: Sequence[str]) -> tuple[list[int], list[int], str]:
     """Token ids of the joined pieces, the character where each token begins, and the joined text.
 
-    A fast tokenizer says where its tokens lie. Another one encodes piece by piece, so that a token's place is known
-    to the piece, at the price of the tokens it sets at the start of a text.
+    A fast tokenizer says where its tokens lie. Another one encodes piece by piece, so that a token's place
+    is known to the piece, at the price of the tokens it sets at the start of a text.
     """
     text = "".join(pieces)
     if getattr(tokenizer, "is_fast", False):

@@ -1,4 +1,4 @@
-"""Benchmark files as their authors published them, converted to the columns that lm-eval's YAML files name."""
+"""Benchmark files as their authors published them, converted to the columns that lm-eval's YAML names."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _rows(path: Path, values: list[tuple[int, Any]], columns: tuple[str, ...]) -
         missing = [c for c in columns if not isinstance(row, dict) or c not in row]
         if missing:
             raise DataError(
-                f"{path}:{number}: missing {', '.join(map(repr, missing))}. This is not the benchmark's original "
-                f"file; columns needed: {', '.join(columns)}."
+                f"{path}:{number}: missing {', '.join(map(repr, missing))}. This is not the benchmark's "
+                f"original file; columns needed: {', '.join(columns)}."
             )
     return [row for _, row in values]
 
@@ -78,8 +78,8 @@ def mmlu_csv(path: Path) -> list[Row]:
     for number, cells in enumerate(csv.reader(io.StringIO(read_text_file(path))), start=1):
         if len(cells) != 6 or cells[5] not in LETTERS[:4]:
             raise DataError(
-                f"{path}, row {number}: {len(cells)} cells, the last {cells[-1:]!r}; MMLU's files have question, A, "
-                "B, C, D and the answer's letter, without a header."
+                f"{path}, row {number}: {len(cells)} cells, the last {cells[-1:]!r}; MMLU's files have "
+                "question, A, B, C, D and the answer's letter, without a header."
             )
         rows.append({"question": cells[0], "choices": cells[1:5], "answer": LETTERS.index(cells[5])})
     return rows

@@ -1,8 +1,9 @@
 """The one table that says, for every named benchmark, which split is reference and which is reported.
 
-Prompts, choices, filters and metrics are lm-eval's own (its YAML file of the task); a row here only says where the
-documents lie, in which format, and what may be searched on. Several benchmarks name no split to tune on, or report
-on the split one would tune on: their reference is another split, or a part carved off by content key.
+Prompts, choices, filters and metrics are lm-eval's own (its YAML file of the task); a row here only says
+where the documents lie, in which format, and what may be searched on. Several benchmarks name no split to
+tune on, or report on the split one would tune on: their reference is another split, or a part carved off by
+content key.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Sources:
     """Which source split plays which part; the same one twice means that it is carved by content key.
 
     Attributes:
-        reference: Source split that may be searched on, or several joined by ``+``; empty when another benchmark
-            lends its own.
+        reference: Source split that may be searched on, or several joined by ``+``; empty when another
+            benchmark lends its own.
         reported: Source split that is only reported on.
         shots: Source split of the few-shot examples; empty when lm-eval's YAML holds them.
     """
@@ -110,19 +111,20 @@ def describe(sources: Sources, lender: str = "") -> str:
     return f"reference {sources.reference}, reported {sources.reported}"
 
 
-MMLU_SUBJECTS = tuple(
-    """abstract_algebra anatomy astronomy business_ethics clinical_knowledge college_biology college_chemistry
+_SUBJECTS = """
+    abstract_algebra anatomy astronomy business_ethics clinical_knowledge college_biology college_chemistry
     college_computer_science college_mathematics college_medicine college_physics computer_security
     conceptual_physics econometrics electrical_engineering elementary_mathematics formal_logic global_facts
     high_school_biology high_school_chemistry high_school_computer_science high_school_european_history
-    high_school_geography high_school_government_and_politics high_school_macroeconomics high_school_mathematics
-    high_school_microeconomics high_school_physics high_school_psychology high_school_statistics
-    high_school_us_history high_school_world_history human_aging human_sexuality international_law jurisprudence
-    logical_fallacies machine_learning management marketing medical_genetics miscellaneous moral_disputes
-    moral_scenarios nutrition philosophy prehistory professional_accounting professional_law professional_medicine
-    professional_psychology public_relations security_studies sociology us_foreign_policy virology
-    world_religions""".split()
-)
+    high_school_geography high_school_government_and_politics high_school_macroeconomics
+    high_school_mathematics high_school_microeconomics high_school_physics high_school_psychology
+    high_school_statistics high_school_us_history high_school_world_history human_aging human_sexuality
+    international_law jurisprudence logical_fallacies machine_learning management marketing medical_genetics
+    miscellaneous moral_disputes moral_scenarios nutrition philosophy prehistory professional_accounting
+    professional_law professional_medicine professional_psychology public_relations security_studies
+    sociology us_foreign_policy virology world_religions
+"""
+MMLU_SUBJECTS = tuple(_SUBJECTS.split())
 
 
 def _labelled_answer(row: Row) -> str:
@@ -267,7 +269,7 @@ TABLE: tuple[Benchmark, ...] = (
     ),
     Benchmark(
         name="wikitext",
-        about="WikiText-2, raw text in blocks of 256 tokens, nats per token (not lm-eval's rolling word perplexity)",
+        about="WikiText-2, raw text in blocks of 256 tokens, nats per token (no rolling word perplexity)",
         yaml="",
         kind="text",
         metric="raw_block_nll",
@@ -286,7 +288,7 @@ def find_benchmark(spec: str) -> tuple[Benchmark, tuple[str, ...], int | None, t
     """Read ``task``, ``task@N`` or ``mmlu_SUBJECT``, each also as ``task+train`` to search on train too.
 
     Returns:
-        The row, the subjects that are meant, the few-shot count if the spec has one, and the added source splits.
+        The row, the subjects that are meant, the few-shot count if the spec has one, and the added splits.
 
     Raises:
         UnknownNameError: With near misses, when nothing has that name.

@@ -1,8 +1,9 @@
 """lm-eval's code tasks with our sandbox in the place of the metric that they fetch from the hub at import.
 
-The modules of HumanEval and MBPP call ``evaluate.load("code_eval")`` while they are imported: a download, and a
-metric that runs programs in the same process tree without limits. While lm-eval reads such a YAML, that one call is
-answered with `SandboxedCodeEval`; afterwards everything is as it was, lm-eval's module cache included.
+The modules of HumanEval and MBPP call ``evaluate.load("code_eval")`` while they are imported: a download,
+and a metric that runs programs in the same process tree without limits. While lm-eval reads such a YAML,
+that one call is answered with `SandboxedCodeEval`; afterwards everything is as it was, lm-eval's module
+cache included.
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ class Document:
         max_new_tokens: Cap of a generation.
         field: Subject or sub-task name, for ``by: field``.
         index: Position in the task's own data, for grading.
-        tokens: For ``text`` only: the exact token ids to score, each predicted from those before it in the block
-            (the first from the tokenizer's beginning-of-text token where it has one, else it is context only).
+        tokens: For ``text`` only: the exact token ids to score, each predicted from those before it in the
+            block (the first from the tokenizer's beginning-of-text token where it has one, else it is
+            context only).
     """
 
     task: str
@@ -106,8 +107,9 @@ class ReportedSplit:
         """
         if not isinstance(choice, FrozenChoice):
             raise SplitError(
-                f"The reported split {self.name!r} was asked for with {type(choice).__name__} in hand. It opens only "
-                "with a FrozenChoice, which exists once every expert is chosen; search on the ReferenceSplit instead."
+                f"The reported split {self.name!r} was asked for with {type(choice).__name__} in hand. It "
+                "opens only with a FrozenChoice, which exists once every expert is chosen; search on the "
+                "ReferenceSplit instead."
             )
         return self._documents
 
@@ -132,8 +134,8 @@ def require_reference(split: object, what: str) -> ReferenceSplit:
     """Return ``split`` if it is a reference split, else raise: nothing is chosen on the reported one."""
     if not isinstance(split, ReferenceSplit):
         raise SplitError(
-            f"{what} takes a ReferenceSplit, but got {type(split).__name__}. Documents that are reported on must not "
-            "choose, calibrate or train anything."
+            f"{what} takes a ReferenceSplit, but got {type(split).__name__}. Documents that are reported "
+            "on must not choose, calibrate or train anything."
         )
     return split
 
@@ -154,7 +156,7 @@ def check_disjoint(name: str, reference: ReferenceSplit, reported: ReportedSplit
     kept = tuple(d for d in reference.documents if d.key not in seen)
     if not kept:
         raise DataError(
-            f"Domain {name!r}: all {len(reference)} reference documents also stand in the reported split. What is "
-            "searched on cannot be reported on; give the task a reference split of its own."
+            f"Domain {name!r}: all {len(reference)} reference documents also stand in the reported split. "
+            "What is searched on cannot be reported on; give the task a reference split of its own."
         )
     return ReferenceSplit(kept, reference.name)

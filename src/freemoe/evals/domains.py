@@ -35,8 +35,8 @@ def parse_domain(text: str) -> tuple[str, tuple[str, ...]]:
         specs = (rest.strip(),)
     if not equals or not name.strip() or not all(specs):
         raise RecipeError(
-            f"Domain {text!r} cannot be read; write NAME=TASK,TASK: e.g. math=gsm8k,mathqa or mine=FILE.jsonl or "
-            "wiki=text:FILE."
+            f"Domain {text!r} cannot be read; write NAME=TASK,TASK: e.g. math=gsm8k,mathqa or "
+            "mine=FILE.jsonl or wiki=text:FILE."
         )
     if len(set(specs)) < len(specs):
         twice = next(s for s in specs if specs.count(s) > 1)
@@ -66,13 +66,13 @@ def _files(spec: str) -> tuple[Path, Path | None]:
     for path in (file, test):
         if path is not None and not path.is_file():
             raise DataError(
-                f"Task {spec!r}: no file at {path.resolve()}. Check the path; it is read from the current folder "
-                f"({Path.cwd()})."
+                f"Task {spec!r}: no file at {path.resolve()}. Check the path; it is read from the current "
+                f"folder ({Path.cwd()})."
             )
     if test is not None and file.resolve() == test.resolve():
         raise DataError(
-            f"Task {spec!r}: reference and reported are the same file {file.resolve()}. What is searched on cannot be "
-            f"reported on; name one file alone and it is carved in two."
+            f"Task {spec!r}: reference and reported are the same file {file.resolve()}. What is searched "
+            "on cannot be reported on; name one file alone and it is carved in two."
         )
     return file, test
 
@@ -106,8 +106,8 @@ def make_task(
         return text_task(name, file, test, tokenizer=tokenizer, limit=limit)
     if file.suffix.lower() != ".jsonl":
         raise DataError(
-            f"Task {spec!r}: a file of questions must be .jsonl, not {file.suffix or 'without suffix'!r}; for plain text "
-            f"write text:{spec}."
+            f"Task {spec!r}: a file of questions must be .jsonl, not {file.suffix or 'without suffix'!r}; "
+            f"for plain text write text:{spec}."
         )
     return UserTask(name, file, test, limit=limit, seed=seed)
 
@@ -130,7 +130,8 @@ def load_domain(
         specs: Its tasks, as `parse_domain` gives them.
         tokenizer: The model's; needed by text tasks alone.
         data_root: Folder of benchmark files in their original formats; None asks the hub.
-        limit: Documents per task and split at most: drawn with ``seed``, balanced over fields, kept in file order.
+        limit: Documents per task and split at most: drawn with ``seed``, balanced over fields, kept in file
+            order.
         seed: Seed of carving and drawing.
         num_fewshot: Few-shot examples of every named benchmark; None for each one's own (``task@N`` wins).
         allow_code_execution: Let code tasks run generated programs when they grade.
@@ -160,8 +161,8 @@ def load_domain(
         )
         if task.name in tasks:
             raise DataError(
-                f"Domain {name!r}: two of its tasks are called {task.name!r} (last: {spec!r}). Rename a file: a task is "
-                "called by its file's stem."
+                f"Domain {name!r}: two of its tasks are called {task.name!r} (last: {spec!r}). Rename a "
+                "file: a task is called by its file's stem."
             )
         tasks[task.name] = task
     return join_tasks(name, tasks)

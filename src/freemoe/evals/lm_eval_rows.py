@@ -1,7 +1,7 @@
 """Rows of a benchmark by role, and lm-eval's task object over them, which renders and grades.
 
-Few-shot examples are one fixed draw per task, so that all its documents share a prefix and a subset of documents
-changes no prompt (lm-eval's default sampler draws anew for each document, in order).
+Few-shot examples are one fixed draw per task, so that all its documents share a prefix and a subset of
+documents changes no prompt (lm-eval's default sampler draws anew for each document, in order).
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def templates_compiled_once() -> Iterator[None]:
     from lm_eval.utils import env
 
     before = env.__dict__.get("from_string")
-    env.from_string = lru_cache(maxsize=None)(env.from_string)
+    env.__dict__["from_string"] = lru_cache(maxsize=None)(env.from_string)
     try:
         yield
     finally:
         if before is None:
-            del env.from_string  # the method of the class is back
+            del env.__dict__["from_string"]  # the method of the class is back
         else:
-            env.from_string = before
+            env.__dict__["from_string"] = before
 
 
 def official_config(yaml: str) -> dict[str, Any]:
@@ -105,17 +105,18 @@ def hub_rows(row: Benchmark, config: dict[str, Any], splits: Sequence[str]) -> d
 
     path, name = config["dataset_path"], config.get("dataset_name")
     try:
-        return {split: list(datasets.load_dataset(path, name, split=split)) for split in splits}  # type: ignore[arg-type]
+        return {s: [dict(r) for r in datasets.load_dataset(path, name, split=s)] for s in splits}
     except Exception as error:  # the hub's client raises a dozen kinds of its own
         raise DataError(
-            f"Task {row.name!r}: the data set {path} could not be read from the hub ({type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else 'no message'}). Without a network give the original "
-            f"files: --data-root FOLDER with {', '.join(dict.fromkeys(row.paths.values()))}."
+            f"Task {row.name!r}: the data set {path} could not be read from the hub "
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}). "
+            "Without a network give the original files: --data-root FOLDER with "
+            f"{', '.join(dict.fromkeys(row.paths.values()))}."
         ) from error
 
 
 class Part:
-    """One lm-eval task (a subject, or the whole benchmark): rows by role, and lm-eval's object, made when needed."""
+    """One task of lm-eval's (a subject, or a whole benchmark): its rows by role, its object when needed."""
 
     def __init__(self, row: Benchmark, config: dict[str, Any], subject: str, local: bool, shots: int) -> None:
         self.row, self.config, self.subject, self.local, self.shots = row, config, subject, local, shots

@@ -89,8 +89,8 @@ class LmEvalTask:
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """Grade one document by lm-eval's filters and metrics.
 
-        Several completions give the mean of each metric; for code the unbiased pass@k for every k of 1, 10 and 100
-        up to their number.
+        Several completions give the mean of each metric; for code the unbiased pass@k for every k of 1, 10
+        and 100 up to their number.
 
         Raises:
             SandboxError: For code, unless running generated code was allowed.

@@ -1,19 +1,19 @@
-"""Generated programs, run with their tests in a process of their own: limited, without network, killed as a group.
+"""Generated programs, run with their tests in a process of their own: limited, offline, killed as a group.
 
-What a program gets: an interpreter in isolated mode (``python -I``) in a private, empty temporary directory that is
-deleted afterwards; an environment with nothing of the caller's; no standard input; output that goes nowhere; limits
-on CPU time, address space, file size, open files and processes; a wall clock; on Linux, where the kernel lets an
-ordinary user have them, a network namespace without any interface and a process namespace that dies as a whole. An
-audit hook also refuses sockets, new processes, signals to other processes, native libraries, and changes to files
-outside the private directory.
+What a program gets: an interpreter in isolated mode (``python -I``) in a private, empty temporary directory
+that is deleted afterwards; an environment with nothing of the caller's; no standard input; output that goes
+nowhere; limits on CPU time, address space, file size, open files and processes; a wall clock; on Linux,
+where the kernel lets an ordinary user have them, a network namespace without any interface and a process
+namespace that dies as a whole. An audit hook also refuses sockets, new processes, signals to other
+processes, native libraries, and changes to files outside the private directory.
 
-What this does **not** protect from. It is no virtual machine and no container: the program runs as the same user on
-the same kernel and can *read* whatever that user can read. The audit hook is a fence against what models write by
-chance, not a wall against an attacker: code in C (an extension module, ``ctypes.pythonapi``) gets around it, and
-where the kernel refuses namespaces (`Result.isolated` is False) nothing but the hook then stops the network and
-processes that leave the group. Limits are per process and per file, so a program can still fill a disk with many
-small files. A program that hunts through its interpreter's frames for the sandbox's token can forge a pass. Where
-that matters, run freemoe itself inside a container without secrets.
+What this does **not** protect from. It is no virtual machine and no container: the program runs as the same
+user on the same kernel and can *read* whatever that user can read. The audit hook is a fence against what
+models write by chance, not a wall against an attacker: code in C (an extension module, ``ctypes.pythonapi``)
+gets around it, and where the kernel refuses namespaces (`Result.isolated` is False) nothing but the hook
+then stops the network and processes that leave the group. Limits are per process and per file, so a program
+can still fill a disk with many small files. A program that hunts through its interpreter's frames for the
+sandbox's token can forge a pass. Where that matters, run freemoe itself inside a container without secrets.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Result:
 
     Attributes:
         passed: Whether it ran to its end, tests included, without an exception.
-        status: ``passed``; ``failed`` (an exception); ``timeout``; ``exited`` (it ended itself before its tests were
-            through, with whatever exit status); ``killed`` (by a signal: a limit, or a crash).
+        status: ``passed``; ``failed`` (an exception); ``timeout``; ``exited`` (it ended itself before its
+            tests were through, with whatever exit status); ``killed`` (by a signal: a limit, or a crash).
         detail: The exception or the signal.
         isolated: Whether the kernel gave it namespaces of its own (no network, no process left behind).
     """
@@ -69,8 +69,8 @@ def require_permission(allowed: bool) -> None:
     if not allowed:
         raise SandboxError(
             "This task runs programs that a language model wrote. Say --allow-code-execution (Python: "
-            "allow_code_execution=True) to have them run in freemoe's sandbox; what it does not protect from stands "
-            "in the docstring of freemoe.evals.sandbox. Otherwise leave the code tasks out."
+            "allow_code_execution=True) to have them run in freemoe's sandbox; what it does not protect "
+            "from stands in the docstring of freemoe.evals.sandbox. Otherwise leave the code tasks out."
         )
 
 
@@ -163,7 +163,8 @@ def pass_at_k(n: int, c: int, k: int, *, unbiased: bool = True) -> float:
     """Chance that at least one of ``k`` samples passes, given that ``c`` of ``n`` did.
 
     Chen et al. 2021 (Evaluating Large Language Models Trained on Code), Eq. 1: ``1 - C(n-c, k) / C(n, k)``.
-    ``unbiased=False`` is the papers' Eq. 12, where the samples drawn are the samples counted (n = k): 1 if any passed.
+    ``unbiased=False`` is the papers' Eq. 12, where the samples drawn are the samples counted (n = k): 1 if
+    any passed.
 
     Raises:
         ValueError: Unless ``0 <= c <= n`` and ``1 <= k <= n``.

@@ -1,7 +1,7 @@
 """The inside of the sandbox: limits this very process, then runs the program it is given. Never imported.
 
-Arguments: descriptor for the verdict, seconds, bytes of memory, whether to ask for namespaces. Standard input: a
-token on the first line, which marks true verdicts, and then the program.
+Arguments: descriptor for the verdict, seconds, bytes of memory, whether to ask for namespaces. Standard
+input: a token on the first line, which marks true verdicts, and then the program.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ PROCESSES = 64
 MESSAGE = 2000
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-NEVER = (
-    "socket.", "subprocess.", "pty.", "os.fork", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.startfile",
-    "os.kill", "signal.pthread_kill", "syslog.", "webbrowser.", "ftplib.", "smtplib.", "http.client.", "urllib.",
-    "resource.setrlimit", "resource.prlimit",
-)  # fmt: skip
-CHANGES = (
-    "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod", "os.chown", "os.chflags",
-    "os.truncate", "os.utime", "os.setxattr", "os.removexattr", "shutil.rmtree", "shutil.move", "shutil.chown",
-)  # fmt: skip
+NEVER = tuple(
+    """
+    socket. subprocess. pty. os.fork os.exec os.posix_spawn os.spawn os.system os.startfile os.kill
+    signal.pthread_kill syslog. webbrowser. ftplib. smtplib. http.client. urllib. resource.setrlimit
+    resource.prlimit
+    """.split()  # noqa: SIM905
+)
+CHANGES = tuple(
+    """
+    os.remove os.rename os.rmdir os.mkdir os.link os.symlink os.chmod os.chown os.chflags os.truncate
+    os.utime os.setxattr os.removexattr shutil.rmtree shutil.move shutil.chown
+    """.split()  # noqa: SIM905
+)
 
 
 def own_namespaces() -> bool:
@@ -107,7 +111,7 @@ def verdict(program: str, descriptor: int, token: str, seconds: float) -> None:
 
     signal.signal(signal.SIGALRM, out_of_time)
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    sys.addaudithook(fence(os.getcwd()))
+    sys.addaudithook(fence(os.curdir))
     try:
         code: CodeType = compile(program, "program.py", "exec")
         exec(code, {})

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 OVERFLOW = ("truncate", "error")
 
+# A decoding step holds one token per row, so many more rows fit than when whole prompts are scored.
+_DECODE_ROWS = 4
+
 
 class Pair(NamedTuple):
     """Token ids of a context and of the continuation to be scored after it."""
@@ -292,7 +295,7 @@ class Scorer:
         texts: dict[int, str] = {}
         while order:
             longest = len(encoded[order[0]]) + max_new_tokens
-            size = max(1, self.batch_tokens // longest)
+            size = max(1, _DECODE_ROWS * self.batch_tokens // longest)
             chunk, order = order[:size], order[size:]
             for i, text in zip(chunk, self._generate_batch([encoded[i] for i in chunk], until, max_new_tokens), strict=True):
                 texts[i] = text
@@ -310,6 +313,8 @@ class Scorer:
             if row:
                 ids[i, longest - len(row) :] = torch.tensor(row, device=device)
                 mask[i, longest - len(row) :] = 1
+        # A new stop string ends in the newest tokens; a few more guard against tokens that are parts of a character.
+        tail = max((len(stop) for stop in until), default=0) + 8
         produced: list[list[int]] = [[] for _ in rows]
         done = [False] * len(rows)
         cache = None
@@ -329,7 +334,8 @@ class Scorer:
                     done[i] = True
                     continue
                 produced[i].append(token)
-                done[i] = any(stop in self._decode(produced[i]) for stop in until if stop)
+                recent = self._decode(produced[i][-tail:])
+                done[i] = any(stop in recent for stop in until if stop)
             if all(done):
                 break
             step = torch.tensor([[pad if done[i] else t] for i, t in enumerate(tokens)], device=device)

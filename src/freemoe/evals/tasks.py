@@ -9,7 +9,7 @@ from freemoe.errors import DataError
 from freemoe.evals.documents import Document
 
 Likelihood = tuple[float, bool]
-"""Log-likelihood of a continuation in nats, and whether greedy decoding gives it; a third item is its tokens."""
+"""Log-likelihood of a continuation in nats, and whether greedy decoding gives it; third: its tokens."""
 
 Response = Likelihood | str
 """What a model answered: a likelihood for each of the document's answers, or generated completions."""
@@ -51,8 +51,8 @@ class Task(Protocol):
 
         Args:
             document: A document of this task.
-            responses: For ``choice``, ``target`` and ``text`` one likelihood per entry of ``document.answers``, in
-                their order; for ``generate`` and ``code`` one or more completions.
+            responses: For ``choice``, ``target`` and ``text`` one likelihood per entry of
+                ``document.answers``, in their order; for ``generate`` and ``code`` one or more completions.
 
         Returns:
             Metric to value for this document alone.
@@ -60,13 +60,14 @@ class Task(Protocol):
         ...
 
 
-def likelihoods(document: Document, responses: Sequence[Response]) -> list[tuple]:
+def likelihoods(document: Document, responses: Sequence[Response]) -> list[tuple[float, ...]]:
     """Check that there is one likelihood per answer and return them."""
     found = [tuple(r) for r in responses if not isinstance(r, str)]
     if len(found) != len(document.answers) or len(found) != len(responses):
         raise DataError(
-            f"{document.task} {document.id}: {len(responses)} responses for {len(document.answers)} answers; a document "
-            f"of kind {document.kind!r} needs one (log-likelihood, is greedy) per answer."
+            f"{document.task} {document.id}: {len(responses)} responses for {len(document.answers)} "
+            f"answers; a document of kind {document.kind!r} needs one (log-likelihood, is greedy) per "
+            "answer."
         )
     return found
 
@@ -76,8 +77,8 @@ def completions(document: Document, responses: Sequence[Response]) -> list[str]:
     found = [r for r in responses if isinstance(r, str)]
     if not found or len(found) != len(responses):
         raise DataError(
-            f"{document.task} {document.id}: a document of kind {document.kind!r} needs one or more completions as "
-            f"text; got {[type(r).__name__ for r in responses]}."
+            f"{document.task} {document.id}: a document of kind {document.kind!r} needs one or more "
+            f"completions as text; got {[type(r).__name__ for r in responses]}."
         )
     return found
 

@@ -20,7 +20,8 @@ from freemoe.evals.tasks import Response, likelihoods
 
 BLOCK = 256
 CAPS = {"reference": 600, "reported": 300}
-# No tokenizer in use makes a token of more characters than this on average, so that much text is always enough.
+# No tokenizer in use makes a token of more characters than this on average, so that much text is always
+# enough.
 CHARACTERS_PER_TOKEN = 16
 SHORTEST_LINE = 40
 
@@ -47,7 +48,7 @@ def drop_shared_lines(reference: Sequence[str], reported: Sequence[str]) -> tupl
 
 
 def split_tail(pieces: Sequence[str], share: float) -> tuple[list[str], list[str]]:
-    """Cut paragraphs into a head and a contiguous tail of about ``share`` of the characters, one paragraph between."""
+    """Cut paragraphs into a head and a tail of about ``share`` of the characters, one paragraph between."""
     total = sum(map(len, pieces))
     at = 0
     for cut, piece in enumerate(pieces):
@@ -58,7 +59,7 @@ def split_tail(pieces: Sequence[str], share: float) -> tuple[list[str], list[str
 
 
 def thin(pieces: Sequence[str], characters: int, runs: int = 100) -> list[str]:
-    """Evenly spaced runs of paragraphs with about ``characters`` in all, so that a huge file need not be tokenised."""
+    """Evenly spaced runs of paragraphs, ``characters`` in all, so that a huge file need not be tokenised."""
     total = sum(map(len, pieces))
     if total <= characters:
         return list(pieces)
@@ -102,8 +103,8 @@ class TextTask:
     def __post_init__(self) -> None:
         if self.tokenizer is None:
             raise DataError(
-                f"Task {self.name!r} cuts text into blocks of tokens and was given no tokenizer; pass the model's: "
-                "load_domain(..., tokenizer=tokenizer)."
+                f"Task {self.name!r} cuts text into blocks of tokens and was given no tokenizer; pass the "
+                "model's: load_domain(..., tokenizer=tokenizer)."
             )
         pieces = paragraphs(self.documents)
         how = self.source
@@ -118,8 +119,8 @@ class TextTask:
         self._reference, whole = self._blocks(reference, "reference")
         self._reported, whole_reported = self._blocks(reported, "reported")
         self.note = (
-            f"{self.name}: {how}; blocks of {self.length} tokens, reference {len(self._reference)} of {whole}, "
-            f"reported {len(self._reported)} of {whole_reported}, evenly spaced"
+            f"{self.name}: {how}; blocks of {self.length} tokens, reference {len(self._reference)} of "
+            f"{whole}, reported {len(self._reported)} of {whole_reported}, evenly spaced"
         )
 
     def _blocks(self, pieces: list[str], side: str) -> tuple[list[Document], int]:
@@ -128,9 +129,9 @@ class TextTask:
         blocks = pack(self.tokenizer, pieces, self.length)
         if not blocks:
             raise DataError(
-                f"Task {self.name!r}: the {side} part of {self.source} ({sum(map(len, pieces))} characters) gives no "
-                f"block of {self.length} tokens. Give more text (one file is cut at the end of a paragraph or line), "
-                "or name two files: text:FILE::TESTFILE."
+                f"Task {self.name!r}: the {side} part of {self.source} ({sum(map(len, pieces))} "
+                f"characters) gives no block of {self.length} tokens. Give more text (one file is cut at "
+                "the end of a paragraph or line), or name two files: text:FILE::TESTFILE."
             )
         documents = [
             Document(
@@ -158,9 +159,8 @@ class TextTask:
 
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """Nats per scored token, under the name of the metric."""
-        response = likelihoods(document, responses)[0]
-        scored = response[2] if len(response) > 2 else len(document.tokens)
-        return {self.metric: -response[0] / scored}
+        value, _, *rest = likelihoods(document, responses)[0]
+        return {self.metric: -value / (rest[0] if rest else len(document.tokens))}
 
 
 def text_task(

@@ -1,7 +1,8 @@
 """A user's own task: JSONL of questions with choices, or of prompts with the one right continuation.
 
-``{"question": ..., "choices": [...], "answer": ...}`` with the answer as index, letter or the choice's text, or
-``{"prompt": ..., "target": ...}``; either with an optional ``id``, ``field`` (sub-task) and ``key`` (content key).
+``{"question": ..., "choices": [...], "answer": ...}`` with the answer as index, letter or the choice's text,
+or ``{"prompt": ..., "target": ...}``; either with an optional ``id``, ``field`` (sub-task) and ``key``
+(content key).
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def answer_index(where: str, answer: object, choices: Sequence[str]) -> int:
         return found.pop()
     if found:
         raise DataError(
-            f"{where}: 'answer' is {answer!r}, which is the letter of one choice and the text of another; write the "
-            f"index (0 to {count - 1}) instead."
+            f"{where}: 'answer' is {answer!r}, which is the letter of one choice and the text of another; "
+            f"write the index (0 to {count - 1}) instead."
         )
     raise DataError(
         f"{where}: 'answer' is {answer!r}, which is none of the {count} choices; allowed: {allowed}."
@@ -109,8 +110,9 @@ def _format(where: str, row: Any) -> str:
     nearest = max(FORMATS, key=lambda kind: sum(k in row for k in FORMATS[kind]))
     missing = [k for k in FORMATS[nearest] if k not in row]
     raise DataError(
-        f"{where}: missing {', '.join(map(repr, missing))}; keys seen: {', '.join(map(repr, sorted(row))) or 'none'}. "
-        f"Each line must be {wanted}; optional: {', '.join(OPTIONAL)}."
+        f"{where}: missing {', '.join(map(repr, missing))}; keys seen: "
+        f"{', '.join(map(repr, sorted(row))) or 'none'}. Each line must be {wanted}; optional: "
+        f"{', '.join(OPTIONAL)}."
     )
 
 
@@ -129,8 +131,8 @@ def read_task_file(path: Path, task: str) -> list[Document]:
         first = first or (number, kind)
         if kind != first[1]:
             raise DataError(
-                f"{where}: a {kind!r} line in a file of {first[1]!r} lines (see line {first[0]}). One file holds one "
-                f"format; split it into two tasks."
+                f"{where}: a {kind!r} line in a file of {first[1]!r} lines (see line {first[0]}). One file "
+                "holds one format; split it into two tasks."
             )
         parts = _choice(where, row) if kind == "choice" else _target(where, row)
         for name in OPTIONAL:
@@ -182,8 +184,9 @@ class UserTask:
             how = f"carved from {self.file} by content key (share {self.share:g}, seed {self.seed})"
             if not all(parts):
                 raise DataError(
-                    f"Task {self.name!r}: {self.file} has {len({d.key for d in first})} distinct document(s), too few to "
-                    "carve into reference and reported. Add documents or name two files: REF.jsonl::TEST.jsonl."
+                    f"Task {self.name!r}: {self.file} has {len({d.key for d in first})} distinct "
+                    "document(s), too few to carve into reference and reported. Add documents or name two "
+                    "files: REF.jsonl::TEST.jsonl."
                 )
         else:
             second = read_task_file(self.test_file, self.name)
@@ -196,8 +199,8 @@ class UserTask:
             kept = [d for d in first if d.key not in keys]
             if not kept:
                 raise DataError(
-                    f"Task {self.name!r}: all {len(first)} documents of {self.file} also stand in {self.test_file}. "
-                    "What is searched on cannot be reported on; give it other documents."
+                    f"Task {self.name!r}: all {len(first)} documents of {self.file} also stand in "
+                    f"{self.test_file}. What is searched on cannot be reported on; give it other documents."
                 )
             parts = kept, second
             dropped = f", {len(first) - len(kept)} dropped as also reported" if len(kept) < len(first) else ""
@@ -209,8 +212,8 @@ class UserTask:
         ]
         self._reference, self._reported = (self._limited(part) for part in marked)
         self.note = (
-            f"{self.name}: {how}; reference {len(self._reference)} of {len(parts[0])}, "
-            f"reported {len(self._reported)} of {len(parts[1])}"
+            f"{self.name}: {how}; reference {len(self._reference)} of {len(parts[0])}, reported "
+            f"{len(self._reported)} of {len(parts[1])}"
         )
 
     def _limited(self, documents: list[Document]) -> list[Document]:

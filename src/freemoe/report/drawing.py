@@ -1,0 +1,169 @@
+"""How figures look and how they become SVG: one palette, one style, the same bytes for the same figure.
+
+Figures are made on matplotlib's object API, so nothing global changes and no window system is needed. The palette is
+Okabe and Ito's, which people with the common colour-vision deficiencies can tell apart; rows differ by marker too.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+import matplotlib.ticker
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+INK, SOFT, FAINT = "#222222", "#5f6670", "#d5d9de"
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8a6d00", "#000000")
+ROW_COLOURS = {"base": "#5f6670", "expert": "#0072B2", "routed": "#009E73", "control": "#E69F00", "oracle": "#CC79A7"}
+ROW_MARKERS = {"base": "|", "expert": "o", "routed": "s", "control": "^", "oracle": "D"}
+ROW_LABELS = {
+    "base": "base",
+    "expert": "expert (known subdomain)",
+    "routed": "routed",
+    "control": "control (random weights)",
+    "oracle": "oracle (selected on test)",
+}
+METRIC_COLOURS = {"saliency": "#D55E00", "wanda": "#0072B2", "magnitude": "#009E73", "random": "#E69F00"}
+METRIC_MARKERS = {"wanda": "o", "magnitude": "s", "random": "^"}
+
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "path",
+    "svg.hashsalt": "freemoe",
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9,
+    "text.parse_math": False,
+    "text.color": INK,
+    "axes.edgecolor": "#9aa1a9",
+    "axes.labelcolor": SOFT,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": False,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "grid.color": "#e6e9ec",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "figure.facecolor": "white",
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The report's own look, whatever the user's matplotlib settings are; they come back afterwards."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
+    """Make a figure function draw in the report's style."""
+
+    @functools.wraps(draw)
+    def inner(*args: Any, **kwargs: Any) -> Figure | None:
+        with style():
+            return draw(*args, **kwargs)
+
+    return inner
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of a size in inches (100 pixels each on the page), laid out so that nothing overlaps."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+@functools.cache
+def _known_characters() -> frozenset[int]:
+    from matplotlib.font_manager import findfont, get_font
+
+    return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())
+
+
+def plain(name: object, most: int = 30) -> str:
+    """A name as it can be drawn: one line, not too long, only characters that the font has."""
+    known = _known_characters()
+    text = "".join(c if ord(c) in known else "\u25a1" for c in " ".join(str(name).split()))
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[: most - 1 - half]}…{text[-half:]}"
+
+
+def panels(count: int, columns: int = 4, width: float = 11.0, height: float = 2.3) -> tuple[Figure, list[Axes]]:
+    """A figure of small multiples: ``count`` panels, row by row, all of one size."""
+    columns = min(columns, count)
+    rows = math.ceil(count / columns)
+    # Few panels are not stretched over the page.
+    figure = new_figure(min(width, 3.7 * columns + 0.8), height * rows + 0.6)
+    grid = figure.add_gridspec(rows, columns)
+    return figure, [figure.add_subplot(grid[i // columns, i % columns]) for i in range(count)]
+
+
+def heading(axes: Axes, title: str, below: str = "") -> None:
+    """A panel's name, and one softer line under it."""
+    axes.set_title(plain(title, 34) + ("\n" if below else ""), loc="left", fontweight="bold", fontsize=9, pad=4)
+    if below:
+        axes.annotate(
+            plain(below, 46), (0, 1), (0, 4), "axes fraction", "offset points", fontsize=7.5, color=SOFT, va="bottom"
+        )
+
+
+def legend_above(figure: Figure, handles: Sequence[Any], columns: int = 5) -> None:
+    """One legend for the whole figure, above its panels."""
+    if handles:
+        figure.legend(handles=list(handles), loc="outside upper left", ncols=columns, handletextpad=0.5)
+
+
+def ratio_ticks(axis: Any, low: float, high: float, most: int = 6) -> None:
+    """Ticks of a logarithmic axis at round numbers, written as plain numbers."""
+    span = math.log10(max(high, 1e-12) / max(low, 1e-12))
+    steps = (1, 1.2, 1.5, 2, 3, 5, 7) if span < 1 else (1, 2, 5) if span < 3 else (1,)
+    values = [
+        m * 10.0**e for e in range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1) for m in steps
+    ]
+    values = [v for v in values if low * 0.999 <= v <= high * 1.001]
+    stride = max(1, math.ceil(len(values) / most))
+    # The base, at 1, is kept where it is in range.
+    first = values.index(1.0) % stride if 1.0 in values else 0
+    axis.set_major_locator(matplotlib.ticker.FixedLocator(values[first::stride]))
+    axis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda v, _: f"{v:g}" if v < 10**5 else f"{v:.0e}"))
+    axis.set_minor_locator(matplotlib.ticker.NullLocator())
+
+
+def to_svg(figure: Figure, name: str) -> str:
+    """Inline SVG of a figure: no XML head, no comments, no date, no namespace address, and ids that are its own.
+
+    Args:
+        figure: What to write.
+        name: Prefix of the ids, so that several figures can stand in one page.
+    """
+    stream = io.StringIO()
+    with style():
+        # The first drawing settles the layout; what is written is then the same however often it is written.
+        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    svg = stream.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.S)
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.S)
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.S)
+    svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href=", "href=")
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
+    svg = re.sub(r'\sid="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
+    svg = re.sub(r'(href="|url\()#', rf"\1#{name}-", svg)
+    width = float(figure.get_size_inches()[0])
+    head = f'<svg role="img" style="width:100%;max-width:{100 * width:.0f}px;stroke-linejoin:round;stroke-linecap:butt"'
+    svg = re.sub(r'\s(?:width|height|version)="[^"]*"', "", svg[: svg.index(">")]) + svg[svg.index(">") :]
+    return re.sub(r"\n\s*", "\n", svg.replace("<svg", head, 1)).strip()

@@ -1,0 +1,200 @@
+"""Reading a result: the file, its rows, and the words and numbers that tables, figures and the page share.
+
+Every reader takes the plain result (`json.loads` of ``result.json``) and tolerates what a recipe left out: no control,
+no oracle, no bands, a subdomain without reported documents.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from freemoe.domain_experts.card import ROWS
+from freemoe.errors import ArtifactError
+
+FORMAT = 1
+KIND = "domain-experts"
+COMPARED = tuple(row for row in ROWS if row != "base")
+
+# What a row may and may not be read as.
+READINGS = {
+    "base": "The frozen model as it is, nothing switched off. Everything else is compared with it, document by document.",
+    "expert": "Each document under the expert of its known subdomain (\"DENoise\", \"DOWP\" in the papers). It says what the "
+    "experts can do when the right one is picked; in use the router has to pick it.",
+    "routed": "Each document under the expert that the router picks from the prompt alone, or the base where it abstains "
+    "(\"MoDE\", \"Free-MoE\"). This is what a user of the artefact gets.",
+    "control": "Random weights switched off, as many per matrix as the expert of the subdomain has, averaged over several "
+    "draws. A gain of the expert that the control has as well does not come from which weights were chosen.",
+    "oracle": "Selected on test: per subdomain the candidate that is best on these very documents, as the papers' tables "
+    "report it. It is biased upwards and is not a result; it only bounds what any choice among these candidates "
+    "could have reached here.",
+}
+
+
+def load_result(folder: str | Path) -> dict[str, Any]:
+    """Read and check ``result.json`` of an artefact's folder.
+
+    Args:
+        folder: The artefact, or the result file itself.
+
+    Raises:
+        ArtifactError: When there is no result, or it is damaged, of another kind or of another format.
+    """
+    path = Path(folder)
+    path = path if path.suffix == ".json" else path / "result.json"
+    if not path.is_file():
+        near = path.parent.with_name(path.parent.name + ".partial")
+        hint = f" An unfinished run stands at {str(near)!r}: run its command again first." if near.exists() else ""
+        raise ArtifactError(f"{str(path)!r} is not a file; a report needs the folder of a finished build.{hint}")
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ArtifactError(f"{str(path)!r} is damaged ({error}). Copy the artefact again or build it anew.") from None
+    return check_result(result, str(path))
+
+
+def check_result(result: Any, source: str = "the result") -> dict[str, Any]:
+    """Return the result if a report can be made of it.
+
+    Raises:
+        ArtifactError: With what is wrong and what to do.
+    """
+    if not isinstance(result, dict):
+        raise ArtifactError(f"{source}: a result is a mapping, got {type(result).__name__}. Build the artefact anew.")
+    if result.get("kind") != KIND:
+        raise ArtifactError(f"{source} is of kind {result.get('kind')!r}; reports are made of {KIND!r}.")
+    if result.get("format") != FORMAT:
+        raise ArtifactError(
+            f"{source} has format {result.get('format')!r}; this freemoe reads format {FORMAT}. Install a freemoe that fits."
+        )
+    missing = [name for name in ("recipe", "base", "domains", "router", "environment", "cost") if name not in result]
+    if not missing:
+        for number, domain in enumerate(result["domains"]):
+            needed = ("name", "metric", "unit", "rows", "subdomains", "documents")
+            missing += [f"domains.{number}.{name}" for name in needed if name not in domain]
+            if "base" not in domain.get("rows", {}):
+                missing.append(f"domains.{number}.rows.base")
+    if missing:
+        raise ArtifactError(f"{source} lacks {', '.join(missing)}: it is cut short or edited. Build the artefact anew.")
+    return result
+
+
+def is_text(domain: dict[str, Any]) -> bool:
+    """Whether a domain's figure is perplexity (lower is better) rather than points."""
+    return domain["unit"] == "perplexity"
+
+
+def interval_of(row: dict[str, Any], text: bool) -> tuple[float, float, float]:
+    """Mean, low and high of a row against the base: the perplexity ratio of text, else the paired gain in points."""
+    seen = row["ratio" if text else "gain"]
+    return seen["mean"], seen["low"], seen["high"]
+
+
+def better(row: dict[str, Any], text: bool) -> int:
+    """1 if the row's 95 % interval lies on the better side of the base, -1 on the worse side, 0 if it holds the base."""
+    _, low, high = interval_of(row, text)
+    if text:
+        return 1 if high < 1 else -1 if low > 1 else 0
+    return 1 if low > 0 else -1 if high < 0 else 0
+
+
+def accepted(domain: dict[str, Any]) -> list[dict[str, Any]]:
+    """Subdomains of a domain whose expert is not the base."""
+    return [s for s in domain["subdomains"] if s["chosen"] != "base"]
+
+
+def with_rows(domain: dict[str, Any]) -> list[dict[str, Any]]:
+    """Subdomains of a domain that have reported documents."""
+    return [s for s in domain["subdomains"] if s.get("rows", {}).get("base")]
+
+
+def candidate_gains(subdomain: dict[str, Any], text: bool) -> dict[str, float]:
+    """Gain of every candidate on the reported documents: points above the base, or the perplexity ratio of text."""
+    base = subdomain.get("rows", {}).get("base", {}).get("score")
+    if base is None:
+        return {}
+    gains = {n: s / base if text else s - base for n, s in subdomain.get("candidates", {}).items()}
+    return {n: g for n, g in gains.items() if math.isfinite(g) and (g > 0 or not text)}
+
+
+def improves(gain: float, text: bool) -> int:
+    """1 for a candidate's gain on the better side, -1 on the worse side, 0 for none."""
+    return (gain < 1) - (gain > 1) if text else (gain > 0) - (gain < 0)
+
+
+def abstentions(domain: dict[str, Any]) -> tuple[int, int]:
+    """Documents on which the router abstained, and all."""
+    return sum(d["routed_to"] == "base" for d in domain["documents"]), len(domain["documents"])
+
+
+def number(value: float | None, digits: int = 2, sign: bool = False) -> str:
+    """A number for people; a dash for none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value and abs(value) >= 10**6:
+        return f"{value:{'+' if sign else ''}.2e}"
+    return f"{value:{'+' if sign else ''}.{digits}f}"
+
+
+def digits_of(domain: dict[str, Any]) -> int:
+    """Digits of a gain: ratios need three, points one."""
+    return 3 if is_text(domain) else 1
+
+
+def percent(share: float) -> str:
+    """A small share in per cent with two significant digits."""
+    return "0" if not share else f"{100 * share:.2g}"
+
+
+def gain_words(row: dict[str, Any], text: bool) -> str:
+    """A row against the base with its interval, in words."""
+    mean, low, high = interval_of(row, text)
+    if text:
+        return f"x {number(mean, 3)} [{number(low, 3)}, {number(high, 3)}]"
+    return f"{number(mean, 1, True)} [{number(low, 1, True)}, {number(high, 1, True)}]"
+
+
+def overview(result: dict[str, Any]) -> str:
+    """One sentence on the whole build."""
+    found = [better(d["rows"]["expert"], is_text(d)) if accepted(d) else 0 for d in result["domains"]]
+    subdomains = [s for d in result["domains"] for s in d["subdomains"]]
+    chosen = sum(len(accepted(d)) for d in result["domains"])
+    better_ones, worse = found.count(1), found.count(-1)
+    words = f"{better_ones} of {len(found)} domains do better on held-out documents with their experts than the base"
+    words += f", {worse} worse" if worse else ""
+    return f"{words}; {chosen} of {len(subdomains)} subdomains have an expert, the others keep the base."
+
+
+def domain_sentence(result: dict[str, Any], domain: dict[str, Any]) -> str:
+    """What was found in one domain, and what was not, in one or two honest sentences."""
+    rows, text = domain["rows"], is_text(domain)
+    base, expert, chosen = rows["base"], rows["expert"], accepted(domain)
+    unit, digits = ("perplexity", 2) if text else (domain["metric"], 1)
+    if not chosen:
+        return (
+            f"{domain['name']}: no reliable gain was found; all {len(domain['subdomains'])} subdomains keep the base "
+            f"({unit} {number(base['score'], digits)} on {base['documents']} held-out documents)."
+        )
+    state = better(expert, text)
+    verdict = {1: "better than the base", 0: "not distinguishable from the base", -1: "worse than the base"}[state]
+    gain = gain_words(expert, text) + ("" if text else " points")
+    words = (
+        f"{domain['name']}: {verdict} on {expert['documents']} held-out documents: {unit} "
+        f"{number(base['score'], digits)} -> {number(expert['score'], digits)} ({gain}), with experts in {len(chosen)} of "
+        f"{len(domain['subdomains'])} subdomains."
+    )
+    if routed := rows.get("routed"):
+        words += f" Routed from the prompt alone: {number(routed['score'], digits)} ({gain_words(routed, text)})."
+    if (control := rows.get("control")) and state == 1:
+        mean, low, high = interval_of(expert, text)
+        _, control_low, control_high = interval_of(control, text)
+        if low <= control_high and control_low <= high:
+            words += (
+                f" Caution: random weights of the same number reach {gain_words(control, text)}, so which weights were "
+                "chosen may not matter here."
+            )
+    if result["recipe"].get("search", {}).get("select") == "argmax":
+        words += " The choice was not guarded (argmax, the papers' rule)."
+    return words

@@ -1,0 +1,81 @@
+"""Plain tables of a result for the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from freemoe.domain_experts.card import ROWS
+from freemoe.report.reading import accepted, gain_words, is_text, number, percent
+
+_ROW_STYLES = {"base": "dim", "expert": "bold", "routed": "bold", "control": "", "oracle": "dim italic"}
+_ROW_NAMES = {"oracle": "oracle (selected on test)", "control": "control (random weights)"}
+
+
+def summary_table(result: dict[str, Any]) -> Table:
+    """Every domain's rows: score, paired gain over the base with its 95 % interval, documents won and lost.
+
+    Args:
+        result: What stands in ``result.json``.
+    """
+    table = Table(title="Held-out documents: score and paired difference to the base", title_justify="left")
+    for column in ("domain", "row"):
+        table.add_column(column)
+    for column in ("score", "gain [95 %]", "won/lost", "documents"):
+        table.add_column(column, justify="right")
+    for domain in result["domains"]:
+        text = is_text(domain)
+        unit = "perplexity, x of base" if text else f"{domain['metric']} %, points"
+        kept = f"{len(accepted(domain))} of {len(domain['subdomains'])} subdomains have an expert"
+        first = [f"{domain['name']} ({unit})", kept]
+        for name in ROWS:
+            row = domain["rows"].get(name)
+            if row is None:
+                continue
+            won = f"{row['won']}/{row['lost']}" if "won" in row and name != "base" else ""
+            # Text, not str: a user's name, and an interval's brackets, are no markup.
+            cells = (
+                first.pop(0) if first else "",
+                _ROW_NAMES.get(name, name),
+                number(row["score"]),
+                "" if name == "base" else gain_words(row, text),
+                won,
+                str(row["documents"]),
+            )
+            table.add_row(*(Text(cell) for cell in cells), style=_ROW_STYLES[name])
+        table.add_section()
+    return table
+
+
+def subdomain_table(result: dict[str, Any]) -> Table:
+    """Every subdomain: documents, what was chosen, how much is off, score before and after, and the guard's verdict.
+
+    Args:
+        result: What stands in ``result.json``.
+    """
+    table = Table(title="Subdomains and the guard's verdicts", title_justify="left")
+    for column in ("subdomain", "chosen"):
+        table.add_column(column)
+    for column in ("off %", "documents", "base", "expert", "gain [95 %]"):
+        table.add_column(column, justify="right")
+    table.add_column("verdict")
+    for domain in result["domains"]:
+        text = is_text(domain)
+        for sub in domain["subdomains"]:
+            rows = sub.get("rows") or {}
+            base, expert = rows.get("base"), rows.get("expert")
+            cells = (
+                sub["name"],
+                sub["chosen"],
+                percent(sub["off_share"]),
+                str(base["documents"]) if base else "0",
+                number(base["score"]) if base else "–",
+                number(expert["score"]) if expert else "–",
+                gain_words(expert, text) if expert and sub["chosen"] != "base" else "–",
+                sub["verdict"],
+            )
+            table.add_row(*(Text(cell) for cell in cells), style="dim" if sub["chosen"] == "base" else "")
+        table.add_section()
+    return table

@@ -1,0 +1,245 @@
+"""The same answers, document by document, as lm-eval's own evaluation of them on the same model."""
+
+import dataclasses
+import textwrap
+
+import pytest
+
+from freemoe.evals.code_metric import MODULES
+from freemoe.evals.domains import make_task
+from freemoe.evals.lm_eval_rows import official_config
+from freemoe.evals.scorer import Scorer
+
+pytestmark = [
+    pytest.mark.realdata,
+    # lm-eval and its libraries warn of their own affairs.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+def lm_eval_samples(config, rows, shots, lm, **overrides):
+    """Evaluate ``rows`` by lm-eval alone: its YAML, its prompts, its loop; return its log of every document."""
+    import lm_eval
+    from datasets import Dataset
+    from lm_eval.tasks import TaskManager
+
+    splits = {"test": Dataset.from_list(rows)}
+    if shots:
+        splits["shots"] = Dataset.from_list(shots)
+        overrides["fewshot_split"] = "shots"
+    data = {"custom_dataset": lambda **_: splits, "test_split": "test", "validation_split": None}
+    config = {**config, **data, **overrides}
+    if config.get("training_split"):
+        config["training_split"] = None
+    if not shots and "fewshot_split" in config:
+        config["fewshot_split"] = "test"
+    config.pop("tag", None)
+    manager = TaskManager(include_defaults=False)
+    task = manager.load([config])["tasks"]
+    task = next(iter(task.values())) if isinstance(task, dict) else task[0]
+    result = lm_eval.simple_evaluate(
+        lm,
+        tasks=[task],
+        task_manager=manager,
+        log_samples=True,
+        bootstrap_iters=0,
+        confirm_run_unsafe_code=True,
+    )
+    (samples,) = result["samples"].values()
+    return samples
+
+
+def hflm(stories, **kwargs):
+    from lm_eval.models.huggingface import HFLM
+
+    model, tokenizer = stories
+    return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, max_length=512, **kwargs)
+
+
+def rows_of(task, documents):
+    return [dict(task._rows[d.id][1]) for d in documents]
+
+
+@pytest.mark.parametrize("name", ["arc_easy", "mmlu_anatomy", "mathqa", "openbookqa", "rte"])
+def test_choice(name, stories, data_root):
+    task = make_task(name, data_root=data_root, limit=12)
+    documents = task.reported()
+    row = task.row
+    part = task._parts[0]
+    config = official_config(row.yaml.format(subject=part.subject))
+    shots = [r for _, r in part.rows["shots"]]
+    samples = lm_eval_samples(
+        config, rows_of(task, documents), shots, hflm(stories), num_fewshot=row.num_fewshot
+    )
+    scorer = Scorer(*stories, max_length=512)
+    found = scorer.loglikelihoods([(d.prompt, answer) for d in documents for answer in d.answers])
+    assert len(samples) == len(documents) == 12
+    right = []
+    for document, sample in zip(documents, samples, strict=True):
+        assert [tuple(a) for a in _arguments(sample)] == [(document.prompt, a) for a in document.answers]
+        mine, found = found[: len(document.answers)], found[len(document.answers) :]
+        for (ours, greedy), (theirs, their_greedy) in zip(mine, _likelihoods(sample), strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-4)
+            assert greedy == their_greedy
+        grade = task.grade(document, mine)
+        assert grade == {k: sample[k] for k in grade}
+        assert "acc" in grade
+        right.append(grade["acc"])
+    assert 0 < sum(right) < 12  # neither all nor none: the comparison says something
+
+
+def _arguments(sample):
+    """The requests of a document as lm-eval logs them."""
+    logged = sample["arguments"]
+    return list(logged.values()) if isinstance(logged, dict) else [tuple(a) for a in logged]
+
+
+def _likelihoods(sample):
+    return [r[0] if isinstance(r[0], list | tuple) else r for r in sample["resps"]]
+
+
+def test_generation(stories, data_root):
+    task = make_task("gsm8k@2", data_root=data_root, limit=5)
+    documents = [dataclasses.replace(d, max_new_tokens=24) for d in task.reported()]
+    config = official_config("gsm8k/gsm8k.yaml")
+    config["generation_kwargs"] = {**config["generation_kwargs"], "max_gen_toks": 24}
+    config["fewshot_config"] = {"sampler": "first_n"}
+    shots = [r for _, r in task._parts[0].rows["shots"]][:2]
+    samples = lm_eval_samples(config, rows_of(task, documents), shots, hflm(stories), num_fewshot=2)
+    scorer = Scorer(*stories, max_length=512)
+    answers = scorer.generate([d.prompt for d in documents], documents[0].until, 24)
+    for document, answer in zip(documents, answers, strict=True):
+        logged = [s for s in samples if s["doc"]["question"] in document.prompt.rpartition("Question: ")[2]]
+        assert {s["filter"] for s in logged} == {"strict-match", "flexible-extract"}
+        assert logged[0]["resps"] == [[answer]]
+        assert _arguments(logged[0])[0][0] == document.prompt
+        _same_exact_match(task.grade(document, [answer]), logged)
+
+
+def _same_exact_match(grade, logged):
+    theirs = {s["filter"]: s["exact_match"] for s in logged}
+    assert grade == {
+        "exact_match": theirs["flexible-extract"],
+        "exact_match,strict-match": theirs["strict-match"],
+    }
+
+
+def answering(answers):
+    """A model of lm-eval's that says what it is told, by prompt."""
+    from lm_eval.api.model import LM
+
+    class Told(LM):
+        def generate_until(self, requests, disable_tqdm=False):
+            return [answers[r.args[0]] for r in requests]
+
+        def loglikelihood(self, requests, disable_tqdm=False):
+            raise NotImplementedError
+
+        loglikelihood_rolling = loglikelihood
+
+    return Told()
+
+
+def test_generation_of_right_and_odd_answers(data_root):
+    task = make_task("gsm8k", data_root=data_root, limit=12)
+    documents = task.reported()
+    odd = ["", "no number", "It is $1,000.00.", "-5", "#### 7 and 8", "####", "3.", ".5 5"]
+    texts = [d.reference if i < 4 else odd[i - 4] for i, d in enumerate(documents)]
+    answers = dict(zip([d.prompt for d in documents], texts, strict=True))
+    config = official_config("gsm8k/gsm8k.yaml")
+    samples = lm_eval_samples(config, rows_of(task, documents), [], answering(answers), num_fewshot=0)
+    for document, text in zip(documents, texts, strict=True):
+        logged = [s for s in samples if _arguments(s)[0][0] == document.prompt]
+        _same_exact_match(task.grade(document, [text]), logged)
+
+
+@pytest.fixture
+def their_code_eval(tmp_path, monkeypatch):
+    """A plain local ``code_eval``, which lm-eval's own functions load and run."""
+    import sys
+
+    folder = tmp_path / "code_eval"
+    folder.mkdir()
+    (folder / "code_eval.py").write_text(
+        textwrap.dedent(
+            """
+            import subprocess
+            import sys
+            import datasets
+            import evaluate
+
+
+            class CodeEval(evaluate.Metric):
+                def _info(self):
+                    features = datasets.Features(
+                        {"predictions": datasets.Sequence(datasets.Value("string")),
+                         "references": datasets.Value("string")}
+                    )
+                    return evaluate.MetricInfo(description="", citation="", features=features)
+
+                def _compute(self, predictions, references, k=(1,)):
+                    def run(text):
+                        try:
+                            done = subprocess.run(
+                                [sys.executable, "-c", text],
+                                capture_output=True, timeout=10, stdin=subprocess.DEVNULL,
+                            )
+                        except subprocess.TimeoutExpired:
+                            return False
+                        return done.returncode == 0
+
+                    passed = [run(p[0] + "\\n" + r) for p, r in zip(predictions, references)]
+                    return {"pass@1": sum(passed) / len(passed)}, {}
+            """
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["mbpp", "humaneval"])
+def test_code(name, their_code_eval, stories, data_root):
+    task = make_task(name, data_root=data_root, limit=9, allow_code_execution=True)
+    documents = task.reported()
+    config = official_config(f"{name}/{name}.yaml")  # with their metric
+    texts = [d.reference for d in documents]
+    if name == "mbpp":
+        texts = [t.removesuffix("\n[DONE]") for t in texts]
+    texts[1] = texts[1].replace("return", "return not", 1)
+    texts[2] = "    this is no Python"
+    texts[3] = texts[3] + "\nraise ValueError('at the end')\n"
+    answers = dict(zip([d.prompt for d in documents], texts, strict=True))
+    samples = lm_eval_samples(config, rows_of(task, documents), [], answering(answers), num_fewshot=0)
+    theirs = [s.get("pass@1", s.get("pass_at_1")) for s in samples]
+    assert [task.grade(d, [t])["pass@1"] for d, t in zip(documents, texts, strict=True)] == theirs
+    assert theirs[2] == theirs[3] == 0
+    assert sum(theirs) >= 5
+
+    # And what the model itself writes, prompt for prompt and text for text.
+    config["generation_kwargs"] = {**config["generation_kwargs"], "max_gen_toks": 8}
+    samples = lm_eval_samples(config, rows_of(task, documents[:2]), [], hflm(stories), num_fewshot=0)
+    written = Scorer(*stories, max_length=512).generate(
+        [d.prompt for d in documents[:2]], documents[0].until, 8
+    )
+    for document, text, sample in zip(documents, written, samples, strict=False):
+        assert _arguments(sample)[0][0] == document.prompt
+        assert sample["resps"] == [[text]]
+        assert task.grade(document, [text])["pass@1"] == sample.get("pass@1", sample.get("pass_at_1"))
+
+
+def test_our_metric_leaves_lm_evals_modules_alone(their_code_eval, data_root):
+    import sys
+
+    import evaluate
+
+    load = evaluate.load
+    official_config("mbpp/mbpp.yaml")
+    module = sys.modules[MODULES[1]]
+    make_task("mbpp", data_root=data_root)
+    assert sys.modules[MODULES[1]] is module
+    assert evaluate.load is load
