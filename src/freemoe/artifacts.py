@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.errors import ArtifactError
-from freemoe.runs import write_atomic
+from freemoe.runs import MANIFEST, write_atomic
 
-MANIFEST = "freemoe_config.json"
 FORMAT = 1
 _CHUNK = 1 << 22
 
@@ -36,7 +35,8 @@ def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
     files = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in (MANIFEST, "journal.jsonl", "identity.json")
+        if path.is_file()
+        and path.name not in (MANIFEST, "journal.jsonl", "identity.json")
         and "units" not in path.relative_to(folder).parts
     }
     manifest = {"format": FORMAT, **body, "files": files}
@@ -57,14 +57,16 @@ def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
     path = root / MANIFEST
     if not path.is_file():
         near = root.with_name(root.name + ".partial")
-        hint = f" An unfinished run stands at {str(near)!r}: run its command again to finish it." if near.exists() else ""
+        hint = (
+            f" An unfinished run stands at {str(near)!r}: run its command again to finish it." if near.exists() else ""
+        )
         raise ArtifactError(f"{str(root)!r} is not an artefact: it has no {MANIFEST}.{hint}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         version = manifest["format"]
-        files = manifest["files"]
+        files = dict(manifest["files"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{str(path)!r} is damaged ({error}). Copy the artefact again or build it anew.") from None
+        raise ArtifactError(f"{str(path)!r} is damaged ({error!r}). Copy the artefact again or build it anew.") from None
     if version != FORMAT:
         raise ArtifactError(
             f"{str(path)!r} has format {version!r}; this freemoe reads format {FORMAT}. Install a newer freemoe."

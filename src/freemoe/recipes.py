@@ -6,15 +6,27 @@ Unknown keys are errors that name the path. `dump` and `load_recipe` are inverse
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from freemoe.errors import RecipeError
 from freemoe.registry import unknown_name
 
 METRICS = ("saliency", "wanda", "magnitude", "random")
+
+# numpy and scikit-learn take no seed outside this range.
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class _Section(BaseModel):
@@ -24,13 +36,13 @@ class _Section(BaseModel):
 class DataSection(_Section):
     """Where documents come from and how many are read."""
 
-    root: str | None = Field(None, description="Folder with the benchmarks' original files; hub if absent.")
-    limit: int | None = Field(None, ge=1, description="Documents per task and split.")
-    fewshot: int | None = Field(None, ge=0, description="Few-shot examples; each task's own default if absent.")
+    root: str | None = Field(default=None, description="Folder with the benchmarks' original files; hub if absent.")
+    limit: int | None = Field(default=None, ge=1, description="Documents per task and split.")
+    fewshot: int | None = Field(default=None, ge=0, description="Few-shot examples; each task's own default if absent.")
     overflow: Literal["truncate", "error"] = Field(
-        "truncate", description="Prompts longer than the context: cut from the left as lm-eval does, or refuse."
+        default="truncate", description="Prompts longer than the context: cut from the left as lm-eval does, or refuse."
     )
-    allow_code_execution: bool = Field(False, description="Run generated code in the sandbox.")
+    allow_code_execution: bool = Field(default=False, description="Run generated code in the sandbox.")
 
 
 class SubdomainSection(_Section):
@@ -38,10 +50,11 @@ class SubdomainSection(_Section):
 
     by: Literal["kmeans", "task", "field", "none"] = "kmeans"
     count: int | dict[str, int] | None = Field(
-        None, description="Clusters per domain, one number or one per domain. If absent: 1 per 40 documents, at most 8; 1 for text."
+        default=None,
+        description="Clusters per domain, one number or one per domain. If absent: 1 per 40 documents, at most 8; 1 for text.",
     )
-    min_size: int = Field(8, ge=2, description="Smaller clusters are merged into the nearest.")
-    initialisations: int = Field(10, ge=1)
+    min_size: int = Field(default=8, ge=2, description="Smaller clusters are merged into the nearest.")
+    initialisations: int = Field(default=10, ge=1)
     feature: Literal["embedding", "hidden"] = "embedding"
 
     @field_validator("count")
@@ -56,15 +69,17 @@ class SubdomainSection(_Section):
 class BandSection(_Section):
     """The grid of bands (MoDE Eq. 6, Algorithm 1): shares of the ascending importance ranking, 0 = least important."""
 
-    start: float = Field(0.0, ge=0, lt=1, description="theta_init")
-    end: float = Field(1.0, gt=0, le=1, description="theta_max")
-    step: float = Field(0.1, gt=0, le=1, description="delta_theta")
-    ratio: float = Field(0.1, gt=0, le=1, description="width of a band (the papers' pruning ratio)")
-    p: Literal["1", "2", "4", "inf"] = Field("2", description="norm of the input features (MoDE Table 2)")
-    scope: Literal["row", "layer"] = Field("row", description="row: MoDE; layer: Free-MoE, one ranking per matrix")
+    start: float = Field(default=0.0, ge=0, lt=1, description="theta_init")
+    end: float = Field(default=1.0, gt=0, le=1, description="theta_max")
+    step: float = Field(default=0.1, gt=0, le=1, description="delta_theta")
+    ratio: float = Field(default=0.1, gt=0, le=1, description="width of a band (the papers' pruning ratio)")
+    p: Literal["1", "2", "4", "inf"] = Field(default="2", description="norm of the input features (MoDE Table 2)")
+    scope: Literal["row", "layer"] = Field(
+        default="row", description="row: MoDE; layer: Free-MoE, one ranking per matrix"
+    )
     sublayers: Literal["attention", "mlp", "both"] = "both"
-    layers: tuple[int, int] | None = Field(None, description="Layers [first, last) that are touched.")
-    patch: Literal[1, 2, 4, 16] = Field(1, description="Side of the square patches (MoDE Table 5).")
+    layers: tuple[int, int] | None = Field(default=None, description="Layers [first, last) that are touched.")
+    patch: Literal[1, 2, 4, 16] = Field(default=1, description="Side of the square patches (MoDE Table 5).")
 
     @field_validator("p", mode="before")
     @classmethod
@@ -73,6 +88,8 @@ class BandSection(_Section):
 
     @model_validator(mode="after")
     def _range(self) -> BandSection:
+        if self.layers is not None and not 0 <= self.layers[0] < self.layers[1]:
+            raise ValueError(f"layers is {list(self.layers)}; it is [first, last) with 0 <= first < last")
         if self.end <= self.start:
             raise ValueError(f"bands end at {self.end}, which is not above their start {self.start}")
         if self.start + self.ratio > 1 + 1e-9:
@@ -80,7 +97,7 @@ class BandSection(_Section):
         return self
 
     def edges(self) -> list[tuple[float, float]]:
-        """Every band [a, b) of the grid that ends at or below ``end`` (or 1), without rounding drift."""
+        """Every band [a, b) of the grid that begins below ``end`` and ends at or below 1, without rounding drift."""
         bands: list[tuple[float, float]] = []
         i = 0
         while True:
@@ -95,12 +112,18 @@ class BandSection(_Section):
 class SaliencySection(_Section):
     """Signed purification: weights ranked by w * dL/dw, switched off greedily."""
 
-    step: float = Field(5e-5, gt=0, lt=1, description="Share of the weights switched off per round, for tasks.")
-    text_step: float = Field(2e-4, gt=0, lt=1, description="The same for plain text, whose loss sits at every token.")
-    budget: float = Field(0.01, gt=0, le=1, description="Largest share of the weights that may be off.")
-    patience: int = Field(8, ge=1, description="Rounds without a better loss on the stopping half before the end.")
-    gradient_share: float = Field(0.4, gt=0, lt=1, description="Share of the reference documents that give gradients.")
-    stop_share: float = Field(0.3, gt=0, lt=1, description="Share that decides when to stop; the rest guards.")
+    step: float = Field(default=5e-5, gt=0, lt=1, description="Share of the weights switched off per round, for tasks.")
+    text_step: float = Field(
+        default=2e-4, gt=0, lt=1, description="The same for plain text, whose loss sits at every token."
+    )
+    budget: float = Field(default=0.01, gt=0, le=1, description="Largest share of the weights that may be off.")
+    patience: int = Field(
+        default=8, ge=1, description="Rounds without a better loss on the stopping half before the end."
+    )
+    gradient_share: float = Field(
+        default=0.4, gt=0, lt=1, description="Share of the reference documents that give gradients."
+    )
+    stop_share: float = Field(default=0.3, gt=0, lt=1, description="Share that decides when to stop; the rest guards.")
 
     @model_validator(mode="after")
     def _leaves_a_guard(self) -> SaliencySection:
@@ -115,20 +138,26 @@ class SaliencySection(_Section):
 class SearchSection(_Section):
     """How candidates are compared and when one is accepted."""
 
-    metrics: tuple[Literal["saliency", "wanda", "magnitude", "random"], ...] = Field(("saliency", "wanda"), min_length=1)
+    metrics: tuple[Literal["saliency", "wanda", "magnitude", "random"], ...] = Field(
+        default=("saliency", "wanda"), min_length=1
+    )
     method: Literal["exhaustive", "halving"] = "halving"
     objective: Literal["accuracy", "loglikelihood"] = "accuracy"
     select: Literal["guarded", "argmax"] = "guarded"
-    alpha: float = Field(0.05, gt=0, lt=1, description="Level of the guard over all subdomains together (Holm).")
-    folds: int = Field(2, ge=2, le=10, description="Folds of the cross-fitting.")
+    alpha: float = Field(
+        default=0.05, gt=0, lt=1, description="Level of the guard over all subdomains together (Holm)."
+    )
+    folds: int = Field(default=2, ge=2, le=10, description="Folds of the cross-fitting.")
 
     @field_validator("metrics", mode="before")
     @classmethod
     def _known(cls, value: object) -> object:
-        names = value.split(",") if isinstance(value, str) else value
+        names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
         for name in names if isinstance(names, list | tuple) else []:
             if name not in METRICS:
                 raise unknown_name("metric", name, list(METRICS))
+            if names.count(name) > 1:
+                raise ValueError(f"metric {name!r} is named twice; name each once")
         return tuple(names) if isinstance(names, list | tuple) else names
 
 
@@ -137,15 +166,41 @@ class RouterSection(_Section):
 
     level2: Literal["linear", "centroid"] = "linear"
     precision: float = Field(
-        0.9, gt=0, le=1, description="The router abstains below the confidence that gives this share of right routes."
+        default=0.9,
+        gt=0,
+        le=1,
+        description="The router abstains below the confidence that gives this share of right routes.",
     )
 
 
 class EvidenceSection(_Section):
     """What stands beside the expert in the report."""
 
-    controls: int = Field(3, ge=0, description="Random masks of the same size per subdomain.")
-    oracle: bool = Field(True, description="Also score every candidate on the reported split, labelled as such.")
+    controls: int = Field(default=3, ge=0, description="Random masks of the same size per subdomain.")
+    oracle: bool = Field(
+        default=True, description="Also score every candidate on the reported split, labelled as such."
+    )
+
+
+def _task_lists(value: object) -> object:
+    """Let a domain's one task stand without a list."""
+    if not isinstance(value, dict):
+        return value
+    if not value:
+        raise ValueError("no domain is given; name one as NAME=TASK")
+    return {name: (tasks,) if isinstance(tasks, str) else tasks for name, tasks in value.items()}
+
+
+def _named_domains(value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    for name, tasks in value.items():
+        if not name.replace("-", "").replace("_", "").isalnum():
+            raise ValueError(f"domain name {name!r} may hold letters, digits, '-' and '_' only")
+        if not tasks:
+            raise ValueError(f"domain {name!r} names no task")
+    return value
+
+
+Domains = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_task_lists), AfterValidator(_named_domains)]
 
 
 class BuildRecipe(_Section):
@@ -154,13 +209,13 @@ class BuildRecipe(_Section):
     command: Literal["build"] = "build"
     model: str
     revision: str | None = None
-    domains: dict[str, tuple[str, ...]]
+    domains: Domains
     output: str = "freemoe-out"
-    seed: int = 0
+    seed: Seed = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
-    threads: int | None = Field(None, ge=1)
-    batch_tokens: int = Field(4096, ge=16)
+    threads: int | None = Field(default=None, ge=1)
+    batch_tokens: int = Field(default=4096, ge=16)
     data: DataSection = DataSection()
     subdomains: SubdomainSection = SubdomainSection()
     bands: BandSection = BandSection()
@@ -169,24 +224,13 @@ class BuildRecipe(_Section):
     router: RouterSection = RouterSection()
     evidence: EvidenceSection = EvidenceSection()
 
-    @field_validator("domains", mode="before")
-    @classmethod
-    def _lists(cls, value: object) -> object:
-        if isinstance(value, dict):
-            if not value:
-                raise ValueError("no domain is given; name one as NAME=TASK")
-            return {k: (v,) if isinstance(v, str) else tuple(v) for k, v in value.items()}
-        return value
-
-    @field_validator("domains")
-    @classmethod
-    def _names(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        for name, tasks in value.items():
-            if not name.replace("-", "").replace("_", "").isalnum():
-                raise ValueError(f"domain name {name!r} may hold letters, digits, '-' and '_' only")
-            if not tasks:
-                raise ValueError(f"domain {name!r} names no task")
-        return value
+    @model_validator(mode="after")
+    def _counts_of_domains(self) -> BuildRecipe:
+        counts = self.subdomains.count
+        for name in counts if isinstance(counts, dict) else ():
+            if name not in self.domains:
+                raise ValueError(f"subdomains.count names {name!r}, which is no domain here: {', '.join(self.domains)}")
+        return self
 
 
 class EvalRecipe(_Section):
@@ -196,13 +240,13 @@ class EvalRecipe(_Section):
     artefact: str
     base: str | None = None
     experts: tuple[str, ...] = ("base", "auto")
-    domains: dict[str, tuple[str, ...]]
+    domains: Domains
     output: str | None = None
-    seed: int = 0
+    seed: Seed = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
-    threads: int | None = Field(None, ge=1)
-    batch_tokens: int = Field(4096, ge=16)
+    threads: int | None = Field(default=None, ge=1)
+    batch_tokens: int = Field(default=4096, ge=16)
     data: DataSection = DataSection()
 
 
@@ -219,7 +263,7 @@ def recipe_from(data: object, source: str = "recipe") -> Recipe:
     if not isinstance(data, dict):
         raise RecipeError(f"{source}: a recipe is a mapping of names to values, got {type(data).__name__}.")
     command = data.get("command", "build")
-    if command not in _COMMANDS:
+    if not isinstance(command, str) or command not in _COMMANDS:
         raise RecipeError(f"{source}: command is {command!r}; allowed: {', '.join(_COMMANDS)}.")
     kind = _COMMANDS[command]
     try:
@@ -230,7 +274,7 @@ def recipe_from(data: object, source: str = "recipe") -> Recipe:
             path = ".".join(str(p) for p in problem["loc"]) or "(recipe)"
             seen = "" if problem["type"] == "missing" else f" (value seen: {problem['input']!r})"
             advice = _unknown_key_advice(kind, problem["loc"]) if problem["type"] == "extra_forbidden" else ""
-            lines.append(f"  {path}: {problem['msg']}{seen}{advice}")
+            lines.append(f"  {path}: {problem['msg'].removeprefix('Value error, ')}{seen}{advice}")
         raise RecipeError(f"{source} cannot be used:\n" + "\n".join(lines)) from None
 
 
@@ -251,7 +295,9 @@ def load_recipe(path: str | Path) -> Recipe:
         raise RecipeError(f"Recipe {str(path)!r} is not a file. Print one with: freemoe build ... --print-recipe")
     try:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except OSError as error:
+        raise RecipeError(f"Recipe {str(path)!r} cannot be read: {error.strerror or error}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RecipeError(f"Recipe {str(path)!r} is not valid YAML: {error}") from None
     return recipe_from(data, str(path))
 

@@ -16,6 +16,7 @@ import platform
 import resource
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -25,6 +26,9 @@ from typing import Any, Protocol
 from freemoe.errors import ArtifactError
 
 log = logging.getLogger(__name__)
+
+MANIFEST = "freemoe_config.json"
+"""The file that makes a folder an artefact (`artifacts`); only such a folder is ever replaced."""
 
 _PACKAGES = ("freemoe", "torch", "transformers", "lm-eval", "scikit-learn", "scipy", "numpy", "safetensors")
 
@@ -57,7 +61,7 @@ class Quiet:
 
 def digest(value: object) -> str:
     """Short stable hash of anything JSON can hold."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -131,12 +135,15 @@ class Journal:
             return self._values[name]
         value = json.loads(json.dumps(work()))
         line = json.dumps({"unit": name, "value": value, "sum": digest([name, value])}) + "\n"
+        whole = self.path.stat().st_size if self.path.exists() else 0
         try:
             with self.path.open("ab") as stream:
                 stream.write(line.encode())
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, whole)
             raise _disk_error(error, self.path) from error
         self._values[name] = value
         self.done += 1
@@ -151,31 +158,44 @@ class RunFolder:
         identity: Everything that decides the result (the recipe); a resumed run must have the same.
         overwrite: Replace a finished folder, and forget an unfinished run of another identity.
         resume: Go on with an unfinished run of the same identity.
+
+    Raises:
+        ArtifactError: When something is in the way, or cannot be written to.
     """
 
-    def __init__(self, output: str | Path, identity: dict[str, Any], overwrite: bool = False, resume: bool = True) -> None:
+    def __init__(
+        self, output: str | Path, identity: dict[str, Any], overwrite: bool = False, resume: bool = True
+    ) -> None:
         self.output = Path(output)
+        if self.output.name in ("", ".."):
+            raise ArtifactError(f"{str(output)!r} names no new folder. Choose another -o.")
         self.partial = self.output.with_name(self.output.name + ".partial")
         self.overwrite = overwrite
-        if self.output.exists() and not overwrite:
-            raise ArtifactError(
-                f"{str(self.output)!r} exists already. Choose another -o, or --overwrite to replace it; a finished run is "
-                "never changed."
-            )
+        if self.output.exists():
+            _check_replaceable(self.output, overwrite)
         identity = json.loads(json.dumps(identity))
         mark = self.partial / "identity.json"
-        known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else None
-        if self.partial.exists() and (not resume or (overwrite and known != identity)):
-            shutil.rmtree(self.partial)
-            known = None
-        if known is not None and known != identity:
-            raise ArtifactError(
-                f"{str(self.partial)!r} holds an unfinished run of another recipe (differs in: "
-                f"{', '.join(_differences(known, identity))}). Finish it with its own recipe, or choose another -o, or "
-                "--no-resume to discard it."
-            )
-        self.partial.mkdir(parents=True, exist_ok=True)
-        if known is None:
+        if self.partial.exists():
+            _check_unfinished(self.partial)
+            try:
+                known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else None
+            except ValueError:
+                known = {}
+            # A run that stopped before its first unit of work (a misspelt task, a missing file) is in nobody's way.
+            idle = not (self.partial / "journal.jsonl").exists()
+            if not resume or (known != identity and (overwrite or idle)):
+                shutil.rmtree(self.partial)
+            elif known != identity:
+                raise ArtifactError(
+                    f"{str(self.partial)!r} holds an unfinished run of another recipe (differs in: "
+                    f"{', '.join(_differences(known, identity))}). Finish it with its own recipe, or choose another "
+                    "-o, or --no-resume to discard it."
+                )
+        try:
+            self.partial.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _disk_error(error, self.partial) from error
+        if not mark.exists():
             write_atomic(mark, json.dumps(identity).encode())
         self.journal = Journal(self.partial / "journal.jsonl")
         self.started = time.time()
@@ -189,7 +209,10 @@ class RunFolder:
             expected = self.journal.unit(name, dict)
             if hashlib.sha256(path.read_bytes()).hexdigest() == expected["sha256"]:
                 return load_file(path)
-        path.parent.mkdir(exist_ok=True)
+        try:
+            path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise _disk_error(error, path.parent) from error
         blob = save({k: v.contiguous() for k, v in work().items()})
         write_atomic(path, blob)
         seen = self.journal.unit(name, lambda: {"sha256": hashlib.sha256(blob).hexdigest()})
@@ -200,18 +223,57 @@ class RunFolder:
         return load_file(path)
 
     def publish(self) -> Path:
-        """Make the finished folder appear under its name, in one step."""
-        shutil.rmtree(self.partial / "units", ignore_errors=True)
-        (self.partial / "identity.json").unlink(missing_ok=True)
-        if self.output.exists() and self.overwrite:
-            old = self.output.with_name(self.output.name + ".old")
-            shutil.rmtree(old, ignore_errors=True)
-            self.output.rename(old)
+        """Make the finished folder appear under its name, in one step.
+
+        What only a resumed run needs goes last: whoever is killed before that can still resume.
+
+        Raises:
+            ArtifactError: When a folder appeared under the name meanwhile, or the disk refuses.
+        """
+        old = None
+        try:
+            if self.output.exists():
+                _check_replaceable(self.output, self.overwrite)
+                old = Path(tempfile.mkdtemp(prefix=f"{self.output.name}.old-", dir=self.output.parent))
+                self.output.rename(old / "replaced")
             self.partial.rename(self.output)
+        except OSError as error:
+            if old is not None and (old / "replaced").exists() and not self.output.exists():
+                (old / "replaced").rename(self.output)
+            if isinstance(error, ArtifactError):
+                raise
+            raise _disk_error(error, self.output) from error
+        if old is not None:
             shutil.rmtree(old, ignore_errors=True)
-        else:
-            self.partial.rename(self.output)
+        shutil.rmtree(self.output / "units", ignore_errors=True)
+        (self.output / "identity.json").unlink(missing_ok=True)
         return self.output
+
+
+def _check_replaceable(output: Path, overwrite: bool) -> None:
+    """Raise unless the folder that stands at the output may be replaced: it is an artefact, or empty."""
+    if not overwrite:
+        raise ArtifactError(
+            f"{str(output)!r} exists already. Choose another -o, or --overwrite to replace it; a finished run is never "
+            "changed."
+        )
+    if not output.is_dir() or (any(output.iterdir()) and not (output / MANIFEST).is_file()):
+        raise ArtifactError(
+            f"{str(output)!r} is not an artefact of freemoe (it has no {MANIFEST}) and is not replaced. Choose another -o, "
+            "or move it away."
+        )
+
+
+def _check_unfinished(partial: Path) -> None:
+    """Raise unless a folder is an unfinished run, or one that was killed before its first file was whole."""
+    known = partial.is_dir() and (
+        (partial / "identity.json").is_file() or all(p.name == "identity.json.tmp" for p in partial.iterdir())
+    )
+    if not known:
+        raise ArtifactError(
+            f"{str(partial)!r} is not an unfinished run of freemoe (it has no identity.json). Move it away, or choose another "
+            "-o."
+        )
 
 
 def _differences(a: Any, b: Any, path: str = "") -> list[str]:

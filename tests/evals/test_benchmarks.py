@@ -7,7 +7,6 @@ from freemoe.errors import DataError, SandboxError
 from freemoe.evals import benchmark_files as files
 from freemoe.evals.benchmarks import BENCHMARKS, TABLE, Sources, find_benchmark
 from freemoe.evals.code_metric import SandboxedCodeEval, sandboxed_code_eval
-from freemoe.evals.documents import content_key
 from freemoe.evals.domains import load_domain, make_task
 from freemoe.evals.lm_eval_rows import official_config
 from freemoe.evals.splits import carve, draw
@@ -36,9 +35,7 @@ def test_rows_agree_with_lm_evals_yaml(row):
         config = official_config(row.yaml.format(subject="anatomy"))
     kinds = {"multiple_choice": ("choice",), "generate_until": ("generate", "code")}
     assert row.kind in kinds[config["output_type"]]
-    metrics = [
-        m["metric"] if isinstance(m["metric"], str) else m["metric"].__name__ for m in config["metric_list"]
-    ]
+    metrics = [m["metric"] if isinstance(m["metric"], str) else m["metric"].__name__ for m in config["metric_list"]]
     assert (row.scored or row.metric) in metrics or metrics == ["pass_at_k"]
     if row.filter:
         assert row.filter in [f["name"] for f in config["filter_list"]]
@@ -188,9 +185,22 @@ def test_a_document_of_another_object_is_refused(made_up):
         task.grade(make_task("gsm8k", data_root=made_up).reported()[0], ["4"])
 
 
-def test_too_many_shots(made_up):
-    with pytest.raises(DataError, match="30 few-shot examples asked for"):
-        make_task("gsm8k@30", data_root=made_up)
+@pytest.mark.parametrize(("spec", "there"), [("gsm8k@30", 3), ("mmlu@6", 5), ("mbpp@4", 3), ("humaneval@1", 0)])
+def test_too_many_shots(made_up, spec, there):
+    name = spec.partition("@")[0]
+    with pytest.raises(DataError, match=rf"few-shot examples asked for, {there} there. Write {name}@{there}"):
+        make_task(spec, data_root=made_up)
+
+
+def test_which_examples_were_shown_is_on_record(made_up):
+    assert make_task("gsm8k@2", data_root=made_up).shots.keys() == {""}
+    assert make_task("mmlu_virology@2", data_root=made_up).shots == {"virology": ("dev:0", "dev:1")}
+    assert make_task("gsm8k@2", data_root=made_up).shots != make_task("gsm8k@2", data_root=made_up, seed=1).shots
+
+
+def test_a_benchmarks_name_wins_over_a_folder_of_that_name(made_up, monkeypatch):
+    monkeypatch.chdir(made_up)
+    assert len(make_task("rte", data_root=".").reported()) == 20
 
 
 def test_missing_and_malformed_files(made_up):
@@ -262,18 +272,20 @@ SIZES = {
 @pytest.mark.realdata
 @pytest.mark.parametrize("name", NAMES)
 def test_real_files(name, data_root, stories):
-    limit = 114 if name == "mmlu" else None
+    limit = 60 if name not in ("wikitext", "mmlu", "humaneval") else {"mmlu": 57}.get(name)
     domain = load_domain("d", [name], tokenizer=stories[1], data_root=data_root, limit=limit)
     task = domain.tasks[name]
     reference, reported = domain.reference.documents, task.reported()
-    if limit:
-        assert {d.field for d in reference} == {d.field for d in reported} == set(find_benchmark("mmlu")[1])
-        assert f"of {SIZES[name][0]}; reported 114 of {SIZES[name][1]}" in domain.notes[0]
-    else:
-        assert (len(reference), len(reported)) == SIZES[name]
-    assert not {d.key for d in reference} & {d.key for d in reported}
-    assert not {content_key(d.prompt, *d.answers) for d in reference} & {
-        content_key(d.prompt, *d.answers) for d in reported
-    }
+    sizes = tuple((limit and min(limit, size)) or size for size in SIZES[name])
+    assert (len(reference), len(reported)) == sizes
     assert len({d.id for d in reference}) == len(reference)
     assert all(d.reference.strip() for d in [*reference, *reported])
+    assert not {d.key for d in reference} & {d.key for d in reported}
+    if name == "mmlu":
+        assert {d.field for d in reference} == {d.field for d in reported} == set(find_benchmark("mmlu")[1])
+    if name not in ("wikitext", "humaneval"):
+        # Every row of the files, not only those drawn: sizes, and no content on both sides.
+        parts = task._parts
+        assert tuple(sum(len(p.rows[r]) for p in parts) for r in ("reference", "reported")) == SIZES[name]
+        keys = [{p.key(row) for p in parts for _, row in p.rows[r]} for r in ("reference", "reported")]
+        assert not keys[0] & keys[1]

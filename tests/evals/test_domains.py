@@ -9,9 +9,7 @@ from freemoe.evals.domains import is_file_spec, load_domain, parse_domain
 
 
 def task_file(path, prefix, count=20):
-    path.write_text(
-        "".join(json.dumps({"prompt": f"{prefix}{i}", "target": "t"}) + "\n" for i in range(count))
-    )
+    path.write_text("".join(json.dumps({"prompt": f"{prefix}{i}", "target": "t"}) + "\n" for i in range(count)))
     return path
 
 
@@ -54,6 +52,8 @@ def test_missing_files_name_the_path(tmp_path):
         load_domain("d", ["gsm8k"], data_root=tmp_path / "nope")
     with pytest.raises(DataError, match=r"must be .jsonl"):
         load_domain("d", [str(task_file(tmp_path / "a.csv", "p"))])
+    with pytest.raises(RecipeError, match="num_fewshot is -1"):
+        load_domain("d", ["gsm8k"], num_fewshot=-1)
     with pytest.raises(RecipeError, match="limit is 0"):
         load_domain("d", ["a.jsonl"], limit=0)
 

@@ -68,9 +68,7 @@ def test_choice(name, stories, data_root):
     part = task._parts[0]
     config = official_config(row.yaml.format(subject=part.subject))
     shots = [r for _, r in part.rows["shots"]]
-    samples = lm_eval_samples(
-        config, rows_of(task, documents), shots, hflm(stories), num_fewshot=row.num_fewshot
-    )
+    samples = lm_eval_samples(config, rows_of(task, documents), shots, hflm(stories), num_fewshot=row.num_fewshot)
     scorer = Scorer(*stories, max_length=512)
     found = scorer.loglikelihoods([(d.prompt, answer) for d in documents for answer in d.answers])
     assert len(samples) == len(documents) == 12
@@ -223,9 +221,7 @@ def test_code(name, their_code_eval, stories, data_root):
     # And what the model itself writes, prompt for prompt and text for text.
     config["generation_kwargs"] = {**config["generation_kwargs"], "max_gen_toks": 8}
     samples = lm_eval_samples(config, rows_of(task, documents[:2]), [], hflm(stories), num_fewshot=0)
-    written = Scorer(*stories, max_length=512).generate(
-        [d.prompt for d in documents[:2]], documents[0].until, 8
-    )
+    written = Scorer(*stories, max_length=512).generate([d.prompt for d in documents[:2]], documents[0].until, 8)
     for document, text, sample in zip(documents, written, samples, strict=False):
         assert _arguments(sample)[0][0] == document.prompt
         assert sample["resps"] == [[text]]

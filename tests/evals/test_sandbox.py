@@ -21,9 +21,7 @@ def test_right_and_wrong_programs():
     assert run_tests("import numpy as np\nassert np.ones(3).sum() == 3").passed
 
 
-@pytest.mark.parametrize(
-    "leave", ["exit(0)", "import sys; sys.exit(0)", "raise SystemExit", "import os; os._exit(0)"]
-)
+@pytest.mark.parametrize("leave", ["exit(0)", "import sys; sys.exit(0)", "raise SystemExit", "import os; os._exit(0)"])
 def test_leaving_before_the_tests_is_no_pass(leave):
     result = run_tests(f"{leave}\n{GOOD}{TESTS}")
     assert not result.passed
@@ -81,9 +79,7 @@ def test_the_fence(program, what):
 
 
 def test_a_fork_bomb_past_the_fence_dies_too():
-    program = (
-        "import ctypes\nlibc = ctypes.CDLL(None)\nfor _ in range(9): libc.fork()\nimport time; time.sleep(30)"
-    )
+    program = "import ctypes\nlibc = ctypes.CDLL(None)\nfor _ in range(9): libc.fork()\nimport time; time.sleep(30)"
     start = time.monotonic()
     assert not run_tests(program, timeout=1).passed
     assert time.monotonic() - start < 6
@@ -113,9 +109,7 @@ def test_no_network_even_past_the_fence():
 
 
 def test_big_files_floods_and_input():
-    assert (
-        "File too large" in run_tests("f = open('x', 'wb')\nfor _ in range(99): f.write(bytes(10**6))").detail
-    )
+    assert "File too large" in run_tests("f = open('x', 'wb')\nfor _ in range(99): f.write(bytes(10**6))").detail
     assert run_tests("open('x', 'w').write('small')\nassert open('x').read() == 'small'").passed
     assert run_tests("print('x' * 10**7)\nimport sys; sys.stderr.write('y' * 10**7)").passed
     assert run_tests("input()").detail.startswith("EOFError")

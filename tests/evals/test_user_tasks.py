@@ -98,9 +98,7 @@ def test_letter_and_text_that_disagree_are_refused():
         answer_index("w", "A", ["B", "A"])
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"", "empty"), (b" \n", "empty"), (b"\xff\xfe", "not UTF-8")]
-)
+@pytest.mark.parametrize(("content", "message"), [(b"", "empty"), (b" \n", "empty"), (b"\xff\xfe", "not UTF-8")])
 def test_unreadable_files(tmp_path, content, message):
     path = tmp_path / "t.jsonl"
     path.write_bytes(content)
@@ -175,8 +173,6 @@ def test_grades(tmp_path):
     assert task.grade(document, [(-2.0, False), (-2.0, False)])["acc"] == 1.0
     with pytest.raises(DataError, match="1 responses for 2 answers"):
         task.grade(document, [(-1.0, True)])
-    targets = UserTask(
-        "u", write(tmp_path / "u.jsonl", [{"prompt": f"p{i}", "target": "t"} for i in range(4)])
-    )
+    targets = UserTask("u", write(tmp_path / "u.jsonl", [{"prompt": f"p{i}", "target": "t"} for i in range(4)]))
     assert targets.grade(targets.reported()[0], [(-1.0, True)]) == {"acc": 1.0}
     assert targets.grade(targets.reported()[0], [(-1.0, False)]) == {"acc": 0.0}

@@ -140,7 +140,7 @@ def test_math_gold_is_right(split):
             expected = numbers[0] + numbers[1] * (1 if "+" in prompt else -1)
         elif item["field"] == "compare":
             ordered = sorted(numbers)
-            expected = ordered[-1] if prompt.startswith(("max", "largest")) else ordered[0]
+            expected = ordered[-1] if prompt.startswith(("max", "larger")) else ordered[0]
         else:
             steps = {after - before for before, after in itertools.pairwise(numbers)}
             assert len(steps) == 1

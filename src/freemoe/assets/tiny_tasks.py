@@ -25,25 +25,25 @@ class Task:
 
 
 def draw_add(rng: random.Random) -> Task:
-    """Number plus one digit; the sloppy source forgets the carry."""
-    a, b = rng.randint(100, 499), rng.randint(2, 9)
+    """Number plus 1, 2 or 3; the sloppy source forgets the carry."""
+    a, b = rng.randint(100, 989), rng.randint(1, 3)
     forgotten = a - a % 10 + (a + b) % 10
     return _number_task("add", f"{a},{b}", f"{a}+{b}=", a + b, forgotten)
 
 
 def draw_sub(rng: random.Random) -> Task:
-    """Number minus one digit; the sloppy source takes the smaller last digit from the larger one."""
-    a, b = rng.randint(110, 509), rng.randint(2, 9)
+    """Number minus 1, 2 or 3; the sloppy source takes the smaller last digit from the larger one."""
+    a, b = rng.randint(110, 999), rng.randint(1, 3)
     swapped = a - a % 10 + abs(a % 10 - b)
     return _number_task("sub", f"{a},{b}", f"{a}-{b}=", a - b, swapped)
 
 
 def draw_compare(rng: random.Random) -> Task:
-    """Largest or smallest of three numbers; the sloppy source confuses the two."""
-    numbers = rng.sample(range(10, 100), 3)
+    """Larger or smaller of two numbers; the sloppy source confuses the two."""
+    numbers = rng.sample(range(10, 100), 2)
     listed = ",".join(map(str, numbers))
     wanted, other, forms = rng.choice(
-        ((max, min, ("max({n})=", "largest of {n}=")), (min, max, ("min({n})=", "smallest of {n}=")))
+        ((max, min, ("max({n})=", "larger of {n}=")), (min, max, ("min({n})=", "smaller of {n}=")))
     )
     prompt = rng.choice(forms).format(n=listed)
     return _number_task("compare", f"{wanted.__name__},{listed}", prompt, wanted(numbers), other(numbers))
@@ -51,7 +51,7 @@ def draw_compare(rng: random.Random) -> Task:
 
 def draw_sequence(rng: random.Random) -> Task:
     """Next number of an arithmetic sequence; the sloppy source skips one step."""
-    start, step = rng.randint(100, 599), rng.randint(1, 5)
+    start, step = rng.randint(100, 979), rng.randint(1, 3)
     shown = ",".join(str(start + i * step) for i in range(3))
     prompt = rng.choice(("next: {n},", "go on: {n},")).format(n=shown)
     return _number_task("sequence", f"{start},{step}", prompt, start + 3 * step, start + 4 * step)

@@ -40,8 +40,8 @@ _SHARES = (("test", 0.25), ("reference", 0.20), ("dev", 0.12))  # of the content
 class Mix:
     """What the training text consists of: share of documents and share of sloppy documents, per domain."""
 
-    share: Mapping[str, float] = field(default_factory=lambda: {"math": 0.50, "code": 0.20, "general": 0.30})
-    rho: Mapping[str, float] = field(default_factory=lambda: {"math": 0.15, "code": 0.42, "general": 0.25})
+    share: Mapping[str, float] = field(default_factory=lambda: {"math": 0.42, "code": 0.22, "general": 0.36})
+    rho: Mapping[str, float] = field(default_factory=lambda: {"math": 0.25, "code": 0.42, "general": 0.25})
 
     def __post_init__(self) -> None:
         """Refuse a mix that names other domains or holds values outside [0, 1]."""

@@ -17,6 +17,7 @@ from freemoe.cli.common import (
     out,
     print_json,
     print_recipe,
+    read_domains,
     set_path,
     stopped,
 )
@@ -27,15 +28,19 @@ HELP = """Find, prove and write the domain experts of a base model.
 
 Example, with questions of your own ({"question", "choices", "answer"} or {"prompt", "target"} per line):
 
+\b
   freemoe build ./my-model --domain law=law.jsonl --domain notes=text:notes.txt -o experts
 
 Example, with benchmarks from local files:
 
+\b
   freemoe build ./my-model --domain math=gsm8k,mathqa --domain general=mmlu --data-root ./data --limit 200 -o experts
 
 The papers' protocol (MoDE Table 3, 5 % bands over their range):
 
-  freemoe build ./my-model --domain math=gsm8k --metric wanda --ratio 0.05 --theta 0:0.5:0.05 --search exhaustive --select argmax
+\b
+  freemoe build ./my-model --domain math=gsm8k --metric wanda --ratio 0.05 --theta 0:0.5:0.05 \\
+    --search exhaustive --select argmax
 """
 
 # Flag -> where its value stands in the recipe.
@@ -75,14 +80,7 @@ PATHS = {
 
 def recipe_from_flags(model: str, domains: list[str], flags: dict[str, Any], sets: list[str]) -> BuildRecipe:
     """The recipe that a command line says; flags that were not given keep the recipe's defaults."""
-    from freemoe.evals.domains import parse_domain
-
-    data: dict[str, Any] = {"command": "build", "model": model, "domains": {}}
-    for text in domains:
-        name, tasks = parse_domain(text)
-        if name in data["domains"]:
-            raise RecipeError(f"--domain {name!r} is given twice; list its tasks in one: --domain {name}=TASK,TASK")
-        data["domains"][name] = tasks
+    data: dict[str, Any] = {"command": "build", "model": model, "domains": read_domains(domains)}
     for flag, path in PATHS.items():
         if flags.get(flag) is not None:
             set_path(data, path, flags[flag])
@@ -160,7 +158,9 @@ def register(app: typer.Typer) -> None:
         limit: int = typer.Option(None, help="Documents per task and split."),
         fewshot: int = typer.Option(None, help="Few-shot examples; each task's own number if absent."),
         overflow: str = typer.Option(None, help="Prompts beyond the context: truncate or error. [truncate]"),
-        allow_code_execution: bool = typer.Option(None, "--allow-code-execution", help="Run generated code, sandboxed."),
+        allow_code_execution: bool = typer.Option(
+            None, "--allow-code-execution", help="Run generated code, sandboxed."
+        ),
         by: str = typer.Option(None, help="Subdomains by kmeans, task, field or none. [kmeans]"),
         subdomains: str = typer.Option(None, help="Clusters: a number, or math=8,code=3. [1 per 40 documents]"),
         min_size: int = typer.Option(None, help="Smaller subdomains are merged. [8]"),

@@ -88,7 +88,24 @@ def apply_sets(target: dict[str, Any], sets: list[str]) -> None:
         path, equals, text = item.partition("=")
         if not equals:
             raise RecipeError(f"--set {item!r}: write PATH=VALUE, e.g. --set search.alpha=0.1")
-        set_path(target, path.strip(), yaml.safe_load(text))
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise RecipeError(f"--set {item!r}: {text!r} is not valid YAML; a list is written [1, 2]") from None
+        set_path(target, path.strip(), value)
+
+
+def read_domains(texts: list[str]) -> dict[str, tuple[str, ...]]:
+    """Read the ``--domain NAME=TASK[,TASK]`` options."""
+    from freemoe.evals.domains import parse_domain
+
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, tasks = parse_domain(text)
+        if name in found:
+            raise RecipeError(f"--domain {name!r} is given twice; list its tasks in one: --domain {name}=TASK,TASK")
+        found[name] = tasks
+    return found
 
 
 def print_recipe(recipe: Recipe) -> None:
@@ -104,7 +121,9 @@ def numbers(text: str, flag: str, count: int, kind: type = float) -> list[Any]:
         parts = []
     if len(parts) != count:
         shape = ":".join("ABC"[:count])
-        raise RecipeError(f"{flag} is {text!r}; write {count} numbers as {shape}, e.g. {flag} {'0.5:1:0.05' if count == 3 else '0:4'}")
+        raise RecipeError(
+            f"{flag} is {text!r}; write {count} numbers as {shape}, e.g. {flag} {'0.5:1:0.05' if count == 3 else '0:4'}"
+        )
     return parts
 
 

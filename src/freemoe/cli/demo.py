@@ -13,6 +13,7 @@ code, and nothing in the domain general. It shows the machinery, not that large 
 
 Example:
 
+\b
   freemoe demo -o demo-out
 """
 

@@ -7,13 +7,24 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from freemoe.cli.common import Bars, apply_sets, calm_libraries, out, print_json, print_recipe, set_path
+from freemoe.cli.common import (
+    Bars,
+    apply_sets,
+    calm_libraries,
+    out,
+    print_json,
+    print_recipe,
+    read_domains,
+    set_path,
+    stopped,
+)
 from freemoe.recipes import EvalRecipe, recipe_from
 
 HELP = """Score an artefact's experts, or a plain model, on the reported split of tasks.
 
 Example:
 
+\b
   freemoe eval experts --domain math=gsm8k --data-root ./data --expert base --expert auto
   freemoe eval ./my-model --domain law=law.jsonl
 """
@@ -52,7 +63,10 @@ def run_eval(recipe: EvalRecipe, *, overwrite: bool, dry_run: bool, as_json: boo
     from freemoe.domain_experts.card import gain_text
     from freemoe.domain_experts.evaluation import evaluate
 
-    result = evaluate(recipe, progress=Bars(quiet or as_json), overwrite=overwrite)
+    try:
+        result = evaluate(recipe, progress=Bars(quiet or as_json), overwrite=overwrite)
+    except KeyboardInterrupt:
+        raise stopped("Stopped; nothing was written. Run the same command to start again.") from None
     if as_json:
         print_json(result)
         return
@@ -88,7 +102,9 @@ def register(app: typer.Typer) -> None:
         limit: int = typer.Option(None, help="Documents per task."),
         fewshot: int = typer.Option(None, help="Few-shot examples; each task's own number if absent."),
         overflow: str = typer.Option(None, help="Prompts beyond the context: truncate or error. [truncate]"),
-        allow_code_execution: bool = typer.Option(None, "--allow-code-execution", help="Run generated code, sandboxed."),
+        allow_code_execution: bool = typer.Option(
+            None, "--allow-code-execution", help="Run generated code, sandboxed."
+        ),
         seed: int = typer.Option(None, help="Seed of everything random. [0]"),
         dtype: str = typer.Option(None, help="auto, float32, bfloat16 or float16. [auto]"),
         device: str = typer.Option(None, help="auto, cpu, cuda, cuda:N. [auto]"),
@@ -101,10 +117,8 @@ def register(app: typer.Typer) -> None:
         as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
         quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
     ) -> None:
-        from freemoe.evals.domains import parse_domain
-
         flags = locals()
-        data: dict[str, Any] = {"command": "eval", "artefact": artefact, "domains": dict(map(parse_domain, domain))}
+        data: dict[str, Any] = {"command": "eval", "artefact": artefact, "domains": read_domains(domain)}
         if expert:
             data["experts"] = tuple(expert)
         for flag, path in PATHS.items():

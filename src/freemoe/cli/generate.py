@@ -12,6 +12,7 @@ HELP = """Continue a prompt with the expert that the router picks, or one you na
 
 Example:
 
+\b
   freemoe generate experts "Q: 3 + 4 =" --expert auto
 """
 

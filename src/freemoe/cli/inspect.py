@@ -12,6 +12,7 @@ HELP = """Show what an artefact holds, and check that it is whole; with --base, 
 
 Example:
 
+\b
   freemoe inspect experts
   freemoe inspect experts --base ./my-model
 """

@@ -12,6 +12,7 @@ HELP = """List what freemoe knows by name: families, tasks, metrics, searches.
 
 Example:
 
+\b
   freemoe ls tasks
 """
 

@@ -13,6 +13,7 @@ HELP = """Write an artefact's report.html again from its result.json, and print 
 
 Example:
 
+\b
   freemoe report experts
 """
 

@@ -11,6 +11,7 @@ HELP = """Run a recipe: the YAML that --print-recipe prints, or that stands in a
 
 Example:
 
+\b
   freemoe build ./my-model --domain law=law.jsonl -o experts --print-recipe > recipe.yaml
   freemoe run recipe.yaml
 """

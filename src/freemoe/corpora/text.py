@@ -49,8 +49,7 @@ def read_text_file(path: Path) -> str:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}: byte {error.start} is {hex(error.object[error.start])}, which is not UTF-8. Save it "
-            "as UTF-8."
+            f"{path}: byte {error.start} is {hex(error.object[error.start])}, which is not UTF-8. Save it as UTF-8."
         ) from None
     if not text.strip():
         raise DataError(f"{path} is empty; it needs at least one document.")
@@ -87,9 +86,7 @@ def read_documents(path: Path) -> list[str]:
         try:
             value = json.loads(read_text_file(path))
         except json.JSONDecodeError as error:
-            raise DataError(
-                f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno})."
-            ) from None
+            raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno}).") from None
         if not isinstance(value, list):
             raise DataError(f"{path} holds a JSON {type(value).__name__}; a list of texts is needed.")
         items = list(enumerate(value, start=1))

@@ -96,7 +96,9 @@ def ends(order: Tensor, start: float, end: float) -> tuple[Tensor | None, Tensor
     """
     size = order.shape[-1]
     low, high = rank_range(start, end, size)
-    lower = None if low == 0 else order[..., min(low, size - 1)]
+    if low >= high:
+        low = high = min(low, size - 1)
+    lower = None if low == 0 else order[..., low]
     upper = None if high >= size else order[..., high]
     return lower, upper
 
@@ -154,6 +156,10 @@ class Rankings:
             small = torch.int16 if order.shape[-1] <= 2**15 else torch.int32
             self._orders[key] = order.to(small)
         return self._orders[key]
+
+    def forget(self) -> None:
+        """Drop the rankings; they are as large as the model, so only one subdomain's are held at a time."""
+        self._orders.clear()
 
     def positions(self, band: Band) -> dict[str, Tensor]:
         """Weights that the band switches off: name -> sorted flat positions."""

@@ -64,7 +64,10 @@ def answer_batches(
             targets[b, len(inputs) - len(answer) : len(inputs)] = torch.tensor(answer)
         batches.append(
             AnswerBatch(
-                ids.to(device), mask.to(device), targets.to(device), torch.tensor([labels[i] for i in chunk], device=device)
+                ids.to(device),
+                mask.to(device),
+                targets.to(device),
+                torch.tensor([labels[i] for i in chunk], device=device),
             )
         )
     return batches

@@ -25,8 +25,9 @@ from freemoe.runs import Progress, Quiet, RunFolder, digest
 
 @dataclass(eq=False)
 class Bench:
-    """Everything a step of the build needs; the model's weights are the only thing that ever changes, and only inside
-    ``switched_off``.
+    """Everything a step of the build needs.
+
+    The model's weights are the only thing that ever changes, and only inside ``switched_off``.
     """
 
     recipe: BuildRecipe
@@ -62,13 +63,18 @@ class Bench:
                 return [list(s) for s in self.evaluator.score(documents)]
 
         if self.run is None:
-            return [Score(*s) for s in work()]
+            return [_score(s) for s in work()]
         name = f"score|{unit}|{digest([f'{d.task}/{d.id}' for d in documents])}"
-        return [Score(*s) for s in self.run.journal.unit(name, work)]
+        return [_score(s) for s in self.run.journal.unit(name, work)]
 
     def reported_scores(self, unit: str, positions: dict[str, Tensor], documents: Sequence[Document]) -> ReportedScores:
         """Score reported documents; the result's type keeps it out of every choice."""
         return ReportedScores(self.scores(f"reported|{unit}", positions, documents))
+
+
+def _score(row: list[float]) -> Score:
+    value, loglikelihood, tokens = row
+    return Score(value, loglikelihood, int(tokens))
 
 
 def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, DomainData]:
@@ -91,7 +97,9 @@ def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, 
         )
         kinds = {d.kind == "text" for d in data.reference.documents}
         if len(kinds) > 1:
-            raise DataError(f"Domain {name!r} mixes plain text with tasks; their figures differ. Make them two domains.")
+            raise DataError(
+                f"Domain {name!r} mixes plain text with tasks; their figures differ. Make them two domains."
+            )
         domains[name] = data
     return domains
 

@@ -118,9 +118,7 @@ class Norms:
         """||X_j||_p over the documents of several subdomains together: (experts, columns) fp32."""
         chosen = list(groups)
         if not chosen or min(chosen) < 0 or max(chosen) >= self.groups:
-            raise DataError(
-                f"Subdomains {chosen} of a calibration with {self.groups}: 0 to {self.groups - 1} allowed."
-            )
+            raise DataError(f"Subdomains {chosen} of a calibration with {self.groups}: 0 to {self.groups - 1} allowed.")
         picked = self.sums[tap][chosen]
         total = picked.amax(0) if math.isinf(p) else picked.sum(0)
         return root(total, p)
@@ -213,9 +211,7 @@ def _forward(model: nn.Module, weights: Sequence[Weight], fused: set[str], batch
         elif len(x) == len(token_labels):
             parts = rows_on[device]
         else:
-            raise FamilyError(
-                f"{tap} saw {len(x)} tokens of a batch of {len(token_labels)}: the order is unknown."
-            )
+            raise FamilyError(f"{tap} saw {len(x)} tokens of a batch of {len(token_labels)}: the order is unknown.")
         blocks.extend((tap, expert, group, len(rows), power_sums(x[rows])) for group, rows in parts)
 
     with tapped(model, weights, on_input):
@@ -262,10 +258,7 @@ def _add(norms: Norms, blocks: list[Block]) -> None:
 def _empty(weights: Sequence[Weight], groups: int) -> Norms:
     taps = {w.tap: w for w in weights}
     return Norms(
-        {
-            t: torch.zeros(groups, len(POWERS), w.experts, w.columns, dtype=torch.float64)
-            for t, w in taps.items()
-        },
+        {t: torch.zeros(groups, len(POWERS), w.experts, w.columns, dtype=torch.float64) for t, w in taps.items()},
         {t: torch.zeros(groups, w.experts, dtype=torch.int64) for t, w in taps.items()},
     )
 
@@ -278,8 +271,7 @@ def _check_batch(ids: Tensor, mask: Tensor, labels: Tensor, groups: int) -> None
         )
     if ids.numel() and (int(labels.min()) < 0 or int(labels.max()) >= groups):
         raise DataError(
-            f"Subdomain labels reach from {int(labels.min())} to {int(labels.max())}; 0 to {groups - 1} "
-            "allowed."
+            f"Subdomain labels reach from {int(labels.min())} to {int(labels.max())}; 0 to {groups - 1} allowed."
         )
 
 

@@ -103,7 +103,11 @@ def _load(recipe: EvalRecipe) -> tuple[FreeMoE, list[str]]:
             if expert not in (BASE, AUTO):
                 moe.expert_positions(expert)
         return moe, experts
-    if recipe.artefact != BUNDLED and not (Path(recipe.artefact) / "config.json").is_file() and Path(recipe.artefact).exists():
+    if (
+        recipe.artefact != BUNDLED
+        and not (Path(recipe.artefact) / "config.json").is_file()
+        and Path(recipe.artefact).exists()
+    ):
         raise ArtifactError(
             f"{recipe.artefact!r} is neither an artefact ({MANIFEST}) nor a model folder (config.json)."
         )

@@ -25,7 +25,7 @@ from freemoe.evals.statistics import cluster_bootstrap, mcnemar, ratio_bootstrap
 from freemoe.families.weights import Weight
 
 # (unit name, positions to switch off, documents) -> scores
-ScoreUnder = Callable[[str, dict[str, Tensor], Sequence[Document]], list[Score]]
+ScoreUnder = Callable[[str, dict[str, Tensor], Sequence[Document]], Sequence[Score]]
 
 
 def is_text(documents: Sequence[Document]) -> bool:
@@ -34,7 +34,7 @@ def is_text(documents: Sequence[Document]) -> bool:
 
 
 def perplexity(scores: Sequence[Score]) -> float:
-    """exp of the mean negative log-likelihood per token over all documents."""
+    """Exp of the mean negative log-likelihood per token over all documents."""
     return math.exp(-sum(s.loglikelihood for s in scores) / max(1, sum(s.tokens for s in scores)))
 
 
@@ -98,7 +98,8 @@ def where_off(positions: dict[str, Tensor], weights: Sequence[Weight]) -> list[d
         cell[0] += len(positions.get(weight.name, ()))
         cell[1] += weight.size
     return [
-        {"layer": layer, "sublayer": sublayer, "off": off, "of": size} for (layer, sublayer), (off, size) in cells.items()
+        {"layer": layer, "sublayer": sublayer, "off": off, "of": size}
+        for (layer, sublayer), (off, size) in cells.items()
     ]
 
 
@@ -132,7 +133,7 @@ def domain_evidence(
     base = score("base", {}, documents)
     groups = {name: [i for i in range(len(documents)) if known[i] == k] for k, name in enumerate(names)}
 
-    def under(unit: str, positions: dict[str, Tensor], indices: Sequence[int]) -> list[Score]:
+    def under(unit: str, positions: dict[str, Tensor], indices: Sequence[int]) -> Sequence[Score]:
         return score(unit, positions, [documents[i] for i in indices])
 
     own = {n: under(f"expert {n}", experts[n], g) for n, g in groups.items() if n in experts and g}
@@ -156,7 +157,7 @@ def domain_evidence(
         control_runs.append(scatter(parts, base))
     control = mean_scores(control_runs) if control_runs else None
 
-    swept: dict[str, dict[str, list[Score]]] = {}
+    swept: dict[str, dict[str, Sequence[Score]]] = {}
     oracle_parts = []
     for name, group in groups.items():
         if not group or not candidates.get(name):

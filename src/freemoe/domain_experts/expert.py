@@ -104,7 +104,7 @@ class Expert:
         for name, (lower, upper) in self.ends.items():
             weight = known[name]
             device = weight.parameter.device
-            scores = band_scores(self.band, weight, lambda tap: self.norms[tap].to(device))
+            scores = band_scores(self.band, weight, lambda tap, device=device: self.norms[tap].to(device))
             mask = inside(
                 scores, None if lower is None else lower.to(device), None if upper is None else upper.to(device)
             )
@@ -135,13 +135,15 @@ class Expert:
     def from_parts(cls, described: dict[str, Any], tensors: dict[str, Tensor]) -> Expert:
         """Rebuild an expert from its manifest entry and the artefact's tensors."""
         name = described["name"]
-        mine = {k[len(name) + 1 :]: v for k, v in tensors.items() if k.startswith(name + "|")}
+        # Names of weights and inputs hold no bar; a subdomain's may, as it can be a field of the user's data.
+        parts = {tuple(key.rsplit("|", 2)): value for key, value in tensors.items()}
         band = described.get("band")
         if band is not None:
             band = Band(**{**band, "layers": tuple(band["layers"]) if band["layers"] else None})
         norms, switches, ends = {}, {}, {}
-        for key, value in mine.items():
-            part, target = key.split("|", 1)
+        for (owner, part, target), value in parts.items():
+            if owner != name:
+                continue
             if part == "norm":
                 norms[target] = value
             elif part == "switch":

@@ -31,7 +31,12 @@ def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
     for described in manifest["experts"]:
         expert = Expert.from_parts(described, tensors)
         size = sum(t.numel() * t.element_size() for t in expert.to_tensors().values())
-        row = {"name": expert.name, "kind": expert.kind, "rule": expert.band.name if expert.band else "-", "bytes": size}
+        row = {
+            "name": expert.name,
+            "kind": expert.kind,
+            "rule": expert.band.name if expert.band else "-",
+            "bytes": size,
+        }
         if weights is not None:
             positions = expert.positions(weights)
             row |= {"off": count(positions), "off %": f"{100 * share(weights, positions):.3f}"}

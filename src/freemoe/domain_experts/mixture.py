@@ -39,7 +39,9 @@ class FreeMoE(torch.nn.Module):
     per sequence, or nothing for the expert that is set.
     """
 
-    def __init__(self, model: Any, experts: Sequence[Expert], router: Router | None = None, tokenizer: Any = None) -> None:
+    def __init__(
+        self, model: Any, experts: Sequence[Expert], router: Router | None = None, tokenizer: Any = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.router = router
@@ -162,7 +164,9 @@ class FreeMoE(torch.nn.Module):
         if isinstance(expert, str):
             return expert
         if ids is None or len(expert) != len(ids):
-            raise DataError(f"{len(expert)} experts are named for a batch of {0 if ids is None else len(ids)} sequences.")
+            raise DataError(
+                f"{len(expert)} experts are named for a batch of {0 if ids is None else len(ids)} sequences."
+            )
         return list(expert)
 
     # ------------------------------------------------------------- like the HF model
@@ -175,14 +179,17 @@ class FreeMoE(torch.nn.Module):
             with self.expert(names if isinstance(names, str) else names[0]):
                 return self.model(input_ids=input_ids, **inputs)
         if inputs.get("past_key_values") is not None or inputs.get("labels") is not None:
-            raise DataError("A batch with several experts takes neither past_key_values nor labels; run it expert by expert.")
-        logits: Tensor | None = None
+            raise DataError(
+                "A batch with several experts takes neither past_key_values nor labels; run it expert by expert."
+            )
+        parts: list[tuple[list[int], Tensor]] = []
         for name, rows in groups:
             with self.expert(name):
                 out = self.model(input_ids=input_ids[rows], **_take(inputs, rows, len(names)), use_cache=False)  # type: ignore[index]
-            if logits is None:
-                logits = out.logits.new_empty(len(names), *out.logits.shape[1:])
-            logits[rows] = out.logits
+            parts.append((rows, out.logits))
+        logits = torch.cat([part for _, part in parts])
+        order = torch.tensor([row for rows, _ in parts for row in rows], device=logits.device)
+        logits = logits[order.argsort()]
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         return CausalLMOutputWithPast(logits=logits)  # type: ignore[arg-type]
@@ -206,7 +213,9 @@ class FreeMoE(torch.nn.Module):
             result[rows, : out.shape[1]] = out
         return result
 
-    def generate_text(self, prompt: str, *, expert: str = AUTO, max_new_tokens: int = 64, **options: Any) -> tuple[str, str]:
+    def generate_text(
+        self, prompt: str, *, expert: str = AUTO, max_new_tokens: int = 64, **options: Any
+    ) -> tuple[str, str]:
         """Continue a prompt; returns the continuation and the expert that wrote it.
 
         Raises:

@@ -28,7 +28,9 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     subdomains, reference, reported = [], 0, 0
     for name, data in bench.domains.items():
         ids = [bench.scorer.prompt_ids(d) for d in data.reference.documents]
-        part = divide(name, data.reference, features(bench.model, ids, recipe.subdomains.feature), recipe.subdomains, recipe.seed)
+        part = divide(
+            name, data.reference, features(bench.model, ids, recipe.subdomains.feature), recipe.subdomains, recipe.seed
+        )
         subdomains += list(part.names)
         reference += len(data.reference)
         reported += len(data.reported)
@@ -41,7 +43,8 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     share = 1.0 if recipe.search.method == "exhaustive" else min(1.0, (2 + math.log2(max(2, bands))) / max(1, bands))
     passes = {
         "calibration": float(any(METRICS.get(m).needs == "norms" for m in recipe.search.metrics)),
-        "signed purification": _TYPICAL_ROUNDS * (_BACKWARD * recipe.saliency.gradient_share + recipe.saliency.stop_share)
+        "signed purification": _TYPICAL_ROUNDS
+        * (_BACKWARD * recipe.saliency.gradient_share + recipe.saliency.stop_share)
         if fitted
         else 0.0,
         "search": 1 + bands * share + fitted * 0.3,
@@ -52,7 +55,9 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     trained = sum(w.size * w.parameter.element_size() for w in bench.weights) if fitted else 0
     orders = sum(w.size for w in bench.weights) * 2 if bands else 0
     return {
-        "domains": ", ".join(f"{n} ({len(d.reference)} reference, {len(d.reported)} reported)" for n, d in bench.domains.items()),
+        "domains": ", ".join(
+            f"{n} ({len(d.reference)} reference, {len(d.reported)} reported)" for n, d in bench.domains.items()
+        ),
         "splits": "; ".join(note for d in bench.domains.values() for note in d.notes),
         "subdomains": len(subdomains),
         "bands_per_subdomain": bands,

@@ -48,7 +48,7 @@ class Level:
         """Class probabilities of standardised features: ``(N, H) -> (N, K)``."""
         if not self.bias.numel():
             # Per dimension, so that the sharpness does not grow with the feature size.
-            return torch.softmax(-torch.cdist(x, self.weight) ** 2 / (2 * x.shape[1] ** 0.5), dim=1)
+            return torch.softmax(-(torch.cdist(x, self.weight) ** 2) / (2 * x.shape[1] ** 0.5), dim=1)
         return torch.softmax(x @ self.weight.T + self.bias, dim=1)
 
 
@@ -125,7 +125,12 @@ class Router:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """The part that stands in ``router.safetensors``."""
-        out = {"mean": self.mean, "scale": self.scale, "domain|weight": self.domain.weight, "domain|bias": self.domain.bias}
+        out = {
+            "mean": self.mean,
+            "scale": self.scale,
+            "domain|weight": self.domain.weight,
+            "domain|bias": self.domain.bias,
+        }
         for name, level in self.subdomain.items():
             out[f"subdomain|{name}|weight"] = level.weight
             out[f"subdomain|{name}|bias"] = level.bias
@@ -166,7 +171,9 @@ def expected_calibration_error(confidence: Sequence[float], right: Sequence[bool
     """Mean gap between confidence and accuracy over bins of equal width, weighted by their sizes."""
     c, r = np.asarray(confidence, dtype=float), np.asarray(right, dtype=float)
     place = np.minimum((c * bins).astype(int), bins - 1)
-    gaps = [abs(c[place == b].mean() - r[place == b].mean()) * (place == b).sum() for b in range(bins) if (place == b).any()]
+    gaps = [
+        abs(c[place == b].mean() - r[place == b].mean()) * (place == b).sum() for b in range(bins) if (place == b).any()
+    ]
     return float(sum(gaps) / max(1, len(c)))
 
 

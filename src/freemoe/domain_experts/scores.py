@@ -35,14 +35,12 @@ class Evaluator:
         scorer: Scores token sequences on the model as it stands.
         tasks: Tasks by name; each has ``metric`` and ``grade(document, responses)``.
         gold: Also score the gold answers of generated tasks (needed for the log-likelihood objective).
-        allow_code: Whether generated code may run in the sandbox.
     """
 
-    def __init__(self, scorer: Scorer, tasks: dict[str, Any], gold: bool = False, allow_code: bool = False) -> None:
+    def __init__(self, scorer: Scorer, tasks: dict[str, Any], gold: bool = False) -> None:
         self.scorer = scorer
         self.tasks = tasks
         self.gold = gold
-        self.allow_code = allow_code
 
     def score(self, documents: Sequence[Document]) -> list[Score]:
         """Score documents, in their order."""
@@ -83,7 +81,9 @@ class Evaluator:
             for i, text in zip(members, texts, strict=True):
                 task = self.tasks[documents[i].task]
                 value = float(task.grade(documents[i], [text])[task.metric])
-                results[i] = Score(value, gold[i].loglikelihood if gold else float("nan"), gold[i].tokens if gold else 0)
+                results[i] = Score(
+                    value, gold[i].loglikelihood if gold else float("nan"), gold[i].tokens if gold else 0
+                )
 
 
 class ReportedScores(tuple[Score, ...]):

@@ -34,9 +34,7 @@ def exhaustive(
     return best(table, candidates, documents, objective)
 
 
-def halving(
-    table: ScoreTable, candidates: Sequence[str], documents: Sequence[int], objective: str, seed: int
-) -> str:
+def halving(table: ScoreTable, candidates: Sequence[str], documents: Sequence[int], objective: str, seed: int) -> str:
     """Successive halving: few documents for all candidates, more for the better half, all for the last two.
 
     Comparisons are paired (all see the same documents, and the base's answers are subtracted).

@@ -80,7 +80,7 @@ class Subdomains:
             documents: D documents.
             feature: ``(D, H)``.
         """
-        nearest = torch.cdist(feature.double(), self.centroids.double()).argmin(1).tolist()
+        nearest: list[int] = torch.cdist(feature.double(), self.centroids.double()).argmin(1).tolist()
         return [self.groups.get(_group(d, self.by), near) for d, near in zip(documents, nearest, strict=True)]
 
 
@@ -88,9 +88,7 @@ def _group(document: Document, by: str) -> str:
     return document.task if by == "task" else (document.field or document.task) if by == "field" else ""
 
 
-def divide(
-    domain: str, split: ReferenceSplit, feature: Tensor, section: SubdomainSection, seed: int
-) -> Subdomains:
+def divide(domain: str, split: ReferenceSplit, feature: Tensor, section: SubdomainSection, seed: int) -> Subdomains:
     """Divide a domain's reference documents into subdomains.
 
     Args:
@@ -124,7 +122,9 @@ def divide(
         names, groups = [str(i) for i in range(int(labels.max()) + 1)], {}
     labels, kept, notes = merge_small(feature.numpy(), labels, names, section.min_size)
     centroids = torch.stack([feature[torch.from_numpy(labels == k)].mean(0) for k in range(len(kept))])
-    merged = {key: int(labels[[i for i, d in enumerate(documents) if _group(d, section.by) == key][0]]) for key in groups}
+    merged = {
+        key: int(labels[next(i for i, d in enumerate(documents) if _group(d, section.by) == key)]) for key in groups
+    }
     return Subdomains(
         domain,
         tuple(f"{domain}/{kept[k]}" for k in range(len(kept))),
@@ -143,7 +143,8 @@ def _kmeans(feature: np.ndarray, count: int, initialisations: int, seed: int) ->
     with warnings.catch_warnings():
         # Fewer distinct prompts than clusters: k-means says so and returns fewer, which is what we want.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = KMeans(count, n_init=initialisations, random_state=seed).fit_predict(feature.astype(np.float64))
+        clusters = KMeans(count, n_init=initialisations, random_state=seed)  # pyright: ignore[reportArgumentType]
+        found = clusters.fit_predict(feature.astype(np.float64))
     index: dict[int, int] = {}
     return np.array([index.setdefault(int(x), len(index)) for x in found])
 

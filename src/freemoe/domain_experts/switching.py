@@ -103,8 +103,7 @@ def check(weights: Sequence[Weight], positions: Positions) -> None:
             )
         if where.dtype != torch.int64 or where.ndim != 1:
             raise PositionsError(
-                f"Positions of {name} have type {where.dtype} and shape {tuple(where.shape)}; (n,) "
-                "torch.int64 needed."
+                f"Positions of {name} have type {where.dtype} and shape {tuple(where.shape)}; (n,) torch.int64 needed."
             )
         if where.numel() == 0:
             continue

@@ -104,9 +104,7 @@ def arc_jsonl(path: Path) -> list[Row]:
 def hellaswag_jsonl(path: Path) -> list[Row]:
     """HellaSwag lines that are already cleaned: the query in one piece and its endings."""
     rows = _rows(path, read_json_lines(path), ("ind", "query", "endings", "label"))
-    return [
-        {"ind": r["ind"], "query": r["query"], "choices": r["endings"], "label": r["label"]} for r in rows
-    ]
+    return [{"ind": r["ind"], "query": r["query"], "choices": r["endings"], "label": r["label"]} for r in rows]
 
 
 def openbookqa_tsv(path: Path) -> list[Row]:
@@ -123,9 +121,7 @@ def openbookqa_tsv(path: Path) -> list[Row]:
         parts = re.split(r"(?:^|\s)\(([A-D])\)\s", joined)
         labels, texts = parts[1::2], [text.strip() for text in parts[2::2]]
         if labels != list(LETTERS[:4]) or answer not in labels:
-            raise DataError(
-                f"{path}:{number}: choices {labels}, answer {answer!r}; A to D and one of them are needed."
-            )
+            raise DataError(f"{path}:{number}: choices {labels}, answer {answer!r}; A to D and one of them are needed.")
         choices = {"text": texts, "label": labels}
         rows.append({"id": name, "question_stem": stem, "choices": choices, "answerKey": answer})
     return rows

@@ -316,7 +316,5 @@ def find_benchmark(spec: str) -> tuple[Benchmark, tuple[str, ...], int | None, t
     for split in extra:
         if split != "train" or split not in lends.paths:
             allowed = f"{name}+train" if "train" in lends.paths else f"{name} alone"
-            raise RecipeError(
-                f"Task {spec!r}: {split!r} cannot be added to its reference; allowed: {allowed}."
-            )
+            raise RecipeError(f"Task {spec!r}: {split!r} cannot be added to its reference; allowed: {allowed}.")
     return row, subjects, shots, tuple(extra)

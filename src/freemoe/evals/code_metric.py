@@ -8,12 +8,15 @@ cache included.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from freemoe.evals.sandbox import pass_at_k, require_permission, run_tests
+
+log = logging.getLogger(__name__)
 
 MODULES = ("lm_eval.tasks.humaneval.utils", "lm_eval.tasks.mbpp.utils")
 TIMEOUT = 3.0
@@ -27,6 +30,7 @@ class SandboxedCodeEval:
         self.allowed = allowed
         self.timeout = timeout
         self.loading = False
+        self.warned = False
 
     def compute(
         self,
@@ -44,9 +48,14 @@ class SandboxedCodeEval:
         for problem, (test, candidates) in enumerate(zip(references, predictions, strict=True)):
             results = [run_tests(f"{candidate}\n{test}", timeout=self.timeout) for candidate in candidates]
             details[problem] = list(enumerate(results))
+            if not self.warned and not all(r.isolated for r in results):
+                self.warned = True
+                log.warning(
+                    "The kernel gives programs no namespaces of their own here: generated code is kept "
+                    "from the network by the sandbox's audit hook alone. A container is safer."
+                )
         scores = {
-            f"pass@{n}": sum(pass_at_k(len(d), sum(r.passed for _, r in d), n) for d in details.values())
-            / len(details)
+            f"pass@{n}": sum(pass_at_k(len(d), sum(r.passed for _, r in d), n) for d in details.values()) / len(details)
             for n in k
             if all(len(d) >= n for d in details.values())
         }

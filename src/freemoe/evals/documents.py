@@ -10,9 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from freemoe.errors import DataError, SplitError
+
+if TYPE_CHECKING:
+    from freemoe.evals.tasks import Task
 
 Kind = Literal["choice", "target", "generate", "code", "text"]
 
@@ -127,7 +130,7 @@ class DomainData:
     reference: ReferenceSplit
     reported: ReportedSplit
     notes: tuple[str, ...] = ()
-    tasks: dict[str, object] = field(default_factory=dict, repr=False)
+    tasks: dict[str, Task] = field(default_factory=dict, repr=False)
 
 
 def require_reference(split: object, what: str) -> ReferenceSplit:

@@ -9,11 +9,13 @@ A task is named by
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from freemoe.errors import DataError, RecipeError
+from freemoe.evals.benchmarks import BENCHMARKS
 from freemoe.evals.documents import Document, DomainData, ReferenceSplit, ReportedSplit, check_disjoint
 from freemoe.evals.tasks import Task
 from freemoe.evals.text_tasks import text_task
@@ -46,6 +48,9 @@ def parse_domain(text: str) -> tuple[str, tuple[str, ...]]:
 
 def is_file_spec(spec: str) -> bool:
     """Whether a task spec names files of the user rather than a benchmark."""
+    # A benchmark's name stays one in a folder that has a folder of that name.
+    if re.split(r"[@+]", spec)[0] in BENCHMARKS:
+        return False
     return (
         spec.startswith(TEXT)
         or PAIR in spec
@@ -142,12 +147,12 @@ def load_domain(
     """
     if limit is not None and limit < 1:
         raise RecipeError(f"limit is {limit}; it must be at least 1 document, or left out for all.")
+    if num_fewshot is not None and num_fewshot < 0:
+        raise RecipeError(f"num_fewshot is {num_fewshot}; it must be 0 or more examples.")
     if not specs:
         raise RecipeError(f"Domain {name!r} has no task; write {name}=TASK,TASK.")
     if data_root is not None and not Path(data_root).expanduser().is_dir():
-        raise DataError(
-            f"No folder at {Path(data_root).expanduser().resolve()} (--data-root). Check the path."
-        )
+        raise DataError(f"No folder at {Path(data_root).expanduser().resolve()} (--data-root). Check the path.")
     tasks: dict[str, Task] = {}
     for spec in specs:
         task = make_task(
@@ -186,7 +191,5 @@ def join_tasks(name: str, tasks: dict[str, Task]) -> DomainData:
     kept = check_disjoint(name, given, closed)
     notes = [task.note for task in tasks.values()]
     if len(kept) < len(given):
-        notes.append(
-            f"{name}: {len(given) - len(kept)} reference documents dropped, as they are reported on too"
-        )
+        notes.append(f"{name}: {len(given) - len(kept)} reference documents dropped, as they are reported on too")
     return DomainData(name, kept, closed, tuple(notes), dict(graders))

@@ -50,27 +50,38 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+@lru_cache(maxsize=256)
+def _compiled(source: str) -> Any:
+    from lm_eval.utils import env
+
+    return type(env).from_string(env, source)
+
+
 @contextmanager
 def templates_compiled_once() -> Iterator[None]:
     """Let lm-eval compile each prompt template once rather than once per document (most of its time)."""
     from lm_eval.utils import env
 
     before = env.__dict__.get("from_string")
-    env.__dict__["from_string"] = lru_cache(maxsize=None)(env.from_string)
+    env.__dict__["from_string"] = _compiled
     try:
         yield
     finally:
-        if before is None:
-            del env.__dict__["from_string"]  # the method of the class is back
-        else:
+        del env.__dict__["from_string"]  # the method of the class is back
+        if before is not None:
             env.__dict__["from_string"] = before
 
 
 def official_config(yaml: str) -> dict[str, Any]:
     """lm-eval's own configuration of a task, as a dict; functions resolved."""
     import lm_eval.tasks
-    from lm_eval.tasks._yaml_loader import load_yaml
 
+    try:
+        from lm_eval.tasks._yaml_loader import load_yaml
+    except ImportError:
+        raise DataError(
+            "This lm-eval keeps its YAML loader elsewhere; freemoe knows 0.4.13: pip install 'freemoe[eval]'."
+        ) from None
     path = Path(lm_eval.tasks.__file__).parent / yaml
     if not path.exists():
         raise DataError(f"This lm-eval has no {path}. freemoe knows 0.4.13; pip install 'freemoe[eval]'.")
@@ -135,7 +146,7 @@ class Part:
         self.rows = {"reference": reference, "reported": reported, "shots": named.get(sources.shots, [])}
 
     def settle(self, reported: set[str], sources: Sources, seed: int) -> None:
-        """Drop reference rows that are reported on in any part, and part the few-shot examples from the rest."""
+        """Drop reference rows that any part reports on, and part the few-shot examples from the rest."""
         kept = [item for item in self.rows["reference"] if self.key(item[1]) not in reported]
         self.dropped = len(self.rows["reference"]) - len(kept)
         pool = self.rows["shots"] if self.shots else []
@@ -148,10 +159,21 @@ class Part:
             pool = [item for item in pool if self.key(item[1]) not in taken]
             pool.sort(key=lambda item: rank(seed, "shots", item[0]))
         self.rows |= {"reference": kept, "shots": pool}
-        if self.shots and sources.shots and self.shots > len(pool):
+        there = len(pool)
+        fixed = self.config.get("fewshot_config", {}).get("samples")
+        if fixed is not None:  # written into the YAML, or into a function that it names
+            samples: Any = fixed() if callable(fixed) else fixed
+            there = len(samples)
+        if self.shots > there:
             raise DataError(
-                f"Task {self.row.name!r}: {self.shots} few-shot examples asked for, {len(pool)} there."
+                f"Task {self.row.name!r}: {self.shots} few-shot examples asked for, {there} there. Write "
+                f"{self.row.name}@{there}."
             )
+
+    @property
+    def shot_names(self) -> tuple[str, ...]:
+        """The few-shot examples that every prompt of this part begins with, by their place in the source."""
+        return tuple(name for name, _ in self.rows["shots"][: self.shots])
 
     def key(self, row: Row) -> str:
         """Content key of a row."""
@@ -164,9 +186,7 @@ class Part:
             from datasets import Dataset
             from lm_eval.tasks import TaskManager
 
-            roles = {
-                role: Dataset.from_list([r for _, r in rows]) for role, rows in self.rows.items() if rows
-            }
+            roles = {role: Dataset.from_list([r for _, r in rows]) for role, rows in self.rows.items() if rows}
             config = dict(self.config)
             if self.local:
                 config.update(self.row.overrides)
@@ -216,20 +236,14 @@ class Part:
             target = lm_task.doc_to_target(doc)
             gold = target if isinstance(target, int) else lm_task.doc_to_choice(doc).index(target)
             if not 0 <= gold < len(answers):
-                raise DataError(
-                    f"{task} {name}: right answer {gold}, but lm-eval makes {len(answers)} choices of it."
-                )
+                raise DataError(f"{task} {name}: right answer {gold}, but lm-eval makes {len(answers)} choices of it.")
             return (
-                Document(
-                    **common, prompt=made[0].args[0], answers=answers, gold=gold, reference=answers[gold]
-                ),
+                Document(**common, prompt=made[0].args[0], answers=answers, gold=gold, reference=answers[gold]),
                 doc,
             )
         instance = made[0] if isinstance(made, list) else made
         prompt, how = instance.args
-        gold_text = (
-            row.gold(doc) if row.gold else lm_task.config.target_delimiter + lm_task.doc_to_target(doc)
-        )
+        gold_text = row.gold(doc) if row.gold else lm_task.config.target_delimiter + lm_task.doc_to_target(doc)
         until = how.get("until") or []
         return (
             Document(

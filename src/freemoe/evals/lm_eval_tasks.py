@@ -33,6 +33,8 @@ PASS_AT = (1, 10, 100)
 class LmEvalTask:
     """A benchmark of the table.
 
+    ``shots`` holds, by subject, which few-shot examples stand in every prompt.
+
     Args:
         row: Its row.
         name: Name within its domain (``mmlu_anatomy`` for one subject).
@@ -60,6 +62,7 @@ class LmEvalTask:
         self.higher_is_better = True
         self.runs_code = row.kind == "code"
         self._parts, self._limit, self._seed, self._code = parts, limit, seed, code
+        self.shots = {part.subject: part.shot_names for part in parts}
         self._made: dict[str, list[Document]] = {}
         self._rows: dict[str, tuple[Part, Row]] = {}
 
@@ -98,13 +101,13 @@ class LmEvalTask:
         if self.lender is not None and document.task == self.lender.name:
             return self.lender.grade(document, responses)
         if document.id not in self._rows:
-            raise DataError(
-                f"{self.name} has no document {document.id!r}; grade documents of this very task object."
-            )
+            raise DataError(f"{self.name} has no document {document.id!r}; grade documents of this very task object.")
         part, doc = self._rows[document.id]
         if self.row.kind == "choice":
-            answered = [tuple(r[:2]) for r in likelihoods(document, responses)]
-            return {k: float(v) for k, v in part.task.process_results(doc, answered).items()}
+            answered = [r[:2] for r in likelihoods(document, responses)]
+            with templates_compiled_once():
+                scores = part.task.process_results(doc, answered)
+            return {name: float(value) for name, value in scores.items()}
         if self._code is not None:
             require_permission(self._code.allowed)
         graded = [self._grade_completion(part, doc, text) for text in completions(document, responses)]
@@ -179,14 +182,10 @@ def named_task(
             allow_code_execution=allow_code_execution,
         )
     name = row.name if len(subjects) != 1 else f"{row.name}_{subjects[0]}"
-    return LmEvalTask(
-        row, name, parts, lender, limit, seed, code, _note(row, name, parts, sources, shots, limit)
-    )
+    return LmEvalTask(row, name, parts, lender, limit, seed, code, _note(row, name, parts, sources, shots, limit))
 
 
-def _note(
-    row: Benchmark, name: str, parts: list[Part], sources: Sources, shots: int, limit: int | None
-) -> str:
+def _note(row: Benchmark, name: str, parts: list[Part], sources: Sources, shots: int, limit: int | None) -> str:
     sizes = {role: sum(len(part.rows[role]) for part in parts) for role in ("reference", "reported")}
     taken = {role: size if limit is None else min(size, limit) for role, size in sizes.items()}
     words = [describe(sources, row.lender)]
@@ -205,16 +204,12 @@ def _note(
     return f"{name}: " + "; ".join(words)
 
 
-def _text_benchmark(
-    row: Benchmark, root: Path | None, sources: Sources, tokenizer: Any, limit: int | None
-) -> TextTask:
+def _text_benchmark(row: Benchmark, root: Path | None, sources: Sources, tokenizer: Any, limit: int | None) -> TextTask:
     splits = sources.needed(False)
     if root is not None:
         rows = local_rows(row, root, "", splits)
     else:
-        rows = hub_rows(
-            row, {"dataset_path": "Salesforce/wikitext", "dataset_name": "wikitext-2-raw-v1"}, splits
-        )
+        rows = hub_rows(row, {"dataset_path": "Salesforce/wikitext", "dataset_name": "wikitext-2-raw-v1"}, splits)
     # The hub's copy has an empty row for each empty line of the file.
     texts = {split: "".join(r["text"] or " \n" for r in rows[split]) for split in splits}
     return TextTask(

@@ -113,9 +113,7 @@ def _run(text: str, arguments: list[str], folder: str, seconds: float) -> tuple[
                 start_new_session=True,
             )
         except OSError as error:
-            raise SandboxError(
-                f"The sandbox's interpreter {sys.executable} could not start: {error}."
-            ) from error
+            raise SandboxError(f"The sandbox's interpreter {sys.executable} could not start: {error}.") from error
         finally:
             os.close(writing)
         code: int | None = None

@@ -246,9 +246,7 @@ class Scorer:
         rows: dict[tuple[tuple[int, ...], int], _Row] = {}
         for position, pair in enumerate(pairs):
             ids, answer = self.fit(pair, tasks[position] if tasks else "")
-            row = rows.setdefault(
-                (ids, answer), _Row(ids, len(ids) - answer, pair.continuation[:-1], [])
-            )
+            row = rows.setdefault((ids, answer), _Row(ids, len(ids) - answer, pair.continuation[:-1], []))
             row.last.append((position, pair.continuation[-1]))
         return list(rows.values())
 
@@ -297,7 +295,9 @@ class Scorer:
             longest = len(encoded[order[0]]) + max_new_tokens
             size = max(1, _DECODE_ROWS * self.batch_tokens // longest)
             chunk, order = order[:size], order[size:]
-            for i, text in zip(chunk, self._generate_batch([encoded[i] for i in chunk], until, max_new_tokens), strict=True):
+            for i, text in zip(
+                chunk, self._generate_batch([encoded[i] for i in chunk], until, max_new_tokens), strict=True
+            ):
                 texts[i] = text
         return [texts[i] for i in range(len(encoded))]
 

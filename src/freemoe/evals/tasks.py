@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from freemoe.errors import DataError
 from freemoe.evals.documents import Document
 
-Likelihood = tuple[float, bool]
+Likelihood = tuple[float, bool] | tuple[float, bool, int]
 """Log-likelihood of a continuation in nats, and whether greedy decoding gives it; third: its tokens."""
 
 Response = Likelihood | str
@@ -83,9 +83,7 @@ def completions(document: Document, responses: Sequence[Response]) -> list[str]:
     return found
 
 
-def grade_choice(
-    document: Document, responses: Sequence[Response], lengths: Sequence[int]
-) -> dict[str, float]:
+def grade_choice(document: Document, responses: Sequence[Response], lengths: Sequence[int]) -> dict[str, float]:
     """``acc``: is the likeliest answer the right one; ``acc_norm``: likeliest per character of the answer.
 
     Args:

@@ -114,6 +114,11 @@ class TextTask:
         else:
             reference, reported = pieces, paragraphs(self.test_documents)
         reference, dropped = drop_shared_lines(reference, reported)
+        if not reference and dropped:
+            raise DataError(
+                f"Task {self.name!r}: every line of the reference part of {self.source} also stands in the reported "
+                "part. What is searched on cannot be reported on; give it other text."
+            )
         if dropped:
             how += f"; {dropped} reference lines dropped as also reported"
         self._reference, whole = self._blocks(reference, "reference")

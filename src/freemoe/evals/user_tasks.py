@@ -60,18 +60,14 @@ def answer_index(where: str, answer: object, choices: Sequence[str]) -> int:
             f"{where}: 'answer' is {answer!r}, which is the letter of one choice and the text of another; "
             f"write the index (0 to {count - 1}) instead."
         )
-    raise DataError(
-        f"{where}: 'answer' is {answer!r}, which is none of the {count} choices; allowed: {allowed}."
-    )
+    raise DataError(f"{where}: 'answer' is {answer!r}, which is none of the {count} choices; allowed: {allowed}.")
 
 
 def _choice(where: str, row: dict[str, Any]) -> dict[str, Any]:
     question = _text(where, row, "question")
     choices = row["choices"]
     if not isinstance(choices, list) or not all(isinstance(c, str) and c.strip() for c in choices):
-        raise DataError(
-            f"{where}: 'choices' is {choices!r:.120}; it must be a list of texts that are not blank."
-        )
+        raise DataError(f"{where}: 'choices' is {choices!r:.120}; it must be a list of texts that are not blank.")
     if len(choices) < 2:
         raise DataError(f"{where}: {len(choices)} choice(s); a question needs at least 2.")
     if len(set(choices)) < len(choices):
@@ -99,9 +95,7 @@ def _format(where: str, row: Any) -> str:
     """Which of the two formats a row has."""
     wanted = " or ".join("{" + ", ".join(keys) + "}" for keys in FORMATS.values())
     if not isinstance(row, dict):
-        raise DataError(
-            f"{where}: a JSON {type(row).__name__} ({row!r:.60}); each line must be an object {wanted}."
-        )
+        raise DataError(f"{where}: a JSON {type(row).__name__} ({row!r:.60}); each line must be an object {wanted}.")
     complete = [kind for kind, keys in FORMATS.items() if all(k in row for k in keys)]
     if len(complete) == 1:
         return complete[0]
@@ -143,9 +137,7 @@ def read_task_file(path: Path, task: str) -> list[Document]:
             parts["key"] = content_key(str(row["key"]))
         name = str(row["id"]) if row.get("id") is not None else str(number)
         if name in seen:
-            raise DataError(
-                f"{where}: the id {name!r} was used on line {seen[name]} already; ids must differ."
-            )
+            raise DataError(f"{where}: the id {name!r} was used on line {seen[name]} already; ids must differ.")
         seen[name] = number
         field = "" if row.get("field") is None else str(row["field"])
         identity = f"{path.stem}:{name}"

@@ -51,9 +51,7 @@ def load_base(
     if model == BUNDLED:
         model = demo_model_path()
     path = Path(model)
-    looks_local = (
-        path.is_absolute() or str(model).startswith(".") or path.exists() or str(model).count("/") > 1
-    )
+    looks_local = path.is_absolute() or str(model).startswith(".") or path.exists() or str(model).count("/") > 1
     if looks_local and not (path / "config.json").is_file():
         raise DataError(
             f"{str(model)!r} is not a model folder: it has no config.json. Give a folder written by save_pretrained, or a "
@@ -68,7 +66,8 @@ def load_base(
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
     except (OSError, ValueError):
         tokenizer = None
-    return base.to(pick_device(device)).eval(), tokenizer
+    base.to(pick_device(device))  # pyright: ignore[reportArgumentType]
+    return base.eval(), tokenizer
 
 
 def load_tokenizer(model: str | Path, revision: str | None = None) -> Any:

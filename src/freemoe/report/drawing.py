@@ -130,16 +130,18 @@ def legend_above(figure: Figure, handles: Sequence[Any], columns: int = 5) -> No
 def ratio_ticks(axis: Any, low: float, high: float, most: int = 6) -> None:
     """Ticks of a logarithmic axis at round numbers, written as plain numbers."""
     span = math.log10(max(high, 1e-12) / max(low, 1e-12))
-    steps = (1, 1.2, 1.5, 2, 3, 5, 7) if span < 1 else (1, 2, 5) if span < 3 else (1,)
+    steps = (1, 1.5, 2, 3, 4, 5, 6, 8) if span < 1 else (1, 2, 5) if span < 3 else (1,)
     values = [
         m * 10.0**e for e in range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1) for m in steps
     ]
     values = [v for v in values if low * 0.999 <= v <= high * 1.001]
+    if len(values) < 3:
+        values = [v for v in matplotlib.ticker.MaxNLocator(4).tick_values(low, high) if low <= v <= high]
     stride = max(1, math.ceil(len(values) / most))
     # The base, at 1, is kept where it is in range.
     first = values.index(1.0) % stride if 1.0 in values else 0
     axis.set_major_locator(matplotlib.ticker.FixedLocator(values[first::stride]))
-    axis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda v, _: f"{v:g}" if v < 10**5 else f"{v:.0e}"))
+    axis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda v, _: f"{v:.6g}" if v < 10**5 else f"{v:.0e}"))
     axis.set_minor_locator(matplotlib.ticker.NullLocator())
 
 
@@ -152,7 +154,9 @@ def to_svg(figure: Figure, name: str) -> str:
     """
     stream = io.StringIO()
     with style():
-        # The first drawing settles the layout; what is written is then the same however often it is written.
+        # Laid out once and then left alone, so that a figure written twice has the same bytes.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = stream.getvalue()
     svg = svg[svg.index("<svg") :]

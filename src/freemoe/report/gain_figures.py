@@ -97,7 +97,7 @@ def _dots(axes: Axes, domain: dict[str, Any], shown: list[str]) -> None:
     text, entries = is_text(domain), _entries(domain)
     for i, (_, rows) in enumerate(entries):
         if i == 0 and len(entries) > 1:
-            axes.axhspan(-0.5, 0.5, color="#f4f6f8", lw=0)
+            axes.axhspan(-0.5, 0.5, color="#eef1f4", lw=0, zorder=0)
         for j, name in enumerate(shown):
             if name not in rows or not _finite(rows[name], text):
                 continue
@@ -109,7 +109,7 @@ def _dots(axes: Axes, domain: dict[str, Any], shown: list[str]) -> None:
                 [mean], [y], color=colour, marker=ROW_MARKERS[name], markersize=4.6, lw=0,
                 markerfacecolor="white" if name in _HOLLOW else colour,
             )  # fmt: skip
-    axes.axvline(1 if text else 0, color=INK, lw=0.9, zorder=0)
+    axes.axvline(1 if text else 0, color=INK, lw=0.9, zorder=1)
     axes.set_yticks(range(len(entries)), [plain(name) for name, _ in entries])
     axes.set_ylim(len(entries) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -126,7 +126,7 @@ def improvement(result: dict[str, Any]) -> Figure | None:
     if not kinds or not shown:
         return None
     widths = [len(domains) for _, domains in kinds]
-    figure = new_figure(min(11.0, 2.2 + 1.7 * sum(widths) + 0.8 * len(kinds)), 3.5)
+    figure = new_figure(min(11.0, 3.8 + 1.7 * sum(widths) + 0.8 * len(kinds)), 3.5)
     grid = figure.add_gridspec(1, len(kinds), width_ratios=[n + 0.4 for n in widths])
     for k, (text, domains) in enumerate(kinds):
         axes = figure.add_subplot(grid[0, k])

@@ -152,7 +152,7 @@ def gain_words(row: dict[str, Any], text: bool) -> str:
     """A row against the base with its interval, in words."""
     mean, low, high = interval_of(row, text)
     if text:
-        return f"x {number(mean, 3)} [{number(low, 3)}, {number(high, 3)}]"
+        return f"× {number(mean, 3)} [{number(low, 3)}, {number(high, 3)}]"
     return f"{number(mean, 1, True)} [{number(low, 1, True)}, {number(high, 1, True)}]"
 
 
@@ -162,9 +162,14 @@ def overview(result: dict[str, Any]) -> str:
     subdomains = [s for d in result["domains"] for s in d["subdomains"]]
     chosen = sum(len(accepted(d)) for d in result["domains"])
     better_ones, worse = found.count(1), found.count(-1)
-    words = f"{better_ones} of {len(found)} domains do better on held-out documents with their experts than the base"
-    words += f", {worse} worse" if worse else ""
-    return f"{words}; {chosen} of {len(subdomains)} subdomains have an expert, the others keep the base."
+    words = f"Better than the base on held-out documents: {better_ones} of {_counted(len(found), 'domain')}"
+    words += f"; worse: {worse}" if worse else ""
+    words += f". An expert was accepted in {chosen} of {_counted(len(subdomains), 'subdomain')}"
+    return words + ("." if chosen == len(subdomains) else "; where none was, the base answers.")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("s" if count != 1 else "")
 
 
 def domain_sentence(result: dict[str, Any], domain: dict[str, Any]) -> str:
@@ -174,7 +179,7 @@ def domain_sentence(result: dict[str, Any], domain: dict[str, Any]) -> str:
     unit, digits = ("perplexity", 2) if text else (domain["metric"], 1)
     if not chosen:
         return (
-            f"{domain['name']}: no reliable gain was found; all {len(domain['subdomains'])} subdomains keep the base "
+            f"{domain['name']}: no reliable gain was found; the base answers everything "
             f"({unit} {number(base['score'], digits)} on {base['documents']} held-out documents)."
         )
     state = better(expert, text)
@@ -182,8 +187,8 @@ def domain_sentence(result: dict[str, Any], domain: dict[str, Any]) -> str:
     gain = gain_words(expert, text) + ("" if text else " points")
     words = (
         f"{domain['name']}: {verdict} on {expert['documents']} held-out documents: {unit} "
-        f"{number(base['score'], digits)} -> {number(expert['score'], digits)} ({gain}), with experts in {len(chosen)} of "
-        f"{len(domain['subdomains'])} subdomains."
+        f"{number(base['score'], digits)} → {number(expert['score'], digits)} ({gain}), with experts in {len(chosen)} of "
+        f"{_counted(len(domain['subdomains']), 'subdomain')}."
     )
     if routed := rows.get("routed"):
         words += f" Routed from the prompt alone: {number(routed['score'], digits)} ({gain_words(routed, text)})."

@@ -42,20 +42,21 @@ def confusion(result: dict[str, Any]) -> Figure | None:
     shares = [[c / total for c in row] for row, total in zip(counts, totals, strict=True)]
     axes.pcolormesh(shares, cmap="Blues", norm=Normalize(0, 1), edgecolors="white", linewidth=1)
     aside = [[n / total] for n, total in zip(abstained, totals, strict=True)]
-    edges = [len(names) + 0.5, len(names) + 1.5]
+    edges = [len(names) + 0.25, len(names) + 1.25]
     axes.pcolormesh(
-        edges, range(len(names) + 1), aside, cmap="Greys", norm=Normalize(0, 1.4), edgecolors="white", linewidth=1
+        edges, range(len(names) + 1), aside, cmap="Greys", norm=Normalize(-0.15, 1.4), edgecolors="white", linewidth=1
     )
     if len(names) <= _MOST_NUMBERED:
         _numbers(axes, counts, shares, abstained, aside)
     axes.set_xticks(
-        [*(i + 0.5 for i in range(len(names))), len(names) + 1.0], [*(plain(n, 22) for n in names), "(abstained)"],
+        [*(i + 0.5 for i in range(len(names))), len(names) + 0.75], [*(plain(n, 22) for n in names), "(abstained)"],
         rotation=45, ha="right", rotation_mode="anchor",
     )  # fmt: skip
     axes.set_yticks([i + 0.5 for i in range(len(names))], [plain(n, 22) for n in names])
     axes.set_xlabel("what the router saw")
     axes.set_ylabel("known subdomain")
     axes.set_ylim(len(names), 0)
+    axes.set_aspect("equal", anchor="W")
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -72,7 +73,7 @@ def _numbers(
                 colour = "white" if shares[y][x] > 0.6 else INK
                 axes.annotate(str(count), (x + 0.5, y + 0.5), ha="center", va="center", fontsize=8, color=colour)
         colour = "white" if aside[y][0] > 0.8 else INK
-        axes.annotate(str(abstained[y]), (size + 1, y + 0.5), ha="center", va="center", fontsize=8, color=colour)
+        axes.annotate(str(abstained[y]), (size + 0.75, y + 0.5), ha="center", va="center", fontsize=8, color=colour)
 
 
 @styled

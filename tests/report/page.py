@@ -1,0 +1,60 @@
+"""Reads a page back, as a reader's program would."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+
+class Page(HTMLParser):
+    """Elements in order, with their attributes and text."""
+
+    VOID = frozenset({"meta", "br", "path", "use", "link", "img", "hr", "input", "rect"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[tuple[str, str]] = []
+        self.tags: list[str] = []
+        self.data: list[tuple[tuple[str, ...], str, str]] = []
+        self.texts: list[str] = []
+        self._context: dict[str, str] = {}
+        self._open: str | None = None
+        self._seen: list[str] = []
+        self.depth = 0
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        found = {k: v or "" for k, v in attrs}
+        self.tags.append(tag)
+        if "id" in found:
+            self.ids.append(found["id"])
+        self.links += [(k, v) for k, v in found.items() if k in ("src", "href", "action", "data", "poster", "srcset")]
+        if tag == "tr":
+            self._context = found
+        if tag == "data":
+            self._open, self._seen = found["value"], []
+        if tag not in self.VOID:
+            self.depth += 1
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.depth -= 1
+
+    def handle_endtag(self, tag):
+        if tag == "data" and self._open is not None:
+            where = tuple(self._context.get(k, "") for k in ("data-domain", "data-row", "data-subdomain"))
+            self.data.append((where, self._open, "".join(self._seen)))
+            self._open = None
+        if tag not in self.VOID:
+            self.depth -= 1
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self._open is not None:
+            self._seen.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)

@@ -1,0 +1,168 @@
+"""A made-up result with the schema that a build writes, so that no test here needs a build."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from freemoe.recipes import BuildRecipe
+
+ROWS = ("base", "expert", "routed", "control", "oracle")
+BANDS = {f"wanda p=2 {10 * i}-{10 * i + 10} %": ["wanda", i / 10, (i + 1) / 10] for i in range(10)}
+GAINS = {"base": 0.0, "expert": 12.0, "routed": 9.5, "control": -0.4, "oracle": 14.0}
+
+
+def _row(rng: random.Random, name: str, base: float, documents: int, text: bool, changed: bool) -> dict[str, Any]:
+    gain = GAINS[name] * (0.7 + 0.6 * rng.random()) if changed or name == "oracle" else 0.0
+    half = abs(gain) * 0.3
+    if text:
+        ratio = math.exp(-gain / 20)
+        spread = math.exp(half / 20)
+        return {
+            "score": base * ratio,
+            "gain": {"mean": gain / 20, "low": (gain - half) / 20, "high": (gain + half) / 20},
+            "ratio": {"mean": ratio, "low": ratio / spread, "high": ratio * spread},
+            "documents": documents,
+        }
+    won = round(abs(gain) * documents / 100)
+    row = {
+        "score": base + gain,
+        "gain": {"mean": gain, "low": gain - half, "high": gain + half},
+        "documents": documents,
+    }
+    # A control is a mean of several runs, so nothing is won or lost.
+    return row if name == "control" else row | {"won": won, "lost": 1 if gain else 0, "mcnemar_p": 0.003}
+
+
+def _subdomain(
+    rng: random.Random, name: str, chosen: str, rows: tuple[str, ...], text: bool, bands: dict[str, Any], base: float
+) -> dict[str, Any]:
+    changed = chosen != "base"
+    candidates = {"saliency": base * 0.6 if text else base + (13 if changed else -1)} if "oracle" in rows else {}
+    if "oracle" in rows:
+        candidates |= {c: base * (3 - 0.2 * i) if text else base - 8 + i for i, c in enumerate(bands)}
+    return {
+        "name": name,
+        "reference_documents": 40,
+        "chosen": chosen,
+        "verdict": f"{chosen} accepted (0.12)" if changed else "no reliable gain (saliency: +0.40 points, Holm p = 0.8)",
+        "verdicts": [
+            {"metric": "saliency", "candidate": "saliency", "gain": 0.12, "p": 0.001, "tested": 12, "holm": 0.004},
+            *([{"metric": "wanda", "candidate": next(iter(bands)), "gain": -0.01, "p": 0.7, "tested": 40, "holm": 1.0}]
+              if bands else []),
+        ],
+        "off": 210 if changed else 0,
+        "off_share": 0.0021 if changed else 0.0,
+        "where_off": [
+            {"layer": layer, "sublayer": sub, "off": rng.randrange(1, 60), "of": 10000}
+            for layer in range(5)
+            for sub in ("attention", "mlp")
+        ],
+        "where_off_is": "chosen" if changed else "best candidate, turned down: saliency",
+        "purification_curve": [2.5, 2.1, 1.9 - 0.2 * rng.random(), 2.0, 2.2],
+        "bands": bands,
+        "rows": {n: _row(rng, n, base, 30, text, changed) for n in rows},
+        "candidates": candidates,
+    }  # fmt: skip
+
+
+def make_domain(
+    name: str,
+    chosen: tuple[str, ...],
+    *,
+    text: bool = False,
+    rows: tuple[str, ...] = ROWS,
+    bands: dict[str, Any] | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """One domain with a subdomain per entry of ``chosen``."""
+    rng = random.Random(f"{name}/{seed}")
+    bands = BANDS if bands is None else bands
+    base = 90.0 if text else 41.5
+    subdomains = [
+        _subdomain(rng, f"{name}/s{i}", c, rows, text, bands, base + 3 * i) for i, c in enumerate(chosen)
+    ]
+    documents = []
+    for i, sub in enumerate(subdomains):
+        for k in range(30):
+            saw = sub["name"] if k % 6 else subdomains[(i + 1) % len(subdomains)]["name"]
+            sure = round(0.3 + 0.7 * rng.random(), 4)
+            documents.append(
+                {
+                    "id": f"{name}/{i}-{k}",
+                    "key": f"{name}{i}{k}",
+                    "subdomain": sub["name"],
+                    "routed_to": saw if sure >= 0.5 else "base",
+                    "router_saw": saw,
+                    "confidence": sure,
+                    **dict.fromkeys(rows, -4.2 if text else float(k % 2)),
+                }
+            )
+    return {
+        "name": name,
+        "metric": "perplexity" if text else "acc",
+        "unit": "perplexity" if text else "points",
+        "notes": [f"{name}: reference carved from train, 40 % of the documents"],
+        "by": "field",
+        "reference_documents": 40 * len(chosen),
+        "reported_documents": 30 * len(chosen),
+        "rows": {n: _row(rng, n, base, 30 * len(chosen), text, any(c != "base" for c in chosen)) for n in rows},
+        "subdomains": subdomains,
+        "documents": documents,
+    }
+
+
+def make_result(domains: list[dict[str, Any]] | None = None, threshold: float = 0.5) -> dict[str, Any]:
+    """A result of two task domains and a text domain, unless other domains are given."""
+    if domains is None:
+        domains = [
+            make_domain("math", ("saliency", "wanda p=2 0-10 %", "base")),
+            make_domain("code", ("base", "saliency")),
+            make_domain("wiki", ("saliency", "saliency"), text=True),
+        ]
+    recipe = BuildRecipe(model="some/base", domains={"math": ("m.jsonl",)}, output="experts")
+    return {
+        "format": 1,
+        "kind": "domain-experts",
+        "freemoe": "0.1.0",
+        "created": "2030-01-02T03:04:05+00:00",
+        "recipe": recipe.model_dump(mode="json"),
+        "base": {
+            "name": "some/base",
+            "revision": None,
+            "fingerprint": "ab12" * 16,
+            "model_type": "llama",
+            "dtype": "float32",
+            "parameters": 260032,
+            "weights": 226560,
+            "layers": 5,
+        },
+        "domains": domains,
+        "router": {
+            "documents": 280,
+            "domain_accuracy": 0.975,
+            "subdomain_accuracy": 0.91,
+            "domain_ece": 0.0123,
+            "subdomain_ece": 0.0456,
+            "threshold": threshold,
+            "abstained": 0.0625,
+            "measured": "5-fold, on reference documents that the routing model did not see",
+            "p50_ms": 0.0652,
+            "p95_ms": 0.0934,
+        },
+        "environment": {
+            "python": "3.11.7",
+            "platform": "Linux x86_64",
+            "cpu": "some cpu",
+            "cores": 2,
+            "packages": {"freemoe": "0.1.0", "torch": "2.13.0"},
+        },
+        "cost": {
+            "wall_seconds": 33.4,
+            "peak_memory_bytes": 845307904,
+            "units_done": 20,
+            "units_reused": 3,
+            "artefact_bytes": 8187,
+        },
+    }

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import copy
+import json
+import re
+
+import pytest
+import yaml
+
+from freemoe.errors import ArtifactError
+from freemoe.recipes import BuildRecipe, recipe_from
+from freemoe.report.figures import FIGURES
+from freemoe.report.html import render, write_report
+from tests.report.page import Page
+from tests.report.synthetic import make_domain, make_result
+
+SECTIONS = ("found", "scores", "subdomains", "pictures", "abstained", "splits", "router", "provenance")
+HOSTILE = "<script>alert('$x_1$')</script>\"&{{7*7}} 数学 --> ]]>"
+
+
+@pytest.fixture(scope="module")
+def result():
+    return make_result()
+
+
+@pytest.fixture(scope="module")
+def html(result):
+    return render(result)
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
+
+
+def test_a_full_result_shows_every_section_and_every_figure(page):
+    assert [s for s in SECTIONS if s not in page.ids] == []
+    assert [p.name for p in FIGURES if f"figure-{p.name}" not in page.ids] == []
+    assert page.depth == 0
+
+
+def test_ids_are_unique_and_links_within_the_page_have_a_target(page):
+    assert len(page.ids) == len(set(page.ids))
+    assert {v[1:] for k, v in page.links if v.startswith("#")} <= set(page.ids)
+
+
+def test_nothing_comes_from_outside_and_nothing_runs(html, page):
+    assert all(v.startswith("#") for _, v in page.links)
+    assert not {"script", "link", "img", "iframe", "object", "embed"} & set(page.tags)
+    assert not re.search(r"https?:|//cdn|@import|@font-face|url\((?!#)|\bon\w+=", html)
+
+
+def test_numbers_of_the_scores_table_are_the_results_own(result, page):
+    for domain in result["domains"]:
+        for name, row in domain["rows"].items():
+            text = domain["unit"] == "perplexity"
+            seen = row["ratio" if text else "gain"]
+            wanted = [row["score"]] + ([] if name == "base" else [seen["mean"], seen["low"], seen["high"]])
+            shown = [(v, t) for where, v, t in page.data if where == (domain["name"], name, "")]
+            assert [float(v) for v, _ in shown] == wanted
+            digits = [2] + [3 if text else 1] * 3
+            for (value, words), places in zip(shown, digits, strict=False):
+                assert float(words) == pytest.approx(float(value), abs=0.5 * 10**-places + 1e-12)
+
+
+def test_numbers_of_the_subdomain_table_are_the_results_own(result, page):
+    for domain in result["domains"]:
+        key = "ratio" if domain["unit"] == "perplexity" else "gain"
+        for sub in domain["subdomains"]:
+            rows = sub["rows"]
+            wanted = [sub["off_share"], rows["base"]["score"]]
+            for name in ("expert", "routed", "control", "oracle"):
+                wanted += [rows[name][key][k] for k in ("mean", "low", "high")]
+            shown = [float(v) for where, v, _ in page.data if where == ("", "", sub["name"])]
+            assert shown == wanted
+
+
+def test_words_say_what_a_row_is_and_what_it_is_not(page):
+    assert "Selected on test" in page.text
+    assert "is not a result" in page.text
+    assert "averaged over several draws" in page.text
+    assert page.text.count("Measured on the reported split, not used to choose.") == 3
+
+
+def test_abstentions_of_guard_and_router_are_counted(result, page):
+    assert "The guard kept the base in 2 subdomains" in page.text
+    for domain in result["domains"]:
+        count = sum(d["routed_to"] == "base" for d in domain["documents"])
+        total = len(domain["documents"])
+        assert re.search(rf"{domain['name']}\s*{total}\s*{count}\s*{100 * count / total:.1f}", page.text)
+
+
+def test_provenance_and_recipe(result, html, page):
+    for fact in ("ab12" * 16, "torch 2.13.0", "33.4 s", "845.3 MB", "8.2 KB", "20 done, 3 taken", "260,032"):
+        assert fact in page.text
+    block = re.search(r'<pre id="recipe">(.*?)</pre>', html, re.S)
+    assert block
+    again = yaml.safe_load(Page(block[1]).text)
+    assert recipe_from(again) == BuildRecipe.model_validate(result["recipe"])
+
+
+def test_same_result_same_bytes(result, html):
+    assert render(copy.deepcopy(result)) == html
+    assert "<dc:date" not in html
+
+
+def test_hostile_names_are_text_everywhere():
+    evil = make_domain("math", ("saliency", "base", "saliency"))
+    evil["name"] = HOSTILE
+    evil["notes"] = [HOSTILE]
+    evil["metric"] = HOSTILE
+    for k, sub in enumerate(evil["subdomains"]):
+        old, sub["name"] = sub["name"], f"{HOSTILE}/{k}"
+        sub["verdict"] = sub["where_off_is"] = HOSTILE
+        for d in evil["documents"]:
+            for field in ("subdomain", "router_saw", "routed_to"):
+                d[field] = sub["name"] if d[field] == old else d[field]
+    result = make_result([evil, make_domain("wiki", ("saliency",), text=True)])
+    result["base"]["name"] = result["recipe"]["model"] = result["environment"]["cpu"] = HOSTILE
+    html = render(result)
+    seen = Page(html)
+    assert "script" not in seen.tags
+    assert seen.depth == 0
+    assert HOSTILE in seen.text
+    assert "49" not in re.findall(r"&\{\{7\*7\}\}|\b49\b", html)
+
+
+def _without(result, *, rows=(), **fields):
+    for domain in result["domains"]:
+        for name in rows:
+            domain["rows"].pop(name, None)
+        for sub in domain["subdomains"]:
+            for name in rows:
+                sub["rows"].pop(name, None)
+            sub.update(copy.deepcopy(fields))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("change", "gone"),
+    [
+        (lambda r: _without(r, rows=["oracle"], candidates={}), {"bands", "boxes", "improved"}),
+        (lambda r: _without(r, rows=["control"]), set()),
+        (lambda r: _without(r, bands={}), {"bands", "improved"}),
+        (lambda r: _without(r, purification_curve=[]), {"purification"}),
+        (lambda r: _without(r, where_off=[]), {"where"}),
+        (lambda r: make_result([make_domain("math", ("saliency",))]), {"radar", "confusion"}),
+        (lambda r: make_result([make_domain("w", ("saliency", "base", "saliency"), text=True)]), {"radar"}),
+        (lambda r: make_result([make_domain("math", ("base", "base", "base"))]), set()),
+        (lambda r: make_result([make_domain("math", ("base",), rows=("base", "expert", "routed"), bands={})]),
+         {"radar", "bands", "boxes", "improved", "confusion"}),
+    ],
+    ids=["no oracle", "no control", "no bands", "no curve", "no weights off", "one subdomain", "text only",
+         "nothing accepted", "bare"],
+)  # fmt: skip
+def test_what_has_no_data_is_left_out_and_the_rest_stands(change, gone):
+    page = Page(render(change(make_result())))
+    shown = {i.removeprefix("figure-") for i in page.ids if i.startswith("figure-")}
+    assert {p.name for p in FIGURES} - shown == gone
+    assert [s for s in SECTIONS if s not in page.ids] == []
+
+
+def test_a_missing_row_is_not_explained():
+    page = Page(render(_without(make_result(), rows=["oracle", "control"], candidates={})))
+    assert "Selected on test" not in page.text
+    assert "averaged over several draws" not in page.text
+
+
+def test_a_subdomain_without_reported_documents_keeps_its_line():
+    result = make_result()
+    result["domains"][0]["subdomains"][1].update(rows={}, candidates={})
+    result["domains"][0]["documents"] = [d for d in result["domains"][0]["documents"] if d["subdomain"] != "math/s1"]
+    page = Page(render(result))
+    assert "math/s1" in page.text
+    assert "figure-gains" in page.ids
+
+
+def test_scores_that_are_no_numbers_do_not_stop_the_page():
+    result = make_result()
+    wiki = result["domains"][2]["subdomains"][0]
+    wiki["candidates"]["wanda p=2 90-100 %"] = float("inf")
+    wiki["candidates"]["wanda p=2 80-90 %"] = float("nan")
+    wiki["candidates"]["wanda p=2 70-80 %"] = 4.2e30
+    wiki["purification_curve"] = [4.0, float("nan"), 3.0]
+    result["domains"][2]["rows"]["control"]["ratio"] = {"mean": 1e9, "low": 2.0, "high": float("inf")}
+    assert Page(render(result)).depth == 0
+
+
+def test_fifty_subdomains_fit():
+    page = Page(render(make_result([make_domain("many", ("saliency", "base") * 25, bands={})])))
+    assert {"figure-gains", "figure-confusion"} <= set(page.ids)
+    assert "figure-radar" not in page.ids
+
+
+def test_write_report_stands_beside_the_result(tmp_path, result, html):
+    (tmp_path / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    path = write_report(tmp_path)
+    assert path == tmp_path / "report.html"
+    assert path.read_bytes() == html.encode()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "result.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "needs the folder of a finished build"),
+        ("{", "damaged"),
+        ("[]", "a result is a mapping"),
+        ('{"kind": "soup"}', "of kind 'soup'"),
+        ('{"kind": "domain-experts", "format": 9}', "format 9"),
+        ('{"kind": "domain-experts", "format": 1}', "lacks recipe, base, domains"),
+    ],
+)
+def test_a_folder_without_a_usable_result_is_refused_in_words(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "result.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ArtifactError, match=message):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_domain_cut_short_is_named():
+    result = make_result()
+    del result["domains"][1]["rows"]["base"], result["domains"][2]["documents"]
+    with pytest.raises(ArtifactError, match=r"domains\.1\.rows\.base, domains\.2\.documents"):
+        render(result)

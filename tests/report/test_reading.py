@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from freemoe.report.reading import better, domain_sentence, number, overview, percent
+from tests.report.synthetic import make_domain, make_result
+
+
+def _sentence(domain, **search):
+    result = make_result([domain])
+    result["recipe"]["search"] |= search
+    return domain_sentence(result, domain)
+
+
+def test_a_gain_beyond_chance_is_called_better():
+    domain = make_domain("math", ("saliency", "base"))
+    words = _sentence(domain)
+    gain = domain["rows"]["expert"]["gain"]
+    assert words.startswith("math: better than the base on 60 held-out documents: acc 41.5 → ")
+    assert f"({gain['mean']:+.1f} [{gain['low']:+.1f}, {gain['high']:+.1f}] points)" in words
+    assert "experts in 1 of 2 subdomains" in words
+    assert "Routed from the prompt alone" in words
+    assert "Caution" not in words
+
+
+def test_text_is_told_in_perplexity_and_ratio():
+    domain = make_domain("wiki", ("saliency",), text=True)
+    assert f"(× {domain['rows']['expert']['ratio']['mean']:.3f} [" in _sentence(domain)
+
+
+def test_nothing_accepted_is_said_plainly():
+    assert "no reliable gain was found" in _sentence(make_domain("math", ("base", "base")))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [(-1.0, 3.0, "not distinguishable from the base"), (-9.0, -2.0, "worse than the base")],
+)
+def test_an_accepted_expert_that_does_not_help_is_not_praised(low, high, words):
+    domain = make_domain("math", ("saliency",))
+    domain["rows"]["expert"]["gain"] = {"mean": (low + high) / 2, "low": low, "high": high}
+    assert words in _sentence(domain)
+
+
+def test_a_control_that_does_as_well_is_pointed_out():
+    domain = make_domain("math", ("saliency",))
+    domain["rows"]["control"]["gain"] = dict(domain["rows"]["expert"]["gain"])
+    assert "Caution: random weights" in _sentence(domain)
+
+
+def test_an_unguarded_choice_is_pointed_out():
+    assert "not guarded" in _sentence(make_domain("math", ("saliency",)), select="argmax")
+
+
+def test_overview_counts_domains_and_subdomains():
+    words = overview(make_result())
+    assert "held-out documents: 3 of 3 domains" in words
+    assert "accepted in 5 of 7 subdomains" in words
+
+
+def test_better_knows_that_less_perplexity_is_better():
+    row = {"ratio": {"mean": 0.5, "low": 0.4, "high": 0.6}, "gain": {"mean": -1, "low": -2, "high": -0.5}}
+    assert better(row, text=True) == 1
+    assert better(row, text=False) == -1
+
+
+def test_numbers_for_people():
+    assert number(1.005, 1, True) == "+1.0"
+    assert number(None) == number(float("inf")) == "–"
+    assert number(4.2e30) == "4.20e+30"
+    assert percent(0.0) == "0"
+    assert percent(0.00039724) == "0.04"
