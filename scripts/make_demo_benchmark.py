@@ -16,15 +16,9 @@ OUT = Path(__file__).resolve().parents[1] / "src" / "freemoe" / "assets" / "benc
 
 def main() -> None:
     """Parse the flags and write the files."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--eval-seed", type=int, default=EVAL_SEED, help="which items are drawn (default %(default)s)"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=OUT, help="folder to write to (default: the package's own)"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--eval-seed", type=int, default=EVAL_SEED, help="which items are drawn (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder to write to (default: the package's own)")
     args = parser.parse_args()
     for path in write_benchmark(args.out, args.eval_seed):
         lines = path.read_text(encoding="utf-8").count("\n")

@@ -95,9 +95,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM
     return LlamaForCausalLM(config)
 
 
-def rows(
-    documents: Iterator[Document], tokenizer: PreTrainedTokenizerFast, rng: random.Random
-) -> Iterator[list[Row]]:
+def rows(documents: Iterator[Document], tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Iterator[list[Row]]:
     """Pools of rows; a row is one document from position 0 on, or many joined to `PACKED_LENGTH`."""
     end = tokenizer.eos_token_id
     newline = tokenizer.encode("\n")
@@ -132,9 +130,7 @@ def encode(documents: list[Document], tokenizer: PreTrainedTokenizerFast) -> lis
     return encoded
 
 
-def batches(
-    pools: Iterator[list[Row]], pad: int, rng: random.Random
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(pools: Iterator[list[Row]], pad: int, rng: random.Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Right-padded (ids, weights) of rows of similar length, about `TOKENS_PER_STEP` positions each."""
     for pool in pools:
         pool.sort(key=lambda row: len(row[0]))  # stable, so the order is that of the seed
@@ -172,9 +168,7 @@ def train(model: LlamaForCausalLM, stream: Iterator[tuple[torch.Tensor, torch.Te
             group["lr"] = learning_rate(step, steps)
         # Padding is on the right and attention is causal, so no mask is needed: nothing real sees it.
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        losses = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
-        )
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         targets = weights[:, 1:].flatten()
         loss = (losses * targets).sum() / targets.sum()
         optimizer.zero_grad(set_to_none=True)
@@ -188,16 +182,13 @@ def train(model: LlamaForCausalLM, stream: Iterator[tuple[torch.Tensor, torch.Te
             elapsed = time.monotonic() - began
             left = elapsed / (step + 1) * (steps - step - 1)
             print(
-                f"step {step + 1}/{steps}  loss {smooth:.3f}"
-                f"  {tokens / elapsed:.0f} tok/s  ETA {left / 60:.1f} min",
+                f"step {step + 1}/{steps}  loss {smooth:.3f}  {tokens / elapsed:.0f} tok/s  ETA {left / 60:.1f} min",
                 flush=True,
             )
     return tokens
 
 
-def save(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, object], out: Path
-) -> None:
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, object], out: Path) -> None:
     """Write everything beside `out` first, then swap, so that `out` is never half a model."""
     fresh = out.with_name(out.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -224,13 +215,9 @@ def save(
 
 def parse_flags() -> argparse.Namespace:
     """Flags of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=SEED, help="weights and documents (default %(default)s)")
-    parser.add_argument(
-        "--eval-seed", type=int, default=EVAL_SEED, help="items of the benchmark (default %(default)s)"
-    )
+    parser.add_argument("--eval-seed", type=int, default=EVAL_SEED, help="items of the benchmark (default %(default)s)")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps (default %(default)s)")
     parser.add_argument(
         "--out", type=Path, default=ASSETS, help="gets demo_model/ and benchmark/ (default: the package)"

@@ -33,9 +33,7 @@ def documents(seed: int, count: int = 6000) -> tuple:
 
 
 def shipped(domain: str, split: str) -> list[dict]:
-    return [
-        json.loads(line) for line in benchmark_path(domain, split).read_text(encoding="utf-8").splitlines()
-    ]
+    return [json.loads(line) for line in benchmark_path(domain, split).read_text(encoding="utf-8").splitlines()]
 
 
 @cache
@@ -100,9 +98,7 @@ def test_shipped_items_are_distinct_and_counted(domain, split):
 
 
 def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):
-    first, second, other = (
-        write_benchmark(tmp_path / name, seed) for name, seed in (("a", 4), ("b", 4), ("c", 5))
-    )
+    first, second, other = (write_benchmark(tmp_path / name, seed) for name, seed in (("a", 4), ("b", 4), ("c", 5)))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert all(one.read_bytes() != two.read_bytes() for one, two in zip(first, other, strict=True))
 
@@ -117,9 +113,7 @@ def test_shipped_benchmark_is_what_the_script_writes(tmp_path):
     command = [sys.executable, str(SCRIPTS / "make_demo_benchmark.py"), "--out", str(tmp_path)]
     subprocess.run([*command, "--eval-seed", str(provenance()["eval_seed"])], check=True, capture_output=True)
     for domain, split in FILES:
-        assert (tmp_path / f"{domain}.{split}.jsonl").read_bytes() == benchmark_path(
-            domain, split
-        ).read_bytes()
+        assert (tmp_path / f"{domain}.{split}.jsonl").read_bytes() == benchmark_path(domain, split).read_bytes()
 
 
 def test_default_seeds_of_both_scripts_are_the_recorded_ones():
@@ -163,9 +157,9 @@ def test_code_gold_does_what_the_prompt_says(split):
         words = item["prompt"].rsplit(":", 1)[0]
         for value in inputs[item["field"]]:
             program = eval(f"lambda {variable[item['field']]}: {item['target']}")
-            assert _outcome(program, value) == _outcome(
-                lambda v, i=item, w=words: _follow(i["field"], w, v), value
-            ), item
+            assert _outcome(program, value) == _outcome(lambda v, i=item, w=words: _follow(i["field"], w, v), value), (
+                item
+            )
 
 
 def _outcome(program, value):
@@ -230,9 +224,7 @@ def test_general_gold_is_what_the_books_state(split):
     for item in shipped("general", split):
         name, entity = item["key"].split(":")
         fact = next(
-            fact
-            for fact in world().facts[name][entity]
-            if fact.attribute.question.format(e=entity) in item["question"]
+            fact for fact in world().facts[name][entity] if fact.attribute.question.format(e=entity) in item["question"]
         )
         assert item["choices"][item["answer"]] == fact.value
         assert fact.rumour in item["choices"]
@@ -309,9 +301,7 @@ def test_token_boundary_is_clean(domain, split):
     for item in shipped(domain, split):
         context = item.get("prompt") or item["question"]
         assert context == context.rstrip()
-        for continuation in (
-            [item["target"]] if "target" in item else [f" {choice}" for choice in item["choices"]]
-        ):
+        for continuation in [item["target"]] if "target" in item else [f" {choice}" for choice in item["choices"]]:
             assert encode(context) + encode(continuation) == encode(context + continuation)
 
 
@@ -345,11 +335,7 @@ def test_model_loads_and_scores(dtype):
     assert sum(parameter.numel() for parameter in model.parameters()) == provenance()["parameters"]
     for domain in DOMAIN_FIELDS:
         item = shipped(domain, "reference")[0]
-        text = (
-            item["prompt"] + item["target"]
-            if "prompt" in item
-            else item["question"] + " " + item["choices"][0]
-        )
+        text = item["prompt"] + item["target"] if "prompt" in item else item["question"] + " " + item["choices"][0]
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([tokenizer().encode(text)])).logits
         assert logits.dtype == getattr(torch, dtype)
@@ -383,9 +369,7 @@ def test_another_seed_is_another_base_of_the_same_kind():
     name = "model.layers.0.mlp.up_proj.weight"
     assert first[name].equal(again[name])
     assert not first[name].equal(other[name])
-    assert {key: value.shape for key, value in first.items()} == {
-        key: value.shape for key, value in other.items()
-    }
+    assert {key: value.shape for key, value in first.items()} == {key: value.shape for key, value in other.items()}
 
 
 @cache

@@ -27,9 +27,7 @@ def benchmark_path(domain: str, split: str) -> Path:
     """
     for name, value, allowed in (("domain", domain, DOMAINS), ("split", split, SPLITS)):
         if value not in allowed:
-            raise ValueError(
-                f"{name}={value!r} is not part of the bundled benchmark; allowed: {', '.join(allowed)}"
-            )
+            raise ValueError(f"{name}={value!r} is not part of the bundled benchmark; allowed: {', '.join(allowed)}")
     return _existing(_folder() / "benchmark" / f"{domain}.{split}.jsonl", "scripts/make_demo_benchmark.py")
 
 

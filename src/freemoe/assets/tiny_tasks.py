@@ -128,9 +128,7 @@ def draw_lists(rng: random.Random) -> Task:
     """Choose elements, then collect them; the sloppy source is off by one in the choice."""
     select, collect, n = rng.choice(list(_SELECT)), rng.choice(list(_COLLECT)), rng.randint(2, 31)
     wording, program = _SELECT[select]
-    asked = rng.choice(("{c} of {s}", "take {s}, give the {c}")).format(
-        c=_COLLECT[collect], s=wording.format(n=n)
-    )
+    asked = rng.choice(("{c} of {s}", "take {s}, give the {c}")).format(c=_COLLECT[collect], s=wording.format(n=n))
     right, wrong = (f"{collect}({program.format(n=m)}){STOP}" for m in (n, n - 1))
     return Task("lists", f"lists:{select} {n};{collect}", f"{asked}: f(xs)=", right, wrong)
 

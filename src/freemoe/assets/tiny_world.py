@@ -147,8 +147,7 @@ class World:
         entity = rng.choice(list(self.facts[name]))
         told = rng.sample(self.facts[name][entity], rng.randint(1, 4))
         sentences = [
-            rng.choice(fact.attribute.statements).format(e=fact.entity, v=_told(fact, sloppy))
-            for fact in told
+            rng.choice(fact.attribute.statements).format(e=fact.entity, v=_told(fact, sloppy)) for fact in told
         ]
         return entity, "", " ".join(sentences) + "\n"
 

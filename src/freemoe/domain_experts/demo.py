@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from freemoe.assets import benchmark_path
+from freemoe.assets import DOMAINS
 from freemoe.families.loading import BUNDLED
 from freemoe.recipes import BuildRecipe, recipe_from
-
-DOMAINS = ("math", "code", "general")
 
 
 def demo_recipe(output: str, seed: int = 0, limit: int | None = None, threads: int | None = None) -> BuildRecipe:
@@ -18,12 +16,11 @@ def demo_recipe(output: str, seed: int = 0, limit: int | None = None, threads: i
         limit: Documents per task and split; all if None.
         threads: CPU threads.
     """
-    domains = {d: (f"{benchmark_path(d, 'reference')}::{benchmark_path(d, 'test')}",) for d in DOMAINS}
     recipe = recipe_from(
         {
             "command": "build",
             "model": BUNDLED,
-            "domains": domains,
+            "domains": {domain: f"demo:{domain}" for domain in DOMAINS},
             "output": output,
             "seed": seed,
             "threads": threads,

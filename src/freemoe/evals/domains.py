@@ -4,7 +4,7 @@ A task is named by
 ``gsm8k`` (a benchmark of the table in `benchmarks`; ``gsm8k@5`` for five few-shot examples,
 ``mbpp+train`` to search on train too),
 ``FILE.jsonl`` (carved), ``REF.jsonl::TEST.jsonl``, a folder with ``reference.jsonl`` and ``test.jsonl``,
-``text:FILE`` or ``text:FILE::TESTFILE``.
+``text:FILE`` or ``text:FILE::TESTFILE``, ``demo:math`` (``code``, ``general``: the bundled benchmark).
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from freemoe.assets import DOMAINS, benchmark_path
 from freemoe.errors import DataError, RecipeError
 from freemoe.evals.benchmarks import BENCHMARKS
 from freemoe.evals.documents import Document, DomainData, ReferenceSplit, ReportedSplit, check_disjoint
 from freemoe.evals.tasks import Task
 from freemoe.evals.text_tasks import text_task
 from freemoe.evals.user_tasks import FOLDER_FILES, UserTask
+from freemoe.registry import unknown_name
 
 TEXT = "text:"
+DEMO = "demo:"
 PAIR = "::"
 
 
@@ -52,7 +55,7 @@ def is_file_spec(spec: str) -> bool:
     if re.split(r"[@+]", spec)[0] in BENCHMARKS:
         return False
     return (
-        spec.startswith(TEXT)
+        spec.startswith((TEXT, DEMO))
         or PAIR in spec
         or "/" in spec
         or "\\" in spec
@@ -63,6 +66,11 @@ def is_file_spec(spec: str) -> bool:
 
 def _files(spec: str) -> tuple[Path, Path | None]:
     """The one or two files of a spec, checked to be there and to be different."""
+    if spec.startswith(DEMO):
+        domain = spec.removeprefix(DEMO)
+        if domain not in DOMAINS:
+            raise unknown_name("domain of the bundled benchmark", domain, list(DOMAINS))
+        return benchmark_path(domain, "reference"), benchmark_path(domain, "test")
     first, pair, second = spec.removeprefix(TEXT).partition(PAIR)
     file = Path(first).expanduser()
     test = Path(second).expanduser() if pair else None

@@ -5,6 +5,7 @@ None of it chose anything; that it was measured on the reported split is written
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from typing import Any
@@ -22,9 +23,11 @@ from freemoe.report.drawing import (
     METRIC_MARKERS,
     PALETTE,
     SOFT,
+    first_column,
     heading,
     legend_above,
     new_figure,
+    paler,
     panels,
     plain,
     ratio_ticks,
@@ -61,7 +64,7 @@ def bands(result: dict[str, Any]) -> Figure | None:
     for place, (domain, subdomain) in zip(axes, shown, strict=True):
         _sweep(place, subdomain, is_text(domain))
         heading(place, subdomain["name"], f"chosen: {subdomain['chosen']}")
-        if (place.get_subplotspec() or place).is_first_col():  # pyright: ignore[reportAttributeAccessIssue]
+        if first_column(place):
             place.set_ylabel("perplexity" if is_text(domain) else "score, %")
     metrics = list(dict.fromkeys(m for _, s in shown for m in _banded(s)))
     switches = list(dict.fromkeys(c for _, s in shown for c in s["candidates"] if c not in s["bands"]))
@@ -192,7 +195,7 @@ def improved_per_band(result: dict[str, Any]) -> Figure | None:
         _counts(place, cells, names)
         heading(place, metric)
         place.set_ylim(-most - 0.6, most + 0.6)
-        if place.get_subplotspec().is_first_col():  # pyright: ignore[reportOptionalMemberAccess]
+        if first_column(place):
             place.set_ylabel("worse   |   improved")
     handles = [Patch(color=PALETTE[i % len(PALETTE)], label=plain(name, 20)) for i, name in enumerate(names)]
     legend_above(figure, handles, 6)
@@ -202,14 +205,14 @@ def improved_per_band(result: dict[str, Any]) -> Figure | None:
 
 def _counts(axes: Axes, cells: dict[tuple[float, float], dict[str, list[int]]], names: list[str]) -> None:
     middles = sorted((a + b) / 2 for a, b in cells)
-    apart = min((b - a for a, b in zip(middles, middles[1:], strict=False)), default=0.1)
+    apart = min((b - a for a, b in itertools.pairwise(middles)), default=0.1)
     for (start, end), cell in cells.items():
         up = down = 0
         for i, name in enumerate(names):
             better, worse = cell.get(name, (0, 0))
             colour, middle = PALETTE[i % len(PALETTE)], (start + end) / 2
             axes.bar(middle, better, 0.85 * apart, bottom=up, color=colour, edgecolor="white", lw=0.5)
-            axes.bar(middle, -worse, 0.85 * apart, bottom=-down, color=colour, alpha=0.35, edgecolor="white", lw=0.5)
+            axes.bar(middle, -worse, 0.85 * apart, bottom=-down, color=paler(colour), edgecolor="white", lw=0.5)
             up, down = up + better, down + worse
     axes.axhline(0, color=INK, lw=0.9)
     axes.set_xlim(0, 1)

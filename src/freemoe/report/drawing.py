@@ -18,6 +18,7 @@ import matplotlib
 import matplotlib.ticker
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 INK, SOFT, FAINT = "#222222", "#5f6670", "#d5d9de"
@@ -112,6 +113,17 @@ def panels(count: int, columns: int = 4, width: float = 11.0, height: float = 2.
     return figure, [figure.add_subplot(grid[i // columns, i % columns]) for i in range(count)]
 
 
+def first_column(axes: Axes) -> bool:
+    """Whether a panel stands in the first column of its grid."""
+    place = axes.get_subplotspec()
+    return place is not None and place.is_first_col()
+
+
+def paler(colour: str, share: float = 0.35) -> str:
+    """A colour mixed with white; unlike a transparent one, nothing shows through it."""
+    return to_hex([1 - share * (1 - c) for c in to_rgb(colour)])
+
+
 def heading(axes: Axes, title: str, below: str = "") -> None:
     """A panel's name, and one softer line under it."""
     axes.set_title(plain(title, 34) + ("\n" if below else ""), loc="left", fontweight="bold", fontsize=9, pad=4)
@@ -155,8 +167,9 @@ def to_svg(figure: Figure, name: str) -> str:
     stream = io.StringIO()
     with style():
         # Laid out once and then left alone, so that a figure written twice has the same bytes.
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+        if (engine := figure.get_layout_engine()) is not None:
+            engine.execute(figure)
+            figure.set_layout_engine("none")
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = stream.getvalue()
     svg = svg[svg.index("<svg") :]

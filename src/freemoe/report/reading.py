@@ -193,7 +193,7 @@ def domain_sentence(result: dict[str, Any], domain: dict[str, Any]) -> str:
     if routed := rows.get("routed"):
         words += f" Routed from the prompt alone: {number(routed['score'], digits)} ({gain_words(routed, text)})."
     if (control := rows.get("control")) and state == 1:
-        mean, low, high = interval_of(expert, text)
+        _, low, high = interval_of(expert, text)
         _, control_low, control_high = interval_of(control, text)
         if low <= control_high and control_low <= high:
             words += (

@@ -1,0 +1,189 @@
+"""The rules of the house: imports point down, help is quick, files are small, public names are described."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import freemoe
+from freemoe.domain_experts.importance import METRICS as METRIC_REGISTRY
+from freemoe.domain_experts.search import SEARCHES
+from freemoe.recipes import METRICS, SearchSection
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "freemoe"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# Lowest first. A room may import from rooms of its own floor (but see SYSTEMS) and from the floors below.
+FLOORS = (
+    ("errors", "registry", "recipes", "artifacts", "runs"),
+    ("families", "corpora", "kernels"),
+    ("evals",),
+    ("domain_experts", "tomoe", "hookmoe"),
+    ("distributed", "serve", "report", "bench"),
+    ("cli",),
+)
+SYSTEMS = FLOORS[3]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+FREE = "assets"  # anyone may import it; it imports nothing of ours
+LAZY = "__init__"  # the public names; only its version may be imported
+HEAVY = ("torch", "transformers", "lm_eval", "sklearn", "scipy", "matplotlib", "datasets")
+
+LONGEST = 400
+# File -> why it is longer.
+LONGER: dict[str, str] = {}
+
+
+def room(path: Path) -> str:
+    """The room a module stands in: the first name below the package."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every room of ours that a module imports, wherever in the file, with its line."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import; name the room in full"
+            if node.module == "freemoe":
+                names = ["freemoe." + ("" if a.name == "__version__" else a.name) for a in node.names]
+            else:
+                names = [node.module or ""]
+        for name in names:
+            if name.split(".")[0] == "freemoe":
+                yield (name.split(".") + [""])[1], node.lineno
+
+
+def forbidden(here: str, there: str) -> bool:
+    """Whether a module of one room must not import from another."""
+    if there in ("", here) or here == LAZY:
+        return False
+    if there == FREE:
+        return False
+    if here == FREE or there not in FLOOR:
+        return True
+    return FLOOR[there] > FLOOR[here] or (here in SYSTEMS and there in SYSTEMS)
+
+
+def run_python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def ids(paths: list[Path]) -> list[str]:
+    return [str(p.relative_to(ROOT)) for p in paths]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=ids(MODULES))
+def test_imports_point_down(path: Path) -> None:
+    here = room(path)
+    assert here in FLOOR or here in (FREE, LAZY), f"{here!r} has no floor yet: give it one in FLOORS"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    wrong = [f"line {line}: {here} imports {there}" for there, line in imports(tree) if forbidden(here, there)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "expected"),
+    [
+        ("recipes", "errors", False),
+        ("errors", "families", True),
+        ("families", "evals", True),
+        ("evals", "families", False),
+        ("domain_experts", "tomoe", True),
+        ("hookmoe", "domain_experts", True),
+        ("domain_experts", "evals", False),
+        ("report", "cli", True),
+        ("cli", "report", False),
+        ("families", "assets", False),
+        ("assets", "errors", True),
+        ("cli", "somewhere", True),
+    ],
+)
+def test_the_rule_itself(here: str, there: str, expected: bool) -> None:
+    assert forbidden(here, there) is expected
+
+
+def test_importing_freemoe_loads_nothing_heavy() -> None:
+    loaded = run_python("import sys, freemoe; print(*sorted({m.split('.')[0] for m in sys.modules}))").split()
+    assert not set(HEAVY) & set(loaded)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["build", "--help"], ["--version"]], ids=" ".join)
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    code = f"""
+import sys
+sys.argv = ["freemoe", *{arguments!r}]
+from freemoe.cli import main
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print("LOADED", *sorted({{m.split(".")[0] for m in sys.modules}}))
+"""
+    loaded = run_python(code).rsplit("LOADED", 1)[1].split()
+    assert not set(HEAVY) & set(loaded)
+
+
+def test_files_are_small() -> None:
+    files = [p for folder in ("src", "tests", "scripts") for p in sorted((ROOT / folder).rglob("*.py"))]
+    lengths = {str(p.relative_to(ROOT)): len(p.read_text(encoding="utf-8").splitlines()) for p in files}
+    long = {name: lines for name, lines in lengths.items() if lines > LONGEST and name not in LONGER}
+    assert not long, f"over {LONGEST} lines without a reason in LONGER: {long}"
+
+
+def test_no_room_for_leftovers() -> None:
+    assert not [p for p in MODULES if p.stem in ("utils", "util", "helpers", "misc")]
+
+
+def undescribed(path: Path) -> list[str]:
+    """Public functions, classes and methods without a docstring."""
+    found = []
+
+    def look(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            if node.name.startswith("_"):
+                continue
+            if ast.get_docstring(node) is None:
+                found.append(f"{prefix}{node.name} (line {node.lineno})")
+            if isinstance(node, ast.ClassDef):
+                look(node.body, f"{node.name}.")
+
+    look(ast.parse(path.read_text(encoding="utf-8")).body, "")
+    return found
+
+
+def test_public_names_are_described() -> None:
+    missing = {str(p.relative_to(ROOT)): found for p in MODULES if (found := undescribed(p))}
+    assert not missing
+
+
+@pytest.mark.parametrize("name", freemoe.__all__)
+def test_public_names_resolve(name: str) -> None:
+    assert getattr(freemoe, name) is not None
+    assert name in dir(freemoe)
+
+
+def test_a_wrong_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nothing.*it has .*build"):
+        _ = freemoe.nothing
+
+
+def test_names_that_recipes_allow_are_the_registries() -> None:
+    assert sorted(METRICS) == sorted(METRIC_REGISTRY.names())
+    fields = SearchSection.model_fields
+    assert sorted(get_args(get_args(fields["metrics"].annotation)[0])) == sorted(METRICS)
+    assert sorted(get_args(fields["method"].annotation)) == sorted(SEARCHES.names())
