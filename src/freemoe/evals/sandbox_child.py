@@ -1,7 +1,7 @@
 """The inside of the sandbox: limits this very process, then runs the program it is given. Never imported.
 
-Arguments: descriptor for the verdict, seconds, bytes of memory, whether to ask for namespaces. Standard
-input: a token on the first line, which marks true verdicts, and then the program.
+Arguments: descriptor for the verdict, seconds of CPU time, seconds of wall clock, bytes of memory, whether to
+ask for namespaces. Standard input: a token on the first line, which marks true verdicts, and then the program.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def fence(folder: str):
     return hook
 
 
-def verdict(program: str, descriptor: int, token: str, seconds: float) -> None:
+def verdict(program: str, descriptor: int, token: str, seconds: float, wall: float) -> None:
     """Run the program and write what became of it, marked by the token."""
     write, leave = os.write, os._exit
 
@@ -109,17 +109,22 @@ def verdict(program: str, descriptor: int, token: str, seconds: float) -> None:
         say("timeout")
         leave(0)
 
+    def set_clocks(own: float, all_in_all: float) -> None:
+        signal.setitimer(signal.ITIMER_PROF, own)
+        signal.setitimer(signal.ITIMER_REAL, all_in_all)
+
+    signal.signal(signal.SIGPROF, out_of_time)
     signal.signal(signal.SIGALRM, out_of_time)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    set_clocks(seconds, wall)
     sys.addaudithook(fence(os.curdir))
     try:
         code: CodeType = compile(program, "program.py", "exec")
         exec(code, {})
     except BaseException as error:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        set_clocks(0, 0)
         say(f"failed {type(error).__name__}: {error}"[:MESSAGE])
     else:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        set_clocks(0, 0)
         say("passed")
     # Threads and exit handlers of the program have no say after the verdict.
     leave(0)
@@ -128,7 +133,7 @@ def verdict(program: str, descriptor: int, token: str, seconds: float) -> None:
 def main() -> None:
     """Limit this process and run the program from standard input."""
     descriptor, seconds = int(sys.argv[1]), float(sys.argv[2])
-    memory, namespaces = int(sys.argv[3]), sys.argv[4] == "1"
+    wall, memory, namespaces = float(sys.argv[3]), int(sys.argv[4]), sys.argv[5] == "1"
     token, _, program = sys.stdin.buffer.read().decode("utf-8", "surrogatepass").partition("\n")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -144,7 +149,7 @@ def main() -> None:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)
     set_limits(seconds, memory)
-    verdict(program, descriptor, token, seconds)
+    verdict(program, descriptor, token, seconds, wall)
 
 
 if __name__ == "__main__":

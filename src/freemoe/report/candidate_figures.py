@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.cbook import boxplot_stats
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -74,7 +75,9 @@ def bands(result: dict[str, Any]) -> Figure | None:
     ]
     handles += [Line2D([], [], color=_colour(c), ls="-.", lw=1.4, label=f"{c} (no band)") for c in switches]
     handles.append(Line2D([], [], color=INK, ls="--", lw=1, label="base"))
-    handles.append(Line2D([], [], color=INK, marker="*", markersize=10, lw=0, markerfacecolor="#F0E442", label="chosen"))
+    handles.append(
+        Line2D([], [], color=INK, marker="*", markersize=10, lw=0, markerfacecolor="#F0E442", label="chosen")
+    )
     legend_above(figure, handles, 6)
     figure.supxlabel(f"{BAND_AXIS}   ({NOT_USED})", fontsize=8.5, color=SOFT)
     return figure
@@ -140,18 +143,16 @@ def candidate_boxes(result: dict[str, Any]) -> Figure | None:
 def _boxes(axes: Axes, groups: list[tuple[str, list[float]]], text: bool) -> None:
     if text:
         axes.set_xscale("log")
-    axes.boxplot(
-        [values for _, values in groups],
-        orientation="horizontal",
-        positions=range(len(groups)),
-        widths=0.55,
-        patch_artist=True,
-        boxprops={"facecolor": "#cfe3f1", "edgecolor": PALETTE[0]},
-        medianprops={"color": PALETTE[0], "linewidth": 2},
-        whiskerprops={"color": PALETTE[0]},
-        capprops={"color": PALETTE[0]},
-        flierprops={"marker": "o", "markersize": 3, "markeredgecolor": PALETTE[0], "alpha": 0.7},
-    )
+    ink, high = PALETTE[0], 0.28
+    # Drawn by hand: matplotlib's own boxplot wakes pyplot, which picks a window system for the whole process.
+    for y, (_, values) in enumerate(groups):
+        box = boxplot_stats(values)[0]
+        axes.barh(y, box["q3"] - box["q1"], 2 * high, left=box["q1"], color=paler(ink, 0.2), edgecolor=ink)
+        axes.plot([box["med"]] * 2, [y - high, y + high], color=ink, lw=2.2)
+        for end, side in (("whislo", "q1"), ("whishi", "q3")):
+            axes.plot([box[end], box[side]], [y, y], color=ink, lw=1)
+            axes.plot([box[end]] * 2, [y - high / 2, y + high / 2], color=ink, lw=1)
+        axes.plot(box["fliers"], [y] * len(box["fliers"]), "o", markersize=3, color=ink, markerfacecolor="white")
     axes.axvline(1 if text else 0, color=INK, lw=0.9, zorder=0)
     axes.set_yticks(range(len(groups)), [f"{plain(name, 20)} ({len(values)})" for name, values in groups])
     axes.set_ylim(len(groups) - 0.5, -0.5)

@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import PlaceHolderLayoutEngine
 
 INK, SOFT, FAINT = "#222222", "#5f6670", "#d5d9de"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8a6d00", "#000000")
@@ -66,7 +67,7 @@ def style() -> Iterator[None]:
     """The report's own look, whatever the user's matplotlib settings are; they come back afterwards."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
+        matplotlib.rcParams.update(_STYLE)  # pyright: ignore[reportCallIssue, reportArgumentType]
         yield
 
 
@@ -121,7 +122,8 @@ def first_column(axes: Axes) -> bool:
 
 def paler(colour: str, share: float = 0.35) -> str:
     """A colour mixed with white; unlike a transparent one, nothing shows through it."""
-    return to_hex([1 - share * (1 - c) for c in to_rgb(colour)])
+    red, green, blue = to_rgb(colour)
+    return to_hex((1 - share * (1 - red), 1 - share * (1 - green), 1 - share * (1 - blue)))
 
 
 def heading(axes: Axes, title: str, below: str = "") -> None:
@@ -157,6 +159,20 @@ def ratio_ticks(axis: Any, low: float, high: float, most: int = 6) -> None:
     axis.set_minor_locator(matplotlib.ticker.NullLocator())
 
 
+def _lay_out(figure: Figure) -> None:
+    """Lay a figure out once and pin it; the solver's last bits vary from run to run, so positions are rounded."""
+    engine = figure.get_layout_engine()
+    if engine is None or isinstance(engine, PlaceHolderLayoutEngine):
+        return
+    engine.execute(figure)
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        axes.set_position([round(v, 5) for v in axes.get_position(original=True).bounds])
+    for text in figure.texts:
+        x, y = text.get_position()
+        text.set_position((round(x, 5), round(y, 5)))
+
+
 def to_svg(figure: Figure, name: str) -> str:
     """Inline SVG of a figure: no XML head, no comments, no date, no namespace address, and ids that are its own.
 
@@ -166,10 +182,7 @@ def to_svg(figure: Figure, name: str) -> str:
     """
     stream = io.StringIO()
     with style():
-        # Laid out once and then left alone, so that a figure written twice has the same bytes.
-        if (engine := figure.get_layout_engine()) is not None:
-            engine.execute(figure)
-            figure.set_layout_engine("none")
+        _lay_out(figure)
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = stream.getvalue()
     svg = svg[svg.index("<svg") :]

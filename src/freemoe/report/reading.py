@@ -21,10 +21,10 @@ COMPARED = tuple(row for row in ROWS if row != "base")
 # What a row may and may not be read as.
 READINGS = {
     "base": "The frozen model as it is, nothing switched off. Everything else is compared with it, document by document.",
-    "expert": "Each document under the expert of its known subdomain (\"DENoise\", \"DOWP\" in the papers). It says what the "
+    "expert": 'Each document under the expert of its known subdomain ("DENoise", "DOWP" in the papers). It says what the '
     "experts can do when the right one is picked; in use the router has to pick it.",
     "routed": "Each document under the expert that the router picks from the prompt alone, or the base where it abstains "
-    "(\"MoDE\", \"Free-MoE\"). This is what a user of the artefact gets.",
+    '("MoDE", "Free-MoE"). This is what a user of the artefact gets.',
     "control": "Random weights switched off, as many per matrix as the expert of the subdomain has, averaged over several "
     "draws. A gain of the expert that the control has as well does not come from which weights were chosen.",
     "oracle": "Selected on test: per subdomain the candidate that is best on these very documents, as the papers' tables "

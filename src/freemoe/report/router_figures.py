@@ -96,7 +96,11 @@ def confidence(result: dict[str, Any]) -> Figure | None:
     if threshold is not None:
         never = threshold > 1
         axes.axvline(threshold, color=INK, lw=1.4, ls="--")
-        label = "threshold above 1: always abstains" if never else f"threshold {threshold:.3f}: left of it, the base answers"
+        label = (
+            "threshold above 1: always abstains"
+            if never
+            else f"threshold {threshold:.3f}: left of it, the base answers"
+        )
         handles.append(Line2D([], [], color=INK, lw=1.4, ls="--", label=label))
     axes.set_xlim(0, 1.02)
     axes.set_xlabel("confidence (product of both levels)", color=SOFT)

@@ -1,0 +1,339 @@
+"""Recipes: YAML and back, errors that name the path, the value and what is allowed, and the grids of the papers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from freemoe.errors import FreeMoEError, RecipeError, UnknownNameError
+from freemoe.recipes import BandSection, BuildRecipe, EvalRecipe, dump, load_recipe, recipe_from
+
+SMALLEST: dict[str, dict[str, Any]] = {
+    "build": {"command": "build", "model": "some/model", "domains": {"math": ["gsm8k"]}},
+    "eval": {"command": "eval", "artefact": "experts", "domains": {"math": ["gsm8k"]}},
+}
+FULL: dict[str, Any] = {
+    "command": "build",
+    "model": "meta-llama/Llama-2-7b-chat-hf",
+    "revision": "main",
+    "domains": {"math": ["gsm8k@5", "mathqa"], "mine": ["a.jsonl::b.jsonl"], "wörter_1-x": ["text:t.txt"]},
+    "output": "somewhere/experts",
+    "seed": 7,
+    "dtype": "bfloat16",
+    "device": "cuda:1",
+    "threads": 2,
+    "batch_tokens": 1024,
+    "data": {"root": "data", "limit": 10, "fewshot": 0, "overflow": "error", "allow_code_execution": True},
+    "subdomains": {
+        "by": "kmeans",
+        "count": {"math": 8, "mine": 1},
+        "min_size": 4,
+        "initialisations": 3,
+        "feature": "hidden",
+    },
+    "bands": {
+        "start": 0.5,
+        "end": 1.0,
+        "step": 0.05,
+        "ratio": 0.05,
+        "p": "inf",
+        "scope": "layer",
+        "sublayers": "mlp",
+        "layers": [0, 4],
+        "patch": 16,
+    },
+    "saliency": {"step": 1e-5, "budget": 0.03, "patience": 2, "gradient_share": 0.5, "stop_share": 0.25},
+    "search": {
+        "metrics": ["wanda", "random"],
+        "method": "exhaustive",
+        "objective": "loglikelihood",
+        "select": "argmax",
+        "alpha": 0.1,
+        "folds": 5,
+    },
+    "router": {"level2": "centroid", "precision": 0.8},
+    "evidence": {"controls": 0, "oracle": False},
+}
+
+
+def changed(path: str, value: Any, command: str = "build") -> dict[str, Any]:
+    """The smallest recipe with one field set."""
+    data: dict[str, Any] = {**SMALLEST[command]}
+    *parents, last = path.split(".")
+    at = data
+    for part in parents:
+        at[part] = dict(at.get(part, {}))
+        at = at[part]
+    at[last] = value
+    return data
+
+
+def refusal(data: object) -> str:
+    with pytest.raises(FreeMoEError) as caught:
+        recipe_from(data, "r.yaml")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data", [SMALLEST["build"], SMALLEST["eval"], FULL, changed("experts", ["base", "math/0"], "eval")]
+)
+def test_yaml_and_back_is_equal(data: dict[str, Any], tmp_path: Path) -> None:
+    recipe = recipe_from(data)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(dump(recipe), encoding="utf-8")
+    again = load_recipe(file)
+    assert again == recipe
+    assert type(again) is type(recipe)
+    assert dump(again) == dump(recipe)
+
+
+def test_full_recipe_keeps_every_value() -> None:
+    kept = recipe_from(FULL).model_dump(mode="json")
+    for section, values in FULL.items():
+        for key, value in values.items() if isinstance(values, dict) else [("", values)]:
+            assert (kept[section][key] if key else kept[section]) == value
+
+
+def test_no_command_means_build() -> None:
+    data = {k: v for k, v in SMALLEST["build"].items() if k != "command"}
+    assert isinstance(recipe_from(data), BuildRecipe)
+    assert isinstance(recipe_from(SMALLEST["eval"]), EvalRecipe)
+
+
+def test_short_spellings() -> None:
+    recipe = recipe_from({**SMALLEST["build"], "domains": {"math": "gsm8k"}, "search": {"metrics": "wanda, random"}})
+    assert isinstance(recipe, BuildRecipe)
+    assert recipe.domains == {"math": ("gsm8k",)}
+    assert recipe.search.metrics == ("wanda", "random")
+    for p in ("1", "2", "4", "inf"):
+        written = recipe_from(yaml.safe_load(f"{{model: m, domains: {{a: gsm8k}}, bands: {{p: {p}}}}}"))
+        assert isinstance(written, BuildRecipe)
+        assert written.bands.p == p
+
+
+def test_recipes_are_frozen() -> None:
+    recipe = recipe_from(SMALLEST["build"])
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("bnads", "command, model, revision, domains"),
+        ("bands.thetta", "start, end, step, ratio, p"),
+        ("search.metric", "metrics, method, objective, select, alpha, folds"),
+        ("data.rot", "root, limit, fewshot, overflow, allow_code_execution"),
+        ("subdomains.k", "by, count, min_size"),
+        ("saliency.steps", "step, "),
+        ("router.level", "level2, precision"),
+        ("evidence.control", "controls, oracle"),
+    ],
+)
+def test_an_unknown_key_names_its_path_and_the_allowed_keys(path: str, allowed: str) -> None:
+    message = refusal(changed(path, 1))
+    assert f"  {path}: " in message
+    assert f"allowed here: {allowed}" in message
+    assert "(value seen: 1)" in message
+
+
+# Path, a value that cannot work, and a part of the message that says what can.
+BAD: list[tuple[str, Any, str]] = [
+    ("model", 5, "valid string"),
+    ("domains", {}, "name one as NAME=TASK"),
+    ("domains", ["math=gsm8k"], "valid dictionary"),
+    ("domains", {"math": []}, "names no task"),
+    ("domains", {"math": None}, "valid tuple"),
+    ("domains", {"math": 5}, "valid tuple"),
+    ("domains", {"a/b": ["gsm8k"]}, "letters, digits, '-' and '_' only"),
+    ("domains", {"": ["gsm8k"]}, "letters, digits, '-' and '_' only"),
+    ("output", None, "valid string"),
+    ("seed", -1, "greater than or equal to 0"),
+    ("seed", 2**32, "less than 4294967296"),
+    ("seed", 1.5, "valid integer"),
+    ("dtype", "int8", "'auto', 'float32', 'bfloat16' or 'float16'"),
+    ("device", 0, "valid string"),
+    ("threads", 0, "greater than or equal to 1"),
+    ("batch_tokens", 8, "greater than or equal to 16"),
+    ("data", 5, "valid dictionary"),
+    ("data.root", 5, "valid string"),
+    ("data.limit", 0, "greater than or equal to 1"),
+    ("data.fewshot", -1, "greater than or equal to 0"),
+    ("data.overflow", "cut", "'truncate' or 'error'"),
+    ("data.allow_code_execution", "perhaps", "valid boolean"),
+    ("subdomains.by", "spectral", "'kmeans', 'task', 'field' or 'none'"),
+    ("subdomains.count", 0, "at least 1 subdomain"),
+    ("subdomains.count", {"math": -2}, "at least 1 subdomain"),
+    ("subdomains.count", {"maths": 2}, "no domain here: math"),
+    ("subdomains.count", "many", "valid integer"),
+    ("subdomains.min_size", 1, "greater than or equal to 2"),
+    ("subdomains.initialisations", 0, "greater than or equal to 1"),
+    ("subdomains.feature", "logits", "'embedding' or 'hidden'"),
+    ("bands.start", 1.0, "less than 1"),
+    ("bands.start", -0.1, "greater than or equal to 0"),
+    ("bands.start", float("nan"), "less than 1"),
+    ("bands.start", 0.95, "reaches above 1"),
+    ("bands.end", 0.0, "greater than 0"),
+    ("bands.end", 1.1, "less than or equal to 1"),
+    ("bands", {"start": 0.5, "end": 0.5}, "not above their start 0.5"),
+    ("bands.step", 0, "greater than 0"),
+    ("bands.step", float("inf"), "less than or equal to 1"),
+    ("bands.ratio", 0, "greater than 0"),
+    ("bands.p", 3, "'1', '2', '4' or 'inf'"),
+    ("bands.scope", "column", "'row' or 'layer'"),
+    ("bands.sublayers", "ffn", "'attention', 'mlp' or 'both'"),
+    ("bands.layers", [4, 2], "0 <= first < last"),
+    ("bands.layers", [-1, 2], "0 <= first < last"),
+    ("bands.layers", "all", "valid tuple"),
+    ("bands.patch", 3, "1, 2, 4 or 16"),
+    ("saliency.step", 0, "greater than 0"),
+    ("saliency.budget", 2, "less than or equal to 1"),
+    ("saliency.patience", 0, "greater than or equal to 1"),
+    ("saliency.gradient_share", 0.9, "less than 5 %"),
+    ("saliency.gradient_share", 0, "greater than 0"),
+    ("saliency.stop_share", 1, "less than 1"),
+    ("search.metrics", [], "at least 1"),
+    ("search.metrics", 5, "valid tuple"),
+    ("search.metrics", "wanda,wanda", "named twice"),
+    ("search.method", "grid", "'exhaustive' or 'halving'"),
+    ("search.objective", "f1", "'accuracy' or 'loglikelihood'"),
+    ("search.select", "best", "'guarded' or 'argmax'"),
+    ("search.alpha", 0, "greater than 0"),
+    ("search.folds", 1, "greater than or equal to 2"),
+    ("router.level2", "tree", "'linear' or 'centroid'"),
+    ("router.precision", 0, "greater than 0"),
+    ("evidence.controls", -1, "greater than or equal to 0"),
+    ("evidence.oracle", "sometimes", "valid boolean"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "allowed"), BAD, ids=[f"{p}={v}" for p, v, _ in BAD])
+def test_a_bad_value_is_named_with_what_is_allowed(path: str, value: Any, allowed: str) -> None:
+    message = refusal(changed(path, value))
+    assert message.startswith("r.yaml cannot be used:\n")
+    # A few checks look at a whole section, or at one item of a value.
+    assert any(f"  {seen}" in message for seen in (path, path.split(".")[0], "(recipe)"))
+    assert allowed in message
+    assert "(value seen: " in message
+
+
+def test_every_field_is_checked_somewhere() -> None:
+    seen = {path for path, _, _ in BAD} | {"command", "revision", "saliency.text_step"}
+    fields = set()
+    for name, field in BuildRecipe.model_fields.items():
+        inner = getattr(field.annotation, "model_fields", None)
+        fields |= {f"{name}.{key}" for key in inner} if inner else {name}
+    assert fields <= seen
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [("domains", {}), ("seed", -1), ("artefact", 5), ("experts", 5), ("dtype", "int8")]
+)
+def test_an_eval_recipe_is_checked_too(path: str, value: Any) -> None:
+    assert f"  {path}" in refusal(changed(path, value, "eval"))
+
+
+def test_missing_fields_are_all_named_at_once() -> None:
+    message = refusal({"command": "build", "seed": "x"})
+    assert "  model: Field required" in message
+    assert "  domains: Field required" in message
+    assert "  seed: " in message
+
+
+def test_an_unknown_metric_comes_with_near_misses() -> None:
+    with pytest.raises(UnknownNameError, match="Unknown metric 'wandda'. Did you mean 'wanda'"):
+        recipe_from(changed("search.metrics", ["wandda"]))
+
+
+@pytest.mark.parametrize("data", [None, 5, "text", ["a"]])
+def test_a_recipe_is_a_mapping(data: object) -> None:
+    assert f"got {type(data).__name__}" in refusal(data)
+
+
+@pytest.mark.parametrize("command", ["train", 5, ["build"], None])
+def test_an_unknown_command(command: object) -> None:
+    message = refusal({**SMALLEST["build"], "command": command})
+    assert f"command is {command!r}; allowed: build, eval" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"a: [1", "is not valid YAML"),
+        (b"\xff\xfe\x00", "is not valid YAML"),
+        (b"", "a recipe is a mapping"),
+    ],
+)
+def test_a_file_that_is_no_recipe(content: bytes, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_bytes(content)
+    with pytest.raises(RecipeError, match=reason) as caught:
+        load_recipe(file)
+    assert "broken.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nowhere.yaml", "."])
+def test_no_file(name: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="is not a file. Print one with: freemoe build"):
+        load_recipe(tmp_path / name)
+
+
+def test_the_papers_grid_in_their_orientation() -> None:
+    """Tables 7-11 of MoDE: 50-100 % in steps of 5 %, ten bands that touch and do not overlap."""
+    edges = BandSection(start=0.5, end=1.0, step=0.05, ratio=0.05).edges()
+    assert edges == [
+        (0.5, 0.55),
+        (0.55, 0.6),
+        (0.6, 0.65),
+        (0.65, 0.7),
+        (0.7, 0.75),
+        (0.75, 0.8),
+        (0.8, 0.85),
+        (0.85, 0.9),
+        (0.9, 0.95),
+        (0.95, 1.0),
+    ]
+
+
+def test_the_papers_grid_in_ours() -> None:
+    edges = BandSection(start=0.0, end=0.5, step=0.05, ratio=0.05).edges()
+    assert edges[0] == (0.0, 0.05)
+    assert edges[-1] == (0.45, 0.5)
+    assert len(edges) == 10
+
+
+def test_the_default_grid_covers_everything_once() -> None:
+    edges = BandSection().edges()
+    assert edges == [
+        (0.0, 0.1),
+        (0.1, 0.2),
+        (0.2, 0.3),
+        (0.3, 0.4),
+        (0.4, 0.5),
+        (0.5, 0.6),
+        (0.6, 0.7),
+        (0.7, 0.8),
+        (0.8, 0.9),
+        (0.9, 1.0),
+    ]
+
+
+@pytest.mark.parametrize("step", [0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 1 / 3])
+@pytest.mark.parametrize("ratio", [0.01, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0])
+def test_any_grid_stays_inside_and_does_not_drift(step: float, ratio: float) -> None:
+    edges = BandSection(start=0.0, end=1.0, step=step, ratio=ratio).edges()
+    assert edges
+    for i, (a, b) in enumerate(edges):
+        assert a == round(i * step, 6)
+        assert b == pytest.approx(a + ratio, abs=2e-6)
+        assert 0 <= a < b <= 1
+    # No band that would fit is left out.
+    assert round(len(edges) * step, 6) + ratio > 1 or len(edges) * step >= 1 - 1e-9
+
+
+def test_bands_begin_below_the_end_of_the_grid_and_may_overlap() -> None:
+    edges = BandSection(start=0.0, end=0.15, step=0.05, ratio=0.2).edges()
+    assert edges == [(0.0, 0.2), (0.05, 0.25), (0.1, 0.3)]
