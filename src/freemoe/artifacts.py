@@ -66,7 +66,9 @@ def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
         version = manifest["format"]
         files = dict(manifest["files"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{str(path)!r} is damaged ({error!r}). Copy the artefact again or build it anew.") from None
+        raise ArtifactError(
+            f"{str(path)!r} is damaged ({error!r}). Copy the artefact again or build it anew."
+        ) from None
     if version != FORMAT:
         raise ArtifactError(
             f"{str(path)!r} has format {version!r}; this freemoe reads format {FORMAT}. Install a newer freemoe."

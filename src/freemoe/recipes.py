@@ -153,12 +153,14 @@ class SearchSection(_Section):
     @classmethod
     def _known(cls, value: object) -> object:
         names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-        for name in names if isinstance(names, list | tuple) else []:
+        if not isinstance(names, list | tuple):
+            return names
+        for name in names:
             if name not in METRICS:
                 raise unknown_name("metric", name, list(METRICS))
             if names.count(name) > 1:
                 raise ValueError(f"metric {name!r} is named twice; name each once")
-        return tuple(names) if isinstance(names, list | tuple) else names
+        return tuple(names)
 
 
 class RouterSection(_Section):

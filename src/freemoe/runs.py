@@ -61,7 +61,9 @@ class Quiet:
 
 def digest(value: object) -> str:
     """Short stable hash of anything JSON can hold."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    ).hexdigest()[:16]
 
 
 def write_atomic(path: Path, data: bytes) -> None:

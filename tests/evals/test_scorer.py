@@ -129,9 +129,7 @@ def test_generations_equal_lm_evals(model, hflm):
     until = [s for s in stops if s.strip()]
     for stop, new in (([], 12), (until, 12), (until[:1], 20)):
         requests = [
-            Instance(
-                "generate_until", {}, (p, {"until": list(stop), "max_gen_toks": new, "do_sample": False}), i
-            )
+            Instance("generate_until", {}, (p, {"until": list(stop), "max_gen_toks": new, "do_sample": False}), i)
             for i, p in enumerate(prompts)
         ]
         theirs = hflm.generate_until(requests, disable_tqdm=True)
@@ -161,17 +159,13 @@ def test_generation_ends_at_the_end_of_text_token():
 
 def test_the_size_of_a_batch_changes_no_answer(model):
     pairs = random_pairs()
-    rows = [
-        Scorer(model, tiny_tokenizer(), batch_tokens=size).loglikelihoods(pairs) for size in (1, 300, 100000)
-    ]
+    rows = [Scorer(model, tiny_tokenizer(), batch_tokens=size).loglikelihoods(pairs) for size in (1, 300, 100000)]
     for one, some, all_ in zip(*rows, strict=True):
         assert one[0] == pytest.approx(all_[0], abs=1e-4)
         assert some[0] == pytest.approx(all_[0], abs=1e-4)
         assert one[1] == some[1] == all_[1]
     prompts = ["a", "some text", "another text that is longer", "b"]
-    texts = [
-        Scorer(model, tiny_tokenizer(), batch_tokens=n).generate(prompts, ("Z",), 6) for n in (1, 70, 9999)
-    ]
+    texts = [Scorer(model, tiny_tokenizer(), batch_tokens=n).generate(prompts, ("Z",), 6) for n in (1, 70, 9999)]
     assert texts[0] == texts[1] == texts[2]
 
 

@@ -85,7 +85,7 @@ def test_text_task_from_one_file(tmp_path):
     path = tmp_path / "novel.txt"
     path.write_text("".join(story(i) for i in range(300)))
     domain = load_domain("d", [f"text:{path}"], tokenizer=FastLetters(), limit=20)
-    (task,) = domain.tasks.values()
+    (task,) = domain.graders.values()
     reference, reported = domain.reference.documents, task.reported()
     assert len(reference) == len(reported) == 20
     assert {d.kind for d in reference} == {"text"}

@@ -135,7 +135,7 @@ def test_two_files_and_a_folder(tmp_path):
         assert [d.prompt for d in domain.reference.documents] == [f"Is {i} even?" for i in range(4)]
         assert len(domain.reported.open(FrozenChoice("x"))) == 4
         assert "2 dropped as also reported" in domain.notes[0]
-        (name,) = domain.tasks
+        (name,) = domain.graders
         assert name == tmp_path.name
 
 

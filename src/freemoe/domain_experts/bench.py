@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class Bench:
     scorer: Scorer
     weights: list[Weight]
     domains: dict[str, DomainData]
-    evaluator: Evaluator
+    evaluators: dict[str, Evaluator]
     fingerprint: str
     run: RunFolder | None = None
     progress: Progress = field(default_factory=Quiet)
@@ -55,21 +55,25 @@ class Bench:
             self.rows(documents), labels or [0] * len(documents), self.recipe.batch_tokens, self.model.device
         )
 
-    def scores(self, unit: str, positions: dict[str, Tensor], documents: Sequence[Document]) -> list[Score]:
-        """Score reference documents under switched-off positions, as one journalled unit of work."""
+    def scores(
+        self, domain: str, unit: str, positions: dict[str, Tensor], documents: Sequence[Document]
+    ) -> list[Score]:
+        """Score a domain's reference documents under switched-off positions, as one journalled unit of work."""
 
         def work() -> list[list[float]]:
             with switched_off(self.weights, positions):
-                return [list(s) for s in self.evaluator.score(documents)]
+                return [list(s) for s in self.evaluators[domain].score(documents)]
 
         if self.run is None:
             return [_score(s) for s in work()]
-        name = f"score|{unit}|{digest([f'{d.task}/{d.id}' for d in documents])}"
+        name = f"score|{domain}|{unit}|{digest([f'{d.task}/{d.id}' for d in documents])}"
         return [_score(s) for s in self.run.journal.unit(name, work)]
 
-    def reported_scores(self, unit: str, positions: dict[str, Tensor], documents: Sequence[Document]) -> ReportedScores:
-        """Score reported documents; the result's type keeps it out of every choice."""
-        return ReportedScores(self.scores(f"reported|{unit}", positions, documents))
+    def reported_scores(
+        self, domain: str, unit: str, positions: dict[str, Tensor], documents: Sequence[Document]
+    ) -> ReportedScores:
+        """Score a domain's reported documents; the result's type keeps it out of every choice."""
+        return ReportedScores(self.scores(domain, f"reported|{unit}", positions, documents))
 
 
 def _score(row: list[float]) -> Score:
@@ -101,7 +105,24 @@ def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, 
                 f"Domain {name!r} mixes plain text with tasks; their figures differ. Make them two domains."
             )
         domains[name] = data
-    return domains
+    return _apart(domains)
+
+
+def _apart(domains: dict[str, DomainData]) -> dict[str, DomainData]:
+    """Drop reference documents that another domain reports on: the router is trained on all domains together."""
+    reported = {key for data in domains.values() for key in data.reported.keys()}  # noqa: SIM118
+    found = {}
+    for name, data in domains.items():
+        kept = [i for i, d in enumerate(data.reference.documents) if d.key not in reported]
+        dropped = len(data.reference) - len(kept)
+        if not kept:
+            raise DataError(f"Domain {name!r}: other domains report on all of its {dropped} reference documents.")
+        notes = (
+            *data.notes,
+            *([f"{dropped} reference documents dropped: another domain reports on them"] if dropped else []),
+        )
+        found[name] = replace(data, reference=data.reference.take(kept), notes=notes)
+    return found
 
 
 def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Bench:
@@ -117,9 +138,9 @@ def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Bench:
     model, _ = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
     weights = find_weights(model, recipe.bands.sublayers, recipe.bands.layers)
     scorer = Scorer(model, tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
-    tasks = {name: task for data in domains.values() for name, task in data.tasks.items()}
-    evaluator = Evaluator(scorer, tasks, gold=recipe.search.objective == "loglikelihood")
-    bench = Bench(recipe, model, scorer, weights, domains, evaluator, fingerprint(model), progress=progress or Quiet())
+    gold = recipe.search.objective == "loglikelihood"
+    evaluators = {name: Evaluator(scorer, data.graders, gold) for name, data in domains.items()}
+    bench = Bench(recipe, model, scorer, weights, domains, evaluators, fingerprint(model), progress=progress or Quiet())
     for data in domains.values():
         _check_reference(bench, data)
     for task, count in scorer.truncated.items():

@@ -158,7 +158,7 @@ def choose_all(bench: Bench, subdomains: list[Subdomain]) -> None:
 
             def compute(candidate: str, numbers: list[int], sub: Subdomain = sub) -> list[Score]:
                 documents = [sub.split.documents[i] for i in numbers]
-                return bench.scores(f"{sub.name}|{candidate}", sub.positions(candidate), documents)
+                return bench.scores(sub.domain, f"{sub.name}|{candidate}", sub.positions(candidate), documents)
 
             table = ScoreTable(sub.split, compute)
             tables.append(table)

@@ -43,8 +43,6 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
     moe, experts = _load(recipe)
     domains = load_domains(recipe, moe.tokenizer)
     scorer = Scorer(moe.model, moe.tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
-    tasks = {name: task for data in domains.values() for name, task in data.tasks.items()}
-    evaluator = Evaluator(scorer, tasks)
     # Nothing is chosen here, so the reported split may be read at once.
     choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
     found = []
@@ -52,6 +50,7 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
         for note in data.notes:
             progress.say(f"{name}: {note}")
         documents = data.reported.open(choice)
+        evaluator = Evaluator(scorer, data.graders)
         rows: dict[str, list[Score]] = {}
         routed: list[str] = []
         with progress.stage(name, len(experts)) as advance:

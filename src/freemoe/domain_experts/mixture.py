@@ -100,6 +100,8 @@ class FreeMoE(torch.nn.Module):
         """Weights that an expert switches off; regenerated once, from the untouched base."""
         if name == BASE:
             return {}
+        if name == AUTO:
+            raise DataError("'auto' depends on the prompt and cannot be set; pass expert='auto' with the prompt.")
         if name not in self._experts:
             raise unknown_name("expert", name, [BASE, AUTO, *self._experts])
         if name not in self._positions:
@@ -282,7 +284,8 @@ def _groups(names: list[str] | str) -> list[tuple[str, list[int]]]:
 def _take(inputs: dict[str, Any], rows: list[int], size: int) -> dict[str, Any]:
     """The rows of every input that has one row per sequence."""
     return {
-        k: v[rows] if isinstance(v, Tensor) and v.ndim and v.shape[0] == size else v
+        # What has one dimension (logits_to_keep, cache_position) counts positions, not sequences.
+        k: v[rows] if isinstance(v, Tensor) and v.ndim > 1 and v.shape[0] == size else v
         for k, v in inputs.items()
         if k != "use_cache"
     }

@@ -57,7 +57,7 @@ def reported_evidence(
                 candidates if recipe.evidence.oracle else {},
                 controls,
                 recipe.evidence.controls,
-                lambda unit, positions, docs, domain=domain: bench.reported_scores(f"{domain}|{unit}", positions, docs),
+                lambda unit, positions, docs, domain=domain: bench.reported_scores(domain, unit, positions, docs),
                 recipe.seed,
             )
             found.append(_domain_result(bench, domain, part, by_name, accepted, evidence))
@@ -106,7 +106,7 @@ def _domain_result(
                 **evidence["subdomains"].get(name, {"rows": {}, "candidates": {}}),
             }
         )
-    metrics = dict.fromkeys(str(getattr(t, "metric", "value")) for t in data.tasks.values())
+    metrics = dict.fromkeys(grader.metric for grader in data.graders.values())
     text = "ratio" in evidence["rows"]["base"]
     return {
         "name": domain,

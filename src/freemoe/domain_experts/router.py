@@ -180,9 +180,12 @@ def expected_calibration_error(confidence: Sequence[float], right: Sequence[bool
 def abstention_threshold(confidence: Sequence[float], right: Sequence[bool], precision: float) -> float:
     """Smallest confidence above which at least ``precision`` of the routes are right; above 1 if there is none."""
     order = np.argsort(-np.asarray(confidence), kind="stable")
+    falling = np.asarray(confidence, dtype=float)[order]
     hits = np.cumsum(np.asarray(right, dtype=float)[order]) / np.arange(1, len(order) + 1)
-    good = np.flatnonzero(hits >= precision)
-    return float(np.asarray(confidence)[order][good[-1]]) if len(good) else 1.01
+    # Equal confidences (often 1.0) pass or abstain together, so only the last of them can be the threshold.
+    last = np.append(falling[1:] < falling[:-1], True)[: len(order)]
+    good = np.flatnonzero((hits >= precision) & last)
+    return float(falling[good[-1]]) if len(good) else 1.01
 
 
 def train_router(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from freemoe.errors import DataError, SplitError
 from freemoe.evals.documents import Document, ReferenceSplit, require_reference
 from freemoe.evals.scorer import Scorer
+from freemoe.evals.tasks import Grader
 
 
 class Score(NamedTuple):
@@ -33,13 +34,13 @@ class Evaluator:
 
     Args:
         scorer: Scores token sequences on the model as it stands.
-        tasks: Tasks by name; each has ``metric`` and ``grade(document, responses)``.
+        graders: Graders by the name of their task.
         gold: Also score the gold answers of generated tasks (needed for the log-likelihood objective).
     """
 
-    def __init__(self, scorer: Scorer, tasks: dict[str, Any], gold: bool = False) -> None:
+    def __init__(self, scorer: Scorer, graders: dict[str, Grader], gold: bool = False) -> None:
         self.scorer = scorer
-        self.tasks = tasks
+        self.graders = graders
         self.gold = gold
 
     def score(self, documents: Sequence[Document]) -> list[Score]:
@@ -63,10 +64,10 @@ class Evaluator:
         if document.kind == "text":
             total, tokens = answers[0].loglikelihood, answers[0].tokens
             return Score(total / tokens, total, tokens)
-        task = self.tasks[document.task]
-        graded = task.grade(document, [(a.loglikelihood, a.is_greedy) for a in answers])
+        grader = self.graders[document.task]
+        graded = grader.grade(document, [(a.loglikelihood, a.is_greedy) for a in answers])
         gold = answers[document.gold or 0]
-        return Score(float(graded[task.metric]), gold.loglikelihood, gold.tokens)
+        return Score(float(graded[grader.metric]), gold.loglikelihood, gold.tokens)
 
     def _generated(self, documents: Sequence[Document], wanted: list[int], results: list[Score | None]) -> None:
         groups: dict[tuple, list[int]] = {}
@@ -79,8 +80,8 @@ class Evaluator:
                 scored = self.scorer.score([self.scorer.gold_pair(documents[i]) for i in members])
                 gold = dict(zip(members, scored, strict=True))
             for i, text in zip(members, texts, strict=True):
-                task = self.tasks[documents[i].task]
-                value = float(task.grade(documents[i], [text])[task.metric])
+                grader = self.graders[documents[i].task]
+                value = float(grader.grade(documents[i], [text])[grader.metric])
                 results[i] = Score(
                     value, gold[i].loglikelihood if gold else float("nan"), gold[i].tokens if gold else 0
                 )

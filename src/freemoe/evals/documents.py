@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from freemoe.errors import DataError, SplitError
 
 if TYPE_CHECKING:
-    from freemoe.evals.tasks import Task
+    from freemoe.evals.tasks import Grader
 
 Kind = Literal["choice", "target", "generate", "code", "text"]
 
@@ -123,14 +123,14 @@ class DomainData:
 
     Attributes:
         notes: One line per task: which split is reference, which is reported, what was carved or dropped.
-        tasks: The task objects by name; they grade what the model answered.
+        graders: Graders by the name of their task.
     """
 
     name: str
     reference: ReferenceSplit
     reported: ReportedSplit
     notes: tuple[str, ...] = ()
-    tasks: dict[str, Task] = field(default_factory=dict, repr=False)
+    graders: dict[str, Grader] = field(default_factory=dict, repr=False)
 
 
 def require_reference(split: object, what: str) -> ReferenceSplit:

@@ -18,7 +18,7 @@ from freemoe.assets import DOMAINS, benchmark_path
 from freemoe.errors import DataError, RecipeError
 from freemoe.evals.benchmarks import BENCHMARKS
 from freemoe.evals.documents import Document, DomainData, ReferenceSplit, ReportedSplit, check_disjoint
-from freemoe.evals.tasks import Task
+from freemoe.evals.tasks import Grader, Task
 from freemoe.evals.text_tasks import text_task
 from freemoe.evals.user_tasks import FOLDER_FILES, UserTask
 from freemoe.registry import unknown_name
@@ -114,6 +114,8 @@ def make_task(
             allow_code_execution=allow_code_execution,
         )
     file, test = _files(spec)
+    if spec.startswith(DEMO):
+        return UserTask(spec.removeprefix(DEMO), file, test, limit=limit, seed=seed)
     name = file.parent.name if file.name == FOLDER_FILES[0] and file.parent.name else file.stem
     if spec.startswith(TEXT):
         return text_task(name, file, test, tokenizer=tokenizer, limit=limit)
@@ -200,4 +202,6 @@ def join_tasks(name: str, tasks: dict[str, Task]) -> DomainData:
     notes = [task.note for task in tasks.values()]
     if len(kept) < len(given):
         notes.append(f"{name}: {len(given) - len(kept)} reference documents dropped, as they are reported on too")
-    return DomainData(name, kept, closed, tuple(notes), dict(graders))
+    return DomainData(
+        name, kept, closed, tuple(notes), {n: Grader(t.name, t.metric, t.grade) for n, t in graders.items()}
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from freemoe.errors import DataError
@@ -13,6 +14,21 @@ Likelihood = tuple[float, bool] | tuple[float, bool, int]
 
 Response = Likelihood | str
 """What a model answered: a likelihood for each of the document's answers, or generated completions."""
+
+
+@dataclass(frozen=True)
+class Grader:
+    """The part of a task that a search may hold: it grades, and has no way to the reported documents.
+
+    Attributes:
+        name: Name of the task.
+        metric: The metric that is reported.
+        grade: As `Task.grade`.
+    """
+
+    name: str
+    metric: str
+    grade: Callable[[Document, Sequence[Response]], dict[str, float]]
 
 
 @runtime_checkable

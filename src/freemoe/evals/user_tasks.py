@@ -196,7 +196,7 @@ class UserTask:
                 )
             parts = kept, second
             dropped = f", {len(first) - len(kept)} dropped as also reported" if len(kept) < len(first) else ""
-            how = f"reference {self.file}{dropped}, reported {self.test_file}"
+            how = f"reference {self.file.name}{dropped}, reported {self.test_file.name}"
         # Two files may have one stem; the side keeps the names apart.
         marked = [
             [replace(d, id=f"{side}:{d.id}") for d in part]

@@ -102,9 +102,7 @@ _row("Gemma", Family("gemma", ("gemma",), _LAYERS, _QKVO, _GATED))
 _row("Gemma 2", Family("gemma2", ("gemma2",), _LAYERS, _QKVO, _GATED))
 _row(
     "Gemma 3: the text model, also inside the model with images",
-    Family(
-        "gemma3", ("gemma3_text", "gemma3"), ("model.layers", "model.language_model.layers"), _QKVO, _GATED
-    ),
+    Family("gemma3", ("gemma3_text", "gemma3"), ("model.layers", "model.language_model.layers"), _QKVO, _GATED),
 )
 _row(
     "Phi-1.5 and Phi-2: attention and feed-forward side by side",
@@ -180,9 +178,7 @@ _row(
 )
 _row(
     "Qwen3 MoE",
-    Family(
-        "qwen3_moe", ("qwen3_moe",), _LAYERS, _QKVO, _GATED, Experts(), Gate(renormalised="norm_topk_prob")
-    ),
+    Family("qwen3_moe", ("qwen3_moe",), _LAYERS, _QKVO, _GATED, Experts(), Gate(renormalised="norm_topk_prob")),
 )
 _row(
     "OLMoE",

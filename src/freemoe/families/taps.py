@@ -49,15 +49,11 @@ def tapped(model: nn.Module, weights: Sequence[Weight], on_input: OnInput) -> It
             if layout:
                 fused.setdefault(tap.rpartition(".")[0], set()).add(tap)
             else:
-                handles.append(
-                    _module(model, tap).register_forward_pre_hook(_dense(tap, on_input), with_kwargs=True)
-                )
+                handles.append(_module(model, tap).register_forward_pre_hook(_dense(tap, on_input), with_kwargs=True))
         for path, taps in fused.items():
             experts = family_of(model).experts
             if experts is None:
-                raise FamilyError(
-                    f"{path} is asked for, but family {family_of(model).name!r} has no fused experts."
-                )
+                raise FamilyError(f"{path} is asked for, but family {family_of(model).name!r} has no fused experts.")
             hook = _experts(path, taps, experts, on_input)
             handles.append(_module(model, path).register_forward_pre_hook(hook, with_kwargs=True))
         yield

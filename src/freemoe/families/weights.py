@@ -100,9 +100,7 @@ class Weight:
         return expert * matrix + (inside - row * self.columns) * self.rows + row
 
 
-def find_weights(
-    model: nn.Module, sublayers: str = "both", layers: tuple[int, int] | None = None
-) -> list[Weight]:
+def find_weights(model: nn.Module, sublayers: str = "both", layers: tuple[int, int] | None = None) -> list[Weight]:
     """List the weights of a model, layer by layer, attention before mlp, in the family's order.
 
     Args:
@@ -198,9 +196,7 @@ def _paths(family: Family) -> list[str]:
     return dense + ([family.experts.path] if family.experts else [])
 
 
-def _layer_weights(
-    layer: nn.Module, path: str, number: int, family: Family, names: dict[int, str]
-) -> Iterator[Weight]:
+def _layer_weights(layer: nn.Module, path: str, number: int, family: Family, names: dict[int, str]) -> Iterator[Weight]:
     for sublayer, groups in (("attention", family.attention), ("mlp", family.mlp)):
         for group in groups:
             present = [p for p in group if _child(layer, p) is not None]
@@ -250,9 +246,7 @@ def _layout(module: nn.Module | None, path: str) -> str:
         return "rows"
     if isinstance(module, Conv1D):
         return "columns"
-    raise FamilyError(
-        _cannot(f"{path} is a {type(module).__name__}, not a Linear, a Conv1D or fused experts")
-    )
+    raise FamilyError(_cannot(f"{path} is a {type(module).__name__}, not a Linear, a Conv1D or fused experts"))
 
 
 def _plain(module: nn.Module | None, own: str, path: str) -> nn.Parameter:

@@ -30,6 +30,7 @@ from freemoe.report.drawing import (
     new_figure,
     paler,
     panels,
+    panels_of,
     plain,
     ratio_ticks,
     styled,
@@ -61,10 +62,12 @@ def bands(result: dict[str, Any]) -> Figure | None:
     shown = [(d, s) for d in result["domains"] for s in d["subdomains"] if _banded(s) and s.get("rows")]
     if not shown:
         return None
+    shown, note = panels_of(shown, lambda pair: pair[1]["chosen"] != "base")
     figure, axes = panels(len(shown))
     for place, (domain, subdomain) in zip(axes, shown, strict=True):
         _sweep(place, subdomain, is_text(domain))
-        heading(place, subdomain["name"], f"chosen: {subdomain['chosen']}")
+        unit = "perplexity; " if is_text(domain) else ""
+        heading(place, subdomain["name"], f"{unit}chosen: {subdomain['chosen']}")
         if first_column(place):
             place.set_ylabel("perplexity" if is_text(domain) else "score, %")
     metrics = list(dict.fromkeys(m for _, s in shown for m in _banded(s)))
@@ -79,7 +82,7 @@ def bands(result: dict[str, Any]) -> Figure | None:
         Line2D([], [], color=INK, marker="*", markersize=10, lw=0, markerfacecolor="#F0E442", label="chosen")
     )
     legend_above(figure, handles, 6)
-    figure.supxlabel(f"{BAND_AXIS}   ({NOT_USED})", fontsize=8.5, color=SOFT)
+    figure.supxlabel(f"{BAND_AXIS}   ({NOT_USED})" + (f"\n{note}" if note else ""), fontsize=8.5, color=SOFT)
     return figure
 
 

@@ -36,6 +36,8 @@ ROW_LABELS = {
 METRIC_COLOURS = {"saliency": "#D55E00", "wanda": "#0072B2", "magnitude": "#009E73", "random": "#E69F00"}
 METRIC_MARKERS = {"wanda": "o", "magnitude": "s", "random": "^"}
 
+_MOST_PANELS = 24
+
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "freemoe",
@@ -104,6 +106,15 @@ def plain(name: object, most: int = 30) -> str:
     return text if len(text) <= most else f"{text[: most - 1 - half]}…{text[-half:]}"
 
 
+def panels_of(items: Sequence[Any], has_expert: Callable[[Any], bool]) -> tuple[list[Any], str]:
+    """The items that get a panel, in their order, and a line that says so when that is not all of them."""
+    if len(items) <= _MOST_PANELS:
+        return list(items), ""
+    ranked = sorted(range(len(items)), key=lambda i: (not has_expert(items[i]), i))[:_MOST_PANELS]
+    note = f"{_MOST_PANELS} of {len(items)} subdomains are drawn, those with an expert first"
+    return [items[i] for i in sorted(ranked)], note
+
+
 def panels(count: int, columns: int = 4, width: float = 11.0, height: float = 2.3) -> tuple[Figure, list[Axes]]:
     """A figure of small multiples: ``count`` panels, row by row, all of one size."""
     columns = min(columns, count)
@@ -126,12 +137,19 @@ def paler(colour: str, share: float = 0.35) -> str:
     return to_hex((1 - share * (1 - red), 1 - share * (1 - green), 1 - share * (1 - blue)))
 
 
-def heading(axes: Axes, title: str, below: str = "") -> None:
-    """A panel's name, and one softer line under it."""
-    axes.set_title(plain(title, 34) + ("\n" if below else ""), loc="left", fontweight="bold", fontsize=9, pad=4)
+def heading(axes: Axes, title: str, below: str = "", most: int = 26) -> None:
+    """A panel's name of at most so many characters, and one softer line under it."""
+    axes.set_title(plain(title, most) + ("\n" if below else ""), loc="left", fontweight="bold", fontsize=9, pad=4)
     if below:
         axes.annotate(
-            plain(below, 46), (0, 1), (0, 4), "axes fraction", "offset points", fontsize=7.5, color=SOFT, va="bottom"
+            plain(below, most * 3 // 2),
+            (0, 1),
+            (0, 4),
+            "axes fraction",
+            "offset points",
+            fontsize=7.5,
+            color=SOFT,
+            va="bottom",
         )
 
 
@@ -167,7 +185,8 @@ def _lay_out(figure: Figure) -> None:
     engine.execute(figure)
     figure.set_layout_engine("none")
     for axes in figure.axes:
-        axes.set_position([round(v, 5) for v in axes.get_position(original=True).bounds])
+        left, bottom, width, height = axes.get_position(original=True).bounds
+        axes.set_position((round(left, 5), round(bottom, 5), round(width, 5), round(height, 5)))
     for text in figure.texts:
         x, y = text.get_position()
         text.set_position((round(x, 5), round(y, 5)))

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from freemoe.report.drawing import INK, METRIC_COLOURS, SOFT, heading, legend_above, panels, styled
+from freemoe.report.drawing import INK, METRIC_COLOURS, SOFT, heading, legend_above, panels, panels_of, styled
 from freemoe.report.reading import percent
 
 _CELLS_WITH_NUMBERS = 8  # layers
@@ -24,11 +24,12 @@ def where_off(result: dict[str, Any]) -> Figure | None:
     shown = [s for s in subdomains if any(c["off"] for c in s.get("where_off", ()))]
     if not shown:
         return None
+    shown, note = panels_of(shown, lambda sub: sub["chosen"] != "base")
     rows = max(len(_sublayers(s)) for s in shown)
     figure, axes = panels(len(shown), 3, height=0.95 + 0.3 * rows)
     for place, subdomain in zip(axes, shown, strict=True):
         _strip(place, subdomain)
-    figure.supxlabel("layer", fontsize=8.5, color=SOFT)
+    figure.supxlabel("layer" + (f"   ({note})" if note else ""), fontsize=8.5, color=SOFT)
     return figure
 
 
@@ -58,7 +59,7 @@ def _strip(axes: Axes, subdomain: dict[str, Any]) -> None:
         spine.set_visible(False)
     what = subdomain.get("where_off_is", "chosen")
     what = f"chosen: {subdomain['chosen']}" if what == "chosen" else what.replace("best candidate, ", "")
-    heading(axes, subdomain["name"], f"{what} (darkest: {percent(top)} %)")
+    heading(axes, subdomain["name"], f"{what} (darkest: {percent(top)} %)", most=34)
 
 
 @styled
@@ -72,6 +73,7 @@ def purification(result: dict[str, Any]) -> Figure | None:
     ]
     if not shown:
         return None
+    shown, note = panels_of(shown, lambda pair: pair[0]["chosen"] != "base")
     figure, axes = panels(len(shown), height=2.0)
     colour = METRIC_COLOURS["saliency"]
     for place, (subdomain, curve) in zip(axes, shown, strict=True):
@@ -93,6 +95,6 @@ def purification(result: dict[str, Any]) -> Figure | None:
             Line2D([], [], color=INK, marker="*", markersize=10, lw=0, markerfacecolor="#F0E442", label="round kept"),
         ],
     )
-    figure.supxlabel("round", fontsize=8.5, color=SOFT)
+    figure.supxlabel("round" + (f"   ({note})" if note else ""), fontsize=8.5, color=SOFT)
     figure.supylabel("nats per answer token", fontsize=8.5, color=SOFT)
     return figure

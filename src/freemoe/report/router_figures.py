@@ -36,7 +36,8 @@ def confusion(result: dict[str, Any]) -> Figure | None:
         counts[place[d["subdomain"]]][place[d["router_saw"]]] += 1
         abstained[place[d["subdomain"]]] += d["routed_to"] == "base"
     cell = 0.42 if len(names) <= _MOST_NUMBERED else 0.24
-    figure = new_figure(min(11.0, 3.6 + cell * (len(names) + 1.5)), min(14.0, 1.9 + cell * len(names)))
+    cell = min(cell, (11.0 - 3.0) / (len(names) + 1.5))
+    figure = new_figure(3.0 + cell * (len(names) + 1.5), 1.9 + cell * len(names))
     axes = figure.add_subplot()
     totals = [max(1, sum(row)) for row in counts]
     shares = [[c / total for c in row] for row, total in zip(counts, totals, strict=True)]

@@ -1,0 +1,289 @@
+"""A build from files to artefact: what stands in it, and that the report is about what is on disk."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from freemoe.artifacts import MANIFEST, fingerprint, read_manifest
+from freemoe.domain_experts.build import build, interrupted
+from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.scores import Evaluator
+from freemoe.domain_experts.switching import count, switched_off
+from freemoe.errors import ArtifactError, DataError, FamilyError, FreeMoEError
+from freemoe.evals.documents import FrozenChoice
+from freemoe.evals.domains import load_domain
+from freemoe.evals.scorer import Scorer
+from freemoe.families.weights import find_weights
+from freemoe.recipes import load_recipe
+from tests.domain_experts.conftest import choice_rows, read_result, task_recipe, text_recipe, write_jsonl
+from tests.tiny import tiny_model
+
+
+def reported(world, name, spec):
+    data = load_domain(name, [str(spec)], tokenizer=world.tokenizer)
+    return data, data.reported.open(FrozenChoice("test"))
+
+
+def test_the_artefact_is_whole(world, artefact):
+    manifest = read_manifest(artefact)
+    assert set(manifest["files"]) == {
+        "experts.safetensors", "router.safetensors", "recipe.yaml", "result.json", "README.md"
+    }  # fmt: skip
+    assert manifest["base_fingerprint"] == fingerprint(world.model)
+    assert [e["name"] for e in manifest["experts"]] == ["law/0", "law/1", "sums/all"]
+    assert not artefact.with_name("out.partial").exists()
+    assert not list(artefact.rglob("*.tmp"))
+    assert not (artefact / "units").exists()
+    assert load_recipe(artefact / "recipe.yaml") == task_recipe(world, artefact)
+
+
+def test_no_weight_of_the_base_is_in_the_artefact(artefact, text_artefact):
+    for folder in (artefact, text_artefact):
+        size = (folder / "experts.safetensors").stat().st_size
+        assert size < 0.25 * sum(p.numel() * p.element_size() for p in tiny_model("llama").parameters())
+    assert all(t.dtype == torch.uint8 for t in load_file(text_artefact / "experts.safetensors").values())
+
+
+def test_the_result_is_what_the_experts_do(world, artefact):
+    """Every per-document score again, by hand: load, switch off, score one document at a time."""
+    result, tensors = read_result(artefact), load_file(artefact / "experts.safetensors")
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    experts = {e["name"]: Expert.from_parts(e, tensors) for e in read_manifest(artefact)["experts"]}
+    for domain, spec in zip(result["domains"], (world.law, world.sums), strict=True):
+        data, documents = reported(world, domain["name"], spec)
+        evaluator = Evaluator(Scorer(model, world.tokenizer), {data.reference.documents[0].task: _task(data)})
+        assert [d["key"] for d in domain["documents"]] == [d.key for d in documents]
+        for row, document in zip(domain["documents"], documents, strict=True):
+            assert row["base"] == evaluator.score([document])[0].value
+            with switched_off(weights, experts[row["subdomain"]].positions(weights)):
+                assert row["expert"] == evaluator.score([document])[0].value
+            if row["routed_to"] == row["subdomain"]:
+                assert row["routed"] == row["expert"]
+            elif row["routed_to"] == "base":
+                assert row["routed"] == row["base"]
+            else:
+                with switched_off(weights, experts[row["routed_to"]].positions(weights)):
+                    assert row["routed"] == evaluator.score([document])[0].value
+
+
+def _task(data):
+    from freemoe.evals.user_tasks import UserTask
+
+    (document, *_) = data.reference.documents
+
+    class Grader:
+        metric = "acc"
+        grade = UserTask.grade
+
+    assert document.kind in ("choice", "target")
+    return Grader()
+
+
+def test_rows_are_means_over_documents(artefact):
+    for domain in read_result(artefact)["domains"]:
+        documents = domain["documents"]
+        for name, row in domain["rows"].items():
+            values = np.array([d[name] for d in documents])
+            base = np.array([d["base"] for d in documents])
+            assert row["score"] == pytest.approx(100 * values.mean())
+            assert row["gain"]["mean"] == pytest.approx(100 * (values - base).mean())
+            assert row["gain"]["low"] <= row["gain"]["mean"] <= row["gain"]["high"]
+            assert row["documents"] == len(documents) == domain["reported_documents"]
+            if "won" in row:
+                assert row["won"] == ((values == 1) & (base == 0)).sum()
+                assert row["lost"] == ((values == 0) & (base == 1)).sum()
+        assert set(domain["rows"]) == {"base", "expert", "routed", "control", "oracle"}
+        for sub in domain["subdomains"]:
+            mine = [d for d in documents if d["subdomain"] == sub["name"]]
+            if not mine:
+                continue
+            for name, row in sub["rows"].items():
+                assert row["score"] == pytest.approx(100 * np.mean([d[name] for d in mine]))
+            # The oracle is the best candidate on these very documents, the base included.
+            best = max([*sub["candidates"].values(), sub["rows"]["base"]["score"]])
+            assert sub["rows"]["oracle"]["score"] == pytest.approx(best)
+            assert len(sub["candidates"]) == 9
+
+
+def test_facts_of_subdomains(world, artefact):
+    result = read_result(artefact)
+    moe = FreeMoE.from_pretrained(world.model, artefact)
+    total = sum(w.size for w in find_weights(world.model))
+    assert result["base"]["weights"] == total
+    assert result["base"]["fingerprint"] == fingerprint(world.model)
+    for domain in result["domains"]:
+        assert sum(s["reference_documents"] for s in domain["subdomains"]) == domain["reference_documents"]
+        for sub in domain["subdomains"]:
+            off = count(moe.expert_positions(sub["name"]))
+            assert sub["off"] == off > 0
+            assert sub["off_share"] == pytest.approx(off / total)
+            assert sum(c["off"] for c in sub["where_off"]) == off
+            assert sum(c["of"] for c in sub["where_off"]) == total
+            assert [v["metric"] for v in sub["verdicts"]] == ["saliency", "wanda", "random"]
+            assert len(sub["bands"]) == 8
+            assert sub["chosen"] in {"saliency", *sub["bands"]}
+
+
+def test_text(world, text_artefact):
+    (domain,) = read_result(text_artefact)["domains"]
+    assert (domain["unit"], domain["metric"]) == ("perplexity", "perplexity")
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    (described,) = read_manifest(text_artefact)["experts"]
+    expert = Expert.from_parts(described, load_file(text_artefact / "experts.safetensors"))
+    assert expert.kind == "switch"
+    _, documents = reported(world, "wiki", f"text:{world.text}")
+    scorer = Scorer(model, world.tokenizer)
+
+    def perplexity():
+        found = [scorer.score(scorer.document_pairs(d))[0] for d in documents]
+        return np.exp(-sum(s.loglikelihood for s in found) / sum(s.tokens for s in found))
+
+    before = perplexity()
+    with switched_off(weights, expert.positions(weights)):
+        after = perplexity()
+    assert domain["rows"]["base"]["score"] == pytest.approx(before, rel=1e-4)
+    assert domain["rows"]["expert"]["score"] == pytest.approx(after, rel=1e-4)
+    assert domain["rows"]["expert"]["ratio"]["mean"] == pytest.approx(after / before, rel=1e-4)
+    assert after < before
+    (sub,) = domain["subdomains"]
+    assert min(sub["purification_curve"]) < sub["purification_curve"][0]
+    assert sub["off"] == count(expert.positions(weights))
+
+
+def test_the_same_recipe_gives_the_same_bytes(world, artefact, tmp_path):
+    again = build(task_recipe(world, tmp_path / "again"))
+    for file in ("experts.safetensors", "router.safetensors"):
+        assert (again / file).read_bytes() == (artefact / file).read_bytes()
+    a, b = read_result(again), read_result(artefact)
+    assert a["domains"] == b["domains"]
+    assert a["cost"]["units_reused"] == 0
+
+
+def test_guarded_noise_gets_the_base(world, tmp_path):
+    recipe = task_recipe(
+        world,
+        tmp_path / "out",
+        domains={"law": [str(world.law)]},
+        search={"metrics": ["random"], "select": "guarded", "method": "exhaustive"},
+        subdomains={"count": 1},
+    )
+    folder = build(recipe)
+    (domain,) = read_result(folder)["domains"]
+    (sub,) = domain["subdomains"]
+    assert sub["chosen"] == "base"
+    assert "no reliable gain" in sub["verdict"]
+    assert sub["off"] == 0
+    assert domain["rows"]["expert"] == domain["rows"]["base"]
+    moe = FreeMoE.from_pretrained(world.model, folder)
+    assert moe.expert_positions("law/all") == {}
+    assert (folder / "experts.safetensors").stat().st_size < 100
+    assert "no reliable gain" in (folder / "README.md").read_text()
+
+
+def test_a_finished_artefact_is_not_touched(world, artefact):
+    before = {p.name: p.read_bytes() for p in artefact.iterdir() if p.is_file()}
+    with pytest.raises(ArtifactError, match="exists already"):
+        build(task_recipe(world, artefact))
+    assert before == {p.name: p.read_bytes() for p in artefact.iterdir() if p.is_file()}
+
+
+def _mixed(world, folder):
+    return task_recipe(world, folder / "out", domains={"d": [str(world.law), f"text:{world.text}"]})
+
+
+def _few(world, folder):
+    few = write_jsonl(folder / "few.jsonl", choice_rows(6))
+    return task_recipe(world, folder / "out", domains={"d": [str(few)]}, subdomains={"count": 9})
+
+
+def _too_few_to_guard(world, folder):
+    few = write_jsonl(folder / "few.jsonl", choice_rows(2))
+    return task_recipe(world, folder / "out", domains={"d": [str(few)]}, subdomains={"by": "none"})
+
+
+def _layers(world, folder):
+    return task_recipe(world, folder / "out", bands={"layers": [0, 9]})
+
+
+def _long(world, folder):
+    rows = [{"prompt": f"p{i}", "target": "x" * 300} for i in range(20)]
+    return task_recipe(world, folder / "out", domains={"d": [str(write_jsonl(folder / "long.jsonl", rows))]})
+
+
+def _strict(world, folder):
+    rows = [{"prompt": f"p{i}" * 100, "target": "x"} for i in range(20)]
+    return task_recipe(
+        world, folder / "out", domains={"d": [str(write_jsonl(folder / "p.jsonl", rows))]}, data={"overflow": "error"}
+    )
+
+
+def _no_model(world, folder):
+    return task_recipe(world, folder / "out", model=str(folder))
+
+
+def _no_file(world, folder):
+    return task_recipe(world, folder / "out", domains={"d": ["./nowhere.jsonl"]})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "error", "message"),
+    [
+        (_mixed, DataError, "mixes plain text with tasks"),
+        (_few, DataError, "3 reference documents, fewer than the 9 clusters"),
+        (_too_few_to_guard, DataError, "too few to give gradients"),
+        (_layers, FamilyError, r"\[0, 9\)"),
+        (_long, DataError, "300 tokens, more than the model's context of 256"),
+        (_strict, DataError, "--overflow truncate"),
+        (_no_model, FreeMoEError, "tokenizer|config.json"),
+        (_no_file, DataError, "nowhere"),
+    ],
+)
+def test_bad_input_leaves_no_artefact(world, tmp_path, recipe, error, message):
+    with pytest.raises(error, match=message):
+        build(recipe(world, tmp_path))
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.rglob(MANIFEST))
+
+
+def test_a_prompt_that_is_cut_is_said(world, tmp_path):
+    rows = [{"prompt": f"{i} " + "long " * 60, "target": "x"} for i in range(24)]
+    lines = []
+
+    class Told:
+        from contextlib import contextmanager
+
+        @contextmanager
+        def stage(self, name, total):
+            yield lambda steps: None
+
+        def say(self, line):
+            lines.append(line)
+
+    folder = build(
+        task_recipe(
+            world,
+            tmp_path / "out",
+            domains={"d": [str(write_jsonl(tmp_path / "p.jsonl", rows))]},
+            search={"metrics": ["magnitude"]},
+            subdomains={"by": "none"},
+            evidence={"controls": 0, "oracle": False},
+        ),
+        progress=Told(),
+    )
+    assert any("12 prompts of p are longer than the context of 256" in line for line in lines)
+    assert any("12 reference documents" in line for line in lines)
+    assert set(read_result(folder)["domains"][0]["rows"]) == {"base", "expert", "routed"}
+
+
+def test_what_an_interrupted_run_is_told(world, tmp_path):
+    recipe = text_recipe(world, tmp_path / "out")
+    assert "before any unit" in interrupted(recipe)
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "journal.jsonl").write_text(json.dumps({}))
+    assert "run the same command again" in interrupted(recipe)

@@ -1,0 +1,340 @@
+"""One base, many experts: the same answers as separate checkpoints, and a base that is always the base again."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from freemoe.artifacts import MANIFEST
+from freemoe.domain_experts.expert import Expert, switch_expert
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.subdomains import prompt_feature
+from freemoe.domain_experts.switching import switched_off
+from freemoe.errors import ArtifactError, DataError, UnknownNameError
+from freemoe.families.weights import find_weights
+from tests.tiny import tiny_model, tiny_tokenizer
+
+EXPERTS = ["law/0", "law/1", "sums/all"]
+
+
+@pytest.fixture
+def moe(world, artefact):
+    return FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")
+
+
+def bits(model):
+    return {k: v.detach().clone().view(torch.int32) for k, v in model.state_dict().items()}
+
+
+def unchanged(model, before):
+    return all(torch.equal(v.view(torch.int32), before[k]) for k, v in model.state_dict().items())
+
+
+def ids_of(*texts):
+    """Left-padded ids and their mask."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.padding_side = "left"
+    found = tokenizer(list(texts), return_tensors="pt", padding=True)
+    return found["input_ids"], found["attention_mask"]
+
+
+PROMPTS = ["treaty judge claim 5?", "12+7*3=", "court appeal party 9?", "881+5*2="]
+
+
+def test_the_artefact_has_an_expert_of_every_kind(moe):
+    assert moe.experts == EXPERTS
+    assert {moe._experts[e].kind for e in EXPERTS} == {"band", "switch"}
+    assert all(moe.expert_positions(e) for e in EXPERTS)
+    assert moe.active == "base"
+
+
+@pytest.mark.parametrize("expert", [None, "base"])
+def test_without_an_expert_it_is_the_base(world, moe, expert):
+    ids, mask = ids_of(*PROMPTS)
+    assert torch.equal(
+        moe(ids, attention_mask=mask, expert=expert).logits, world.model(ids, attention_mask=mask).logits
+    )
+    ours = moe.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, expert=expert)
+    assert torch.equal(
+        ours, world.model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+    )
+
+
+def test_an_expert_without_positions_is_the_base(world):
+    moe = FreeMoE(world.model, [Expert("d/none"), switch_expert("d/empty", {})])
+    ids, _ = ids_of("abc")
+    for name in ("d/none", "d/empty"):
+        assert torch.equal(moe(ids, expert=name).logits, world.model(ids).logits)
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_an_expert_equals_its_merged_checkpoint(moe, name, tmp_path):
+    before = bits(moe.model)
+    folder = moe.merge_and_save(name, tmp_path / "merged")
+    assert folder == tmp_path / "merged"
+    assert unchanged(moe.model, before)
+    merged = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert AutoTokenizer.from_pretrained(folder)("abc")["input_ids"] == moe.tokenizer("abc")["input_ids"]
+    ids, mask = ids_of(*PROMPTS)
+    ours = moe(ids, attention_mask=mask, expert=name).logits
+    assert torch.equal(ours, merged(ids, attention_mask=mask).logits)
+    assert not torch.equal(ours, moe(ids, attention_mask=mask).logits)
+    options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False}
+    assert torch.equal(moe.generate(ids, expert=name, **options), merged.generate(ids, **options))
+    # Nothing but the expert's own weights differs, and those are zero.
+    off = moe.expert_positions(name)
+    state = merged.state_dict()
+    for weight in find_weights(moe.model):
+        expected = weight.view().clone().flatten()
+        expected[off.get(weight.name, torch.zeros(0).long())] = 0
+        assert torch.equal(state[weight.name].flatten(), expected)
+    assert unchanged(moe.model, before)
+    assert not (tmp_path / "merged.partial").exists()
+
+
+def test_merging_never_overwrites(moe, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "precious").write_text("x")
+    with pytest.raises(ArtifactError, match="exists already"):
+        moe.merge_and_save("law/0", tmp_path / "here")
+    assert (tmp_path / "here" / "precious").read_text() == "x"
+    with pytest.raises(UnknownNameError):
+        moe.merge_and_save("law/7", tmp_path / "there")
+    assert not list(tmp_path.glob("there*"))
+
+
+@pytest.mark.parametrize("names", [["law/0", "base", "sums/all", "law/0"], ["base", "law/1", "law/1", "law/0"]])
+def test_a_mixed_batch_equals_one_by_one(moe, names):
+    before = bits(moe.model)
+    ids, mask = ids_of(*PROMPTS)
+    mixed = moe(ids, attention_mask=mask, expert=names).logits
+    generated = moe.generate(ids, attention_mask=mask, expert=names, max_new_tokens=6, do_sample=False)
+    assert unchanged(moe.model, before)
+    for i, name in enumerate(names):
+        one, one_mask = ids[i : i + 1], mask[i : i + 1]
+        alone = moe(one, attention_mask=one_mask, expert=name).logits
+        real = one_mask[0].bool()
+        torch.testing.assert_close(mixed[i][real], alone[0][real], rtol=1e-4, atol=1e-5)
+        row = moe.generate(one, attention_mask=one_mask, expert=name, max_new_tokens=6, do_sample=False)[0]
+        assert torch.equal(generated[i, : len(row)], row)
+        assert (generated[i, len(row) :] == moe.model.generation_config.pad_token_id).all()
+
+
+def test_rows_of_a_mixed_batch_may_end_early(moe):
+    ids, mask = ids_of("ab", "cd")
+    moe.model.generation_config.pad_token_id = 0
+    names = ["base", "law/0"]
+    own = int(moe(ids[:1], expert="base").logits[0, -1].argmax())
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": own}
+    found = moe.generate(ids, attention_mask=mask, expert=names, **options)
+    rows = [
+        moe.generate(ids[i : i + 1], attention_mask=mask[i : i + 1], expert=n, **options)[0]
+        for i, n in enumerate(names)
+    ]
+    assert len(rows[0]) == 3
+    assert len(rows[1]) == found.shape[1] > 3
+    assert torch.equal(found[0], torch.cat([rows[0], rows[0].new_zeros(found.shape[1] - 3)]))
+    assert torch.equal(found[1], rows[1])
+
+
+def test_inputs_that_are_not_per_sequence_stay_whole(moe):
+    ids, mask = ids_of(*PROMPTS[:2])
+    keep = torch.tensor([ids.shape[1] - 3, ids.shape[1] - 1])  # as many positions as there are sequences
+    names = ["law/0", "law/1"]
+    found = moe(ids, attention_mask=mask, logits_to_keep=keep, expert=names).logits
+    full = moe(ids, attention_mask=mask, expert=names).logits
+    torch.testing.assert_close(found, full[:, keep], rtol=1e-4, atol=1e-5)
+
+
+def test_auto_is_the_router(world, moe):
+    ids, mask = ids_of(*PROMPTS)
+    routes = moe.route(ids, mask)
+    assert [r.domain for _, r in routes] == ["law", "sums", "law", "sums"]
+    feature = torch.stack([prompt_feature(world.model, world.tokenizer.encode(p)) for p in PROMPTS])
+    for (name, route), expected in zip(routes, moe.router.route(feature), strict=True):
+        assert route.subdomain == expected.subdomain
+        assert route.confidence == pytest.approx(expected.confidence, abs=1e-6)
+        assert name == (route.subdomain if route.confidence >= moe.router.threshold else "base")
+    names = [n for n, _ in routes]
+    auto = moe(ids, attention_mask=mask, expert="auto").logits
+    assert torch.equal(auto, moe(ids, attention_mask=mask, expert=names).logits)
+    a = moe.generate(ids, attention_mask=mask, expert="auto", max_new_tokens=4, do_sample=False)
+    b = moe.generate(ids, attention_mask=mask, expert=names, max_new_tokens=4, do_sample=False)
+    assert torch.equal(a, b)
+
+
+def test_special_tokens_and_active_experts_do_not_bend_the_route(moe):
+    ids, mask = ids_of(PROMPTS[0])
+    plain = moe.route(ids, mask)
+    bos = torch.cat([torch.tensor([[1]]), ids], 1)
+    assert moe.route(bos)[0][1].confidence == pytest.approx(plain[0][1].confidence, abs=1e-6)
+    with moe.expert("law/0"):
+        assert moe.route(ids, mask) == plain
+        assert moe.active == "law/0"
+
+
+def test_an_unsure_router_leaves_the_base(moe):
+    object.__setattr__(moe.router, "threshold", 1.5)
+    ids, mask = ids_of(*PROMPTS)
+    assert {name for name, _ in moe.route(ids, mask)} == {"base"}
+    assert torch.equal(
+        moe(ids, attention_mask=mask, expert="auto").logits, moe(ids, attention_mask=mask).logits
+    )
+
+
+def test_experts_nest_and_go_back(moe):
+    ids, _ = ids_of(PROMPTS[0])
+    before = bits(moe.model)
+    alone = {n: moe(ids, expert=n).logits for n in ["base", *EXPERTS]}
+    with moe.expert("law/0") as same:
+        assert same is moe
+        assert moe.active == "law/0"
+        assert torch.equal(moe(ids).logits, alone["law/0"])
+        with moe.expert("sums/all"):
+            assert torch.equal(moe(ids).logits, alone["sums/all"])
+            assert torch.equal(moe(ids, expert="law/1").logits, alone["law/1"])
+            with moe.expert(None):
+                assert torch.equal(moe(ids).logits, alone["base"])
+            assert moe.active == "sums/all"
+        assert torch.equal(moe(ids).logits, alone["law/0"])
+    assert moe.active == "base"
+    assert unchanged(moe.model, before)
+    moe.set_expert("law/1")
+    moe.set_expert("law/1")
+    assert torch.equal(moe(ids).logits, alone["law/1"])
+    moe.set_expert("law/0")
+    assert torch.equal(moe(ids).logits, alone["law/0"])
+    moe.set_expert(None)
+    assert unchanged(moe.model, before)
+
+
+def test_positions_come_from_the_untouched_base(world, artefact):
+    first = FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")
+    second = FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")
+    second.set_expert("law/0")
+    for name in ("law/1", "sums/all"):
+        a, b = first.expert_positions(name), second.expert_positions(name)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[k], b[k]) for k in a)
+    assert second.active == "law/0"
+
+
+def test_the_base_comes_back_after_errors(moe):
+    before = bits(moe.model)
+    ids, _ = ids_of(PROMPTS[0])
+    with pytest.raises(RuntimeError, match="on purpose"), moe.expert("law/0"):
+        raise RuntimeError("on purpose")
+    assert unchanged(moe.model, before)
+    for call in (
+        lambda: moe(torch.full((1, 3), 9999), expert="law/0"),
+        lambda: moe.generate(ids, expert="sums/all", nonsense=1),
+        lambda: moe(ids.repeat(2, 1), expert=["law/0", "law/9"]),
+    ):
+        with pytest.raises((TypeError, ValueError, IndexError, KeyError)):
+            call()
+        assert moe.active == "base"
+        assert unchanged(moe.model, before)
+    moe.set_expert("law/1")
+    with pytest.raises(UnknownNameError):
+        moe.set_expert("law/9")
+    assert moe.active == "law/1"
+    moe.set_expert("base")
+    assert unchanged(moe.model, before)
+
+
+def test_unknown_experts_get_near_misses(moe):
+    ids, _ = ids_of("abc")
+    with pytest.raises(UnknownNameError, match=r"'law/00'.*Did you mean 'law/0'.*sums/all"):
+        moe(ids, expert="law/00")
+    for call in (moe.set_expert, moe.expert_positions, lambda name: moe(ids, expert=[name])):
+        with pytest.raises(DataError, match="depends on the prompt"):
+            call("auto")
+    with pytest.raises(DataError, match="2 experts are named for a batch of 1"):
+        moe(ids, expert=["law/0", "law/1"])
+    with pytest.raises(DataError, match="input_ids"):
+        moe(inputs_embeds=torch.zeros(1, 2, 32), expert="auto")
+    with pytest.raises(DataError, match="past_key_values nor labels"):
+        moe(ids.repeat(2, 1), labels=ids.repeat(2, 1), expert=["law/0", "law/1"])
+    with pytest.raises(DataError, match="no router"):
+        FreeMoE(moe.model, [])(ids, expert="auto")
+
+
+def test_text(moe):
+    text, used = moe.generate_text("court appeal", expert="law/1", max_new_tokens=5, do_sample=False)
+    ids, _ = ids_of("court appeal")
+    out = moe.generate(ids, expert="law/1", max_new_tokens=5, do_sample=False)
+    assert (text, used) == (moe.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True), "law/1")
+    _, used = moe.generate_text("12+4*9=", max_new_tokens=2, do_sample=False)
+    assert used == "sums/all"
+    assert moe.generate_text("x" * 250, expert="base", max_new_tokens=6, do_sample=False)[1] == "base"
+    with pytest.raises(DataError, match=r"251 tokens; with 6 new ones .* at most 250 to fit the context of 256"):
+        moe.generate_text("x" * 251, expert="base", max_new_tokens=6)
+    with pytest.raises(DataError, match="0 tokens"):
+        moe.generate_text("", expert="base")
+    with pytest.raises(DataError, match="tokenizer"):
+        FreeMoE(moe.model, []).generate_text("a", expert="base")
+
+
+def test_another_base_is_refused(world, artefact):
+    with pytest.raises(ArtifactError, match=r"made for the base .* fingerprint"):
+        FreeMoE.from_pretrained(tiny_model("llama", seed=1), artefact)
+    touched = tiny_model("llama")
+    with torch.no_grad():
+        touched.lm_head.weight[0, 0] += 1e-6
+    with pytest.raises(ArtifactError, match="fingerprint"):
+        FreeMoE.from_pretrained(touched, artefact)
+    with (
+        switched_off(find_weights(touched), {find_weights(touched)[0].name: torch.tensor([3])}),
+        pytest.raises(ArtifactError, match="fingerprint"),
+    ):
+        FreeMoE.from_pretrained(touched, artefact)
+    with pytest.raises(ArtifactError, match="fingerprint"):
+        FreeMoE.from_pretrained(str(world.base), artefact, dtype="bfloat16", device="cpu")
+    assert FreeMoE.from_pretrained(None, artefact, device="cpu").experts == EXPERTS
+    assert FreeMoE.from_pretrained(tiny_model("llama"), artefact, tokenizer=tiny_tokenizer()).tokenizer
+
+
+@pytest.mark.parametrize("file", ["experts.safetensors", "router.safetensors", "result.json", "recipe.yaml"])
+@pytest.mark.parametrize("how", ["cut", "edited", "gone"])
+def test_a_damaged_artefact_is_refused(world, artefact, tmp_path, file, how):
+    copy = tmp_path / "copy"
+    shutil.copytree(artefact, copy)
+    FreeMoE.from_pretrained(world.model, copy)
+    data = bytearray((copy / file).read_bytes())
+    if how == "gone":
+        (copy / file).unlink()
+    else:
+        data = data[:-1] if how == "cut" else data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
+        (copy / file).write_bytes(bytes(data))
+    with pytest.raises(ArtifactError, match=file):
+        FreeMoE.from_pretrained(world.model, copy)
+
+
+def test_a_damaged_manifest_is_refused(world, artefact, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(artefact, copy)
+    manifest = (copy / MANIFEST).read_text()
+    for broken, message in [
+        (manifest[: len(manifest) // 2], "damaged"),
+        ("[]", "damaged"),
+        (json.dumps({**json.loads(manifest), "format": 99}), "format 99"),
+        (json.dumps({**json.loads(manifest), "kind": "hook"}), "'hook', not domain experts"),
+    ]:
+        (copy / MANIFEST).write_text(broken)
+        with pytest.raises(ArtifactError, match=message):
+            FreeMoE.from_pretrained(world.model, copy)
+    (copy / MANIFEST).unlink()
+    with pytest.raises(ArtifactError, match="not an artefact"):
+        FreeMoE.from_pretrained(world.model, copy)
+    with pytest.raises(ArtifactError, match="not an artefact"):
+        FreeMoE.from_pretrained(world.model, tmp_path / "nowhere")
+
+
+def test_training_flags_and_gradients_pass_through(moe):
+    ids, _ = ids_of("abc")
+    out = moe(ids, labels=ids, expert="law/0")
+    assert out.loss.requires_grad
+    assert moe.config is moe.model.config
+    assert moe.device == torch.device("cpu")
