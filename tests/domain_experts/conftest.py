@@ -69,6 +69,8 @@ def task_recipe(world, output, **changes):
         "search": {"metrics": ["saliency", "wanda", "random"], "method": "exhaustive", "select": "argmax"},
         "evidence": {"controls": 1},
     }
+    if "domains" in changes:
+        data["subdomains"] = {"by": "none"}
     return recipe_from({**data, **changes})
 
 

@@ -164,7 +164,7 @@ def test_mbpp_ids_and_the_loan_to_humaneval(made_up):
     alone = load_domain("code", ["humaneval+train"], data_root=made_up, allow_code_execution=True)
     assert len(alone.reference) == 5
     human = alone.graders["humaneval"]
-    (document,) = alone.reported.open(FrozenChoice("none is made here"))
+    (document,) = alone.reported.open(FrozenChoice("a test"))
     assert human.grade(document, ["    return x\n"]) == {"pass@1": 1.0}
     assert human.grade(document, ["    return 2\n"] * 8 + ["    return x\n"] * 2) == {
         "pass@1": pytest.approx(0.2),
@@ -275,8 +275,7 @@ SIZES = {
 def test_real_files(name, data_root, stories):
     limit = 60 if name not in ("wikitext", "mmlu", "humaneval") else {"mmlu": 57}.get(name)
     domain = load_domain("d", [name], tokenizer=stories[1], data_root=data_root, limit=limit)
-    task = domain.graders[name]
-    reference, reported = domain.reference.documents, task.reported()
+    reference, reported = domain.reference.documents, domain.reported.open(FrozenChoice("a test"))
     sizes = tuple((limit and min(limit, size)) or size for size in SIZES[name])
     assert (len(reference), len(reported)) == sizes
     assert len({d.id for d in reference}) == len(reference)
@@ -286,7 +285,9 @@ def test_real_files(name, data_root, stories):
         assert {d.field for d in reference} == {d.field for d in reported} == set(find_benchmark("mmlu")[1])
     if name not in ("wikitext", "humaneval"):
         # Every row of the files, not only those drawn: sizes, and no content on both sides.
-        parts = task._parts
+        parts = make_task(
+            name, tokenizer=stories[1], data_root=data_root, limit=limit, allow_code_execution=True
+        )._parts
         assert tuple(sum(len(p.rows[r]) for p in parts) for r in ("reference", "reported")) == SIZES[name]
         keys = [{p.key(row) for p in parts for _, row in p.rows[r]} for r in ("reference", "reported")]
         assert not keys[0] & keys[1]

@@ -4,6 +4,7 @@ import pytest
 
 from freemoe.corpora.text import pack, paragraphs, read_documents, spread
 from freemoe.errors import DataError
+from freemoe.evals.documents import FrozenChoice
 from freemoe.evals.domains import load_domain
 from freemoe.evals.text_tasks import TextTask, drop_shared_lines, split_tail, thin
 
@@ -85,8 +86,8 @@ def test_text_task_from_one_file(tmp_path):
     path = tmp_path / "novel.txt"
     path.write_text("".join(story(i) for i in range(300)))
     domain = load_domain("d", [f"text:{path}"], tokenizer=FastLetters(), limit=20)
-    (task,) = domain.graders.values()
-    reference, reported = domain.reference.documents, task.reported()
+    (grader,) = domain.graders.values()
+    reference, reported = domain.reference.documents, domain.reported.open(FrozenChoice("a test"))
     assert len(reference) == len(reported) == 20
     assert {d.kind for d in reference} == {"text"}
     assert all(len(d.tokens) == 256 and d.answers == (d.reference,) for d in reference)
@@ -95,10 +96,9 @@ def test_text_task_from_one_file(tmp_path):
     # No paragraph stands in both parts.
     seen = "".join(d.reference for d in reported)
     assert all(d.reference[100:160] not in seen for d in reference)
-    nll = task.grade(reference[0], [(-512.0, False)])
+    nll = grader.grade(reference[0], [(-512.0, False)])
     assert nll == {"nll": 2.0}
-    assert task.grade(reference[0], [(-510.0, False, 255)]) == {"nll": 2.0}
-    assert not task.higher_is_better
+    assert grader.grade(reference[0], [(-510.0, False, 255)]) == {"nll": 2.0}
 
 
 def test_text_task_from_two_files_and_json(tmp_path):

@@ -59,7 +59,6 @@ class LmEvalTask:
     ) -> None:
         self.row, self.name, self.lender, self.note = row, name, lender, note
         self.metric = row.metric
-        self.higher_is_better = True
         self.runs_code = row.kind == "code"
         self._parts, self._limit, self._seed, self._code = parts, limit, seed, code
         self.shots = {part.subject: part.shot_names for part in parts}

@@ -38,7 +38,6 @@ class Task(Protocol):
     Attributes:
         name: Name within its domain.
         metric: The metric that is reported: a key of what `grade` returns.
-        higher_is_better: Whether more of it is better (False for ``nll``).
         note: One line: which split is reference, which is reported, what was carved or dropped.
         runs_code: Whether grading runs generated programs, which needs the user's permission.
     """
@@ -47,8 +46,6 @@ class Task(Protocol):
     def name(self) -> str: ...  # noqa: D102
     @property
     def metric(self) -> str: ...  # noqa: D102
-    @property
-    def higher_is_better(self) -> bool: ...  # noqa: D102
     @property
     def note(self) -> str: ...  # noqa: D102
     @property

@@ -97,7 +97,6 @@ class TextTask:
     share: float = 0.3
     limit: int | None = None
     metric: str = "nll"
-    higher_is_better: bool = False
     runs_code: bool = False
 
     def __post_init__(self) -> None:

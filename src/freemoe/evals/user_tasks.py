@@ -165,7 +165,6 @@ class UserTask:
     limit: int | None = None
     seed: int = 0
     metric: str = "acc"
-    higher_is_better: bool = True
     runs_code: bool = False
 
     def __post_init__(self) -> None:

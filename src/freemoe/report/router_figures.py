@@ -51,7 +51,7 @@ def confusion(result: dict[str, Any]) -> Figure | None:
         _numbers(axes, counts, shares, abstained, aside)
     axes.set_xticks(
         [*(i + 0.5 for i in range(len(names))), len(names) + 0.75], [*(plain(n, 22) for n in names), "(abstained)"],
-        rotation=45, ha="right", rotation_mode="anchor",
+        rotation=45 if len(names) <= _MOST_NUMBERED else 90, ha="right", rotation_mode="anchor", va="center" if len(names) > _MOST_NUMBERED else "top",
     )  # fmt: skip
     axes.set_yticks([i + 0.5 for i in range(len(names))], [plain(n, 22) for n in names])
     axes.set_xlabel("what the router saw")

@@ -1,0 +1,261 @@
+"""Builds that are stopped: what is finished is kept, and the end is the same, byte by byte."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from freemoe.domain_experts import candidates, scores
+from freemoe.domain_experts.build import build
+from freemoe.errors import ArtifactError, DataError
+from freemoe.recipes import dump
+from freemoe.runs import Journal
+from tests.domain_experts.conftest import choice_rows, read_result, task_recipe, write_jsonl
+from tests.tiny import tiny_model, tiny_tokenizer
+
+FILES = ("experts.safetensors", "router.safetensors")
+
+
+def small(world, folder, **changes):
+    """Two subdomains, some forty units of work."""
+    options = {
+        "domains": {"law": [str(world.law)]},
+        "subdomains": {"count": 2, "min_size": 4},
+        "bands": {"step": 0.5, "ratio": 0.5},
+        "search": {"metrics": ["saliency", "wanda"], "method": "exhaustive", "select": "argmax"},
+        **changes,
+    }
+    return task_recipe(world, folder / "out", **options)
+
+
+@pytest.fixture(scope="module")
+def unbroken(world, tmp_path_factory):
+    """The artefact that every stopped and resumed build must end in."""
+    return build(small(world, tmp_path_factory.mktemp("unbroken")))
+
+
+class Counter:
+    """Counts the work that is really done."""
+
+    def __init__(self, monkeypatch, output):
+        self.units, self.scored, self.purified = [], [], []
+        unit, score, purify = Journal.unit, scores.Evaluator.score, candidates.purify
+        self.stop_after = None
+
+        def counted_unit(journal, name, work):
+            assert not output.exists(), "the finished name appeared before the end"
+
+            def counted():
+                if self.stop_after is not None and len(self.units) >= self.stop_after:
+                    raise KeyboardInterrupt
+                self.units.append(name)
+                return work()
+
+            return unit(journal, name, counted)
+
+        def counted_score(evaluator, documents):
+            self.scored.append(len(documents))
+            return score(evaluator, documents)
+
+        def counted_purify(*args, **kwargs):
+            self.purified.append(1)
+            return purify(*args, **kwargs)
+
+        monkeypatch.setattr(Journal, "unit", counted_unit)
+        monkeypatch.setattr(scores.Evaluator, "score", counted_score)
+        monkeypatch.setattr(candidates, "purify", counted_purify)
+
+
+def same(a, b):
+    for file in FILES:
+        assert (a / file).read_bytes() == (b / file).read_bytes(), file
+    first, second = read_result(a), read_result(b)
+    assert first["domains"] == second["domains"]
+    assert [p.name for p in sorted(a.iterdir())] == [p.name for p in sorted(b.iterdir())]
+    return first, second
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 6, 20, -3, -1])
+def test_a_stopped_build_goes_on_where_it_stopped(world, unbroken, tmp_path, monkeypatch, after):
+    total = read_result(unbroken)["cost"]["units_done"]
+    after %= total
+    recipe = small(world, tmp_path)
+    counter = Counter(monkeypatch, tmp_path / "out")
+    counter.stop_after = after
+    with pytest.raises(KeyboardInterrupt):
+        build(recipe)
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out.partial").is_dir()
+    assert len(counter.units) == after
+    counter.stop_after = None
+    folder = build(recipe)
+    assert not (tmp_path / "out.partial").exists()
+    first, _ = same(folder, unbroken)
+    assert len(counter.units) == len(set(counter.units)) == total
+    assert first["cost"]["units_done"] == total - after
+    assert first["cost"]["units_reused"] >= after - 1
+    scored = sum(name.startswith("score|") for name in counter.units)
+    assert len(counter.scored) == scored
+    # Tensors are on disk before their line is in the journal: the one in between may be made twice.
+    assert len(counter.purified) <= 2 + (1 if 2 <= after <= 3 else 0)
+
+
+def test_stopped_many_times(world, unbroken, tmp_path, monkeypatch):
+    counter = Counter(monkeypatch, tmp_path / "out")
+    for stop in range(5, 10**6, 5):
+        counter.stop_after = stop
+        try:
+            folder = build(small(world, tmp_path))
+        except KeyboardInterrupt:
+            continue
+        break
+    assert stop > 20
+    same(folder, unbroken)
+    assert len(counter.units) == len(set(counter.units))
+
+
+def test_killed_without_warning(world, unbroken, tmp_path):
+    """A process that is killed, its last line in the journal half written."""
+    recipe = small(world, tmp_path)
+    (tmp_path / "recipe.yaml").write_text(dump(recipe))
+    script = f"""
+import os, signal
+from freemoe.runs import Journal
+unit, count = Journal.unit, 0
+def dying(journal, name, work):
+    global count
+    count += 1
+    if count == 8:
+        with journal.path.open("ab") as stream:
+            stream.write(b'{{"unit": "score|half')
+        os.kill(os.getpid(), signal.SIGKILL)
+    return unit(journal, name, work)
+Journal.unit = dying
+from freemoe.domain_experts.build import build
+from freemoe.recipes import load_recipe
+build(load_recipe({str(tmp_path / "recipe.yaml")!r}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    assert not (tmp_path / "out").exists()
+    first, _ = same(build(recipe), unbroken)
+    assert first["cost"]["units_reused"] >= 7
+
+
+def stop(world, folder, monkeypatch, after=6, **changes):
+    with monkeypatch.context() as patch:
+        Counter(patch, folder / "out").stop_after = after
+        with pytest.raises(KeyboardInterrupt):
+            build(small(world, folder, **changes))
+
+
+def test_a_damaged_unit_is_made_again(world, unbroken, tmp_path, monkeypatch):
+    stop(world, tmp_path, monkeypatch)
+    units = sorted((tmp_path / "out.partial" / "units").iterdir())
+    assert len(units) == 3
+    for path in units:
+        path.write_bytes(path.read_bytes()[:-7])
+    same(build(small(world, tmp_path)), unbroken)
+
+
+def test_a_cut_journal_costs_only_its_last_units(world, unbroken, tmp_path, monkeypatch):
+    stop(world, tmp_path, monkeypatch, after=15)
+    journal = tmp_path / "out.partial" / "journal.jsonl"
+    data = journal.read_bytes()
+    journal.write_bytes(data[: len(data) * 2 // 3])
+    lines = journal.read_bytes().count(b"\n")
+    assert 2 < lines < 15
+    first, _ = same(build(small(world, tmp_path)), unbroken)
+    assert first["cost"]["units_done"] == read_result(unbroken)["cost"]["units_done"] - lines
+
+
+def another_base(world, folder):
+    copy = folder / "base"
+    shutil.copytree(world.base, copy)
+    return copy
+
+
+def test_resumed_with_another_base(world, tmp_path, monkeypatch):
+    base = another_base(world, tmp_path)
+    stop(world, tmp_path, monkeypatch, model=str(base))
+    shutil.rmtree(base)
+    tiny_model("llama", seed=5).save_pretrained(base)
+    tiny_tokenizer().save_pretrained(base)
+    before = (tmp_path / "out.partial" / "journal.jsonl").read_bytes()
+    with pytest.raises(DataError, match="another base model"):
+        build(small(world, tmp_path, model=str(base)))
+    # Nothing is lost: with the base back in its place the run goes on.
+    assert (tmp_path / "out.partial" / "journal.jsonl").read_bytes() == before
+    shutil.rmtree(base)
+    shutil.copytree(world.base, base)
+    folder = build(small(world, tmp_path, model=str(base)))
+    assert read_result(folder)["cost"]["units_reused"] > 4
+
+
+def files(folder, count=30):
+    """Reference and reported files whose documents have keys of their own."""
+    rows = [{**r, "key": f"k{i}"} for i, r in enumerate(choice_rows(2 * count))]
+    return rows, [str(folder / "ref.jsonl") + "::" + str(folder / "test.jsonl")]
+
+
+@pytest.mark.parametrize("side", ["ref", "test"])
+@pytest.mark.parametrize("what", ["key", "question", "answer", "choices"])
+def test_resumed_with_other_documents(world, tmp_path, monkeypatch, side, what):
+    rows, domain = files(tmp_path)
+    write_jsonl(tmp_path / "ref.jsonl", rows[:30])
+    write_jsonl(tmp_path / "test.jsonl", rows[30:])
+    changes = {"domains": {"law": domain}}
+    stop(world, tmp_path, monkeypatch, **changes)
+    number = 3 if side == "ref" else 33
+    other = {
+        "key": {"key": "another"},
+        "question": {"question": "Something else?"},
+        "answer": {"answer": (rows[number]["answer"] + 1) % 3},
+        "choices": {"choices": ["yes", "not", "other"]},
+    }
+    rows[number] = {**rows[number], **other[what]}
+    write_jsonl(tmp_path / "ref.jsonl", rows[:30])
+    write_jsonl(tmp_path / "test.jsonl", rows[30:])
+    with pytest.raises(DataError, match="documents"):
+        build(small(world, tmp_path, **changes))
+    # Discarding the old run is always open.
+    result = read_result(build(small(world, tmp_path, **changes), resume=False))
+    assert result["cost"]["units_reused"] == 0
+
+
+def test_an_unfinished_run_of_another_recipe(world, tmp_path, monkeypatch):
+    stop(world, tmp_path, monkeypatch)
+    before = json.loads((tmp_path / "out.partial" / "identity.json").read_text())
+    with pytest.raises(ArtifactError, match=r"another recipe \(differs in: seed\)"):
+        build(small(world, tmp_path, seed=9))
+    assert json.loads((tmp_path / "out.partial" / "identity.json").read_text()) == before
+    build(small(world, tmp_path))
+
+
+def test_overwriting_keeps_the_old_artefact_until_the_end(world, unbroken, tmp_path, monkeypatch):
+    shutil.copytree(unbroken, tmp_path / "out")
+    (tmp_path / "out" / "mine").write_text("x")
+    calls = []
+    unit = Journal.unit
+
+    def late(journal, name, work):
+        calls.append(name)
+        if len(calls) == 30:
+            raise KeyboardInterrupt
+        assert (tmp_path / "out" / "mine").exists()
+        return unit(journal, name, work)
+
+    monkeypatch.setattr(Journal, "unit", late)
+    with pytest.raises(KeyboardInterrupt):
+        build(small(world, tmp_path), overwrite=True)
+    assert (tmp_path / "out" / "mine").exists()
+    folder = build(small(world, tmp_path), overwrite=True)
+    assert not (folder / "mine").exists()
+    same(folder, unbroken)
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
