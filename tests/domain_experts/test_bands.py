@@ -1,5 +1,6 @@
 """Bands against an explicit sort of (score, column), row by row, in every layout."""
 
+import itertools
 import math
 import random
 
@@ -175,7 +176,7 @@ def test_rank_range_has_no_gaps():
         cuts = [rank_range(i / 20, (i + 1) / 20, size) for i in range(20)]
         assert cuts[0][0] == 0
         assert cuts[-1][1] == size
-        assert all(a[1] == b[0] for a, b in zip(cuts, cuts[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(cuts))
 
 
 @pytest.mark.parametrize("kind", ["ties", "constant", "distinct"])
@@ -229,9 +230,7 @@ def test_rankings_are_kept_apart():
     ]
     seen = [tuple(shared.positions(b)[weights[0].name].tolist()) for b in bands]
     assert len(set(seen)) == len(bands)
-    assert seen == [
-        tuple(Rankings(weights, norms_of(weights)).positions(b)[weights[0].name].tolist()) for b in bands
-    ]
+    assert seen == [tuple(Rankings(weights, norms_of(weights)).positions(b)[weights[0].name].tolist()) for b in bands]
 
 
 def test_a_band_touches_only_what_it_covers():

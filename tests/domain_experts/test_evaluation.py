@@ -41,9 +41,7 @@ def test_it_equals_the_result_of_the_build(world, artefact):
 
 def test_text_equals_the_result_of_the_build(world, text_artefact):
     (theirs,) = read_result(text_artefact)["domains"]
-    recipe = recipe_of(
-        world, text_artefact, domains={"wiki": [f"text:{world.text}"]}, experts=["auto", "wiki/all"]
-    )
+    recipe = recipe_of(world, text_artefact, domains={"wiki": [f"text:{world.text}"]}, experts=["auto", "wiki/all"])
     (mine,) = evaluate(recipe)["domains"]
     assert mine["unit"] == "perplexity"
     for a, b in (("base", "base"), ("wiki/all", "expert"), ("auto", "routed")):
@@ -54,7 +52,7 @@ def test_text_equals_the_result_of_the_build(world, text_artefact):
 
 
 def test_a_plain_model_has_its_base_row(world, artefact):
-    plain = evaluate(recipe_of(world, artefact, artefact=str(world.base), base=None))
+    plain = evaluate(recipe_of(world, world.base, base=None))
     for mine, theirs in zip(plain["domains"], read_result(artefact)["domains"], strict=True):
         assert list(mine["rows"]) == ["base"]
         assert mine["rows"]["base"] == theirs["rows"]["base"]

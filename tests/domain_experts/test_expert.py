@@ -213,7 +213,11 @@ def test_an_expert_of_another_base():
 
 def test_random_positions_are_as_many_in_the_same_weights():
     weights = find_weights(tiny_model("llama"))
-    positions = {weights[0].name: torch.arange(100), weights[4].name: torch.tensor([7]), weights[5].name: torch.arange(0)}
+    positions = {
+        weights[0].name: torch.arange(100),
+        weights[4].name: torch.tensor([7]),
+        weights[5].name: torch.arange(0),
+    }
     a, b, c = (random_positions(positions, weights, seed) for seed in (1, 1, 2))
     assert same(a, b)
     assert not same(a, c)
@@ -222,7 +226,7 @@ def test_random_positions_are_as_many_in_the_same_weights():
         size = next(w.size for w in weights if w.name == name)
         assert where.dtype == torch.int64
         assert (where[1:] > where[:-1]).all()
-        assert not len(where) or (0 <= int(where[0]) and int(where[-1]) < size)
+        assert not len(where) or (int(where[0]) >= 0 and int(where[-1]) < size)
     whole = random_positions({weights[0].name: torch.arange(weights[0].size)}, weights, 0)
     assert torch.equal(whole[weights[0].name], torch.arange(weights[0].size))
     assert math.isclose(float(a[weights[0].name].float().mean()) / weights[0].size, 0.5, abs_tol=0.12)

@@ -57,9 +57,7 @@ def test_without_an_expert_it_is_the_base(world, moe, expert):
         moe(ids, attention_mask=mask, expert=expert).logits, world.model(ids, attention_mask=mask).logits
     )
     ours = moe.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, expert=expert)
-    assert torch.equal(
-        ours, world.model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
-    )
+    assert torch.equal(ours, world.model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False))
 
 
 def test_an_expert_without_positions_is_the_base(world):
@@ -179,9 +177,7 @@ def test_an_unsure_router_leaves_the_base(moe):
     object.__setattr__(moe.router, "threshold", 1.5)
     ids, mask = ids_of(*PROMPTS)
     assert {name for name, _ in moe.route(ids, mask)} == {"base"}
-    assert torch.equal(
-        moe(ids, attention_mask=mask, expert="auto").logits, moe(ids, attention_mask=mask).logits
-    )
+    assert torch.equal(moe(ids, attention_mask=mask, expert="auto").logits, moe(ids, attention_mask=mask).logits)
 
 
 def test_experts_nest_and_go_back(moe):

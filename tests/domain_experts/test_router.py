@@ -39,7 +39,7 @@ def test_separable_groups_are_routed(level2):
     assert [r.domain for r in routes] == domains
     assert [r.subdomain for r in routes] == subdomains
     assert all(0 < r.confidence <= 1 for r in routes)
-    fresh, d, s, _ = world(per_group=5, seed=0)
+    fresh, _, s, _ = world(per_group=5, seed=0)
     assert [r.subdomain for r in router.route(fresh)] == s
     assert (figures["domain_accuracy"], figures["subdomain_accuracy"]) == (1.0, 1.0)
     assert figures["abstained"] <= 0.05

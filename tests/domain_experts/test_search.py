@@ -13,9 +13,7 @@ from freemoe.evals.documents import Document, ReferenceSplit
 def table_of(rows, keys=None):
     """A table from ``{candidate: values}``, and the list of (candidate, document) it was asked for."""
     count = len(rows["base"])
-    documents = tuple(
-        Document("t", str(i), keys[i] if keys else f"k{i}", "target", f"{i}") for i in range(count)
-    )
+    documents = tuple(Document("t", str(i), keys[i] if keys else f"k{i}", "target", f"{i}") for i in range(count))
     asked = []
 
     def compute(candidate, numbers):

@@ -136,9 +136,7 @@ def test_merging_is_said():
 
 @pytest.mark.parametrize("by", ["task", "field"])
 def test_groups_by_name(by):
-    documents = [
-        Document("t1" if i % 3 else "t2", str(i), str(i), "target", "x", field=f"f{i % 2}") for i in range(40)
-    ]
+    documents = [Document("t1" if i % 3 else "t2", str(i), str(i), "target", "x", field=f"f{i % 2}") for i in range(40)]
     feature = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
     found = divide("d", ReferenceSplit(tuple(documents)), feature, SubdomainSection(by=by, count=5), 0)
     expected = [d.task if by == "task" else d.field for d in documents]

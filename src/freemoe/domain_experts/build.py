@@ -23,6 +23,7 @@ from freemoe.domain_experts.bench import Bench, prepare
 from freemoe.domain_experts.calibrate import Norms, calibrate
 from freemoe.domain_experts.candidates import choose_all, make_expert, make_subdomains, purify_all
 from freemoe.domain_experts.card import model_card
+from freemoe.domain_experts.evidence import overall
 from freemoe.domain_experts.importance import METRICS
 from freemoe.domain_experts.results import reported_evidence
 from freemoe.domain_experts.router import Router, train_router
@@ -86,6 +87,7 @@ def build(
     # From here on nothing is chosen any more, so the reported documents may be opened.
     choice = FrozenChoice(hashlib.sha256((folder / "experts.safetensors").read_bytes()).hexdigest())
 
+    reported = reported_evidence(bench, divided, subdomains, experts, router, choice)
     result = {
         "format": 1,
         "kind": "domain-experts",
@@ -93,7 +95,8 @@ def build(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": recipe.model_dump(mode="json"),
         "base": _base_facts(bench),
-        "domains": reported_evidence(bench, divided, subdomains, experts, router, choice),
+        "domains": reported,
+        "overall": overall(reported, recipe.seed),
         "router": routing,
         "environment": environment(),
     }

@@ -34,6 +34,12 @@ def headlines(result: dict[str, Any]) -> list[str]:
                 f"({gain_text(rows['expert'], 'points')} points, {domain['reported_documents']} held-out documents)"
             )
         lines += [f"  {s['name']}: {s['verdict']}" for s in domain["subdomains"]]
+    mean = result.get("overall", {}).get("expert")
+    if mean and len(result["overall"]["domains"]) > 1:
+        lines.append(
+            f"average gain over {len(result['overall']['domains'])} domains: {mean['mean']:+.2f} "
+            f"[{mean['low']:+.2f}, {mean['high']:+.2f}] points"
+        )
     return lines
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from freemoe.domain_experts.scores import Score
 from freemoe.evals.documents import Document
-from freemoe.evals.statistics import cluster_bootstrap, mcnemar, ratio_bootstrap
+from freemoe.evals.statistics import cluster_bootstrap, mcnemar, mean_of_bootstraps, ratio_bootstrap
 from freemoe.families.weights import Weight
 
 # (unit name, positions to switch off, documents) -> scores
@@ -151,7 +151,7 @@ def domain_evidence(
         for i, s in zip(indices, under(f"routed to {picked}", experts[picked], indices), strict=True):
             routed[i] = s
 
-    control_runs = []
+    control_runs: list[list[Score]] = []
     for r in range(control_seeds):
         parts = [(groups[n], under(f"control {r} {n}", controls(n, r), groups[n])) for n in own]
         control_runs.append(scatter(parts, base))
@@ -159,17 +159,20 @@ def domain_evidence(
 
     swept: dict[str, dict[str, Sequence[Score]]] = {}
     oracle_parts = []
+    oracle_picks: dict[str, str] = {}
     for name, group in groups.items():
         if not group or not candidates.get(name):
             continue
         swept[name] = {c: under(f"oracle {name} {c}", make(), group) for c, make in candidates[name].items()}
-        rows = [[base[i] for i in group], *swept[name].values()]
-        best = max(rows, key=lambda row: sum(s.loglikelihood if is_text(documents) else s.value for s in row))
-        oracle_parts.append((group, best))
+        ranked = {"base": [base[i] for i in group], **swept[name]}
+        oracle_picks[name] = max(ranked, key=lambda c: sum(s.value for s in ranked[c]))
+        oracle_parts.append((group, ranked[oracle_picks[name]]))
     oracle = scatter(oracle_parts, base) if swept else None
 
     table = {"base": base, "expert": expert, "routed": routed, "control": control, "oracle": oracle}
     rows = {k: summary(v, base, documents, seed) for k, v in table.items() if v is not None}
+    if control:
+        rows["control"]["seeds"] = [summary(run, base, documents, seed)["gain"]["mean"] for run in control_runs]
     subdomains = {}
     for name, group in groups.items():
         if not group:
@@ -184,9 +187,11 @@ def domain_evidence(
             "candidates": {
                 c: summary(s, [base[i] for i in group], part, seed)["score"] for c, s in swept.get(name, {}).items()
             },
+            "oracle_candidate": oracle_picks.get(name),
         }
     return {
         "rows": rows,
+        "router": _router_on(routes, [names[k] for k in known]),
         "subdomains": subdomains,
         "documents": [
             {
@@ -201,3 +206,28 @@ def domain_evidence(
             for i, d in enumerate(documents)
         ],
     }
+
+
+def _router_on(routes: Sequence[tuple[str, str, float]], known: Sequence[str]) -> dict[str, float]:
+    """How often the router was right on reported documents, whether or not it then abstained."""
+    return {
+        "domain_accuracy": float(
+            np.mean([saw.split("/")[0] == k.split("/")[0] for (_, saw, _), k in zip(routes, known, strict=True)])
+        ),
+        "subdomain_accuracy": float(np.mean([saw == k for (_, saw, _), k in zip(routes, known, strict=True)])),
+        "abstained": float(np.mean([picked == "base" for picked, _, _ in routes])),
+    }
+
+
+def overall(domains: Sequence[dict[str, Any]], seed: int) -> dict[str, Any]:
+    """Average over the task domains of the gain in points, each domain counting the same, with its 95 % interval."""
+    tasks = [d for d in domains if d["unit"] == "points"]
+    found: dict[str, Any] = {"domains": [d["name"] for d in tasks]}
+    for row in ("expert", "routed", "control", "oracle"):
+        if tasks and all(row in d["rows"] for d in tasks):
+            parts = [
+                ([doc[row] - doc["base"] for doc in d["documents"]], [doc["key"] for doc in d["documents"]])
+                for d in tasks
+            ]
+            found[row] = _interval(mean_of_bootstraps(parts, seed).scaled(100))
+    return found

@@ -117,13 +117,14 @@ def _domain_result(
         "reference_documents": len(data.reference),
         "reported_documents": len(data.reported),
         "rows": evidence["rows"],
+        "router": evidence["router"],
         "subdomains": subdomains,
         "documents": evidence["documents"],
     }
 
 
 def _verdict_in_words(sub: Subdomain, recipe: BuildRecipe) -> str:
-    best = min(sub.verdicts, key=lambda v: (v.holm if v.holm is not None else 1.0, -v.gain))
+    best = sub.choice or min(sub.verdicts, key=lambda v: (v.holm if v.holm is not None else 1.0, -v.gain))
     unit = "nats per token" if is_text(sub.split.documents) else "points"
     gain = best.gain if unit != "points" else 100 * best.gain
     shown = f"{best.candidate}: {gain:+.2f} {unit} on {best.tested} documents that did not choose it, Holm p = {best.holm:.2g}"

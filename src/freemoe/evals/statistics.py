@@ -64,6 +64,28 @@ def cluster_bootstrap(
     return Interval(float(sums.sum() / counts.sum()), float(low), float(high))
 
 
+def mean_of_bootstraps(
+    parts: Sequence[tuple[Sequence[float], Sequence[str]]], seed: int = 0, draws: int = 2000
+) -> Interval:
+    """Mean of several groups' means, each group counting the same, with clusters drawn inside every group.
+
+    Args:
+        parts: Per group its values and their content keys.
+        seed: Of the bootstrap.
+        draws: Bootstrap draws.
+    """
+    rng = np.random.default_rng(seed)
+    total, mean = np.zeros(draws), 0.0
+    for values, clusters in parts:
+        sums, counts = cluster_sums(values, clusters)
+        for draw in range(draws):
+            pick = rng.integers(0, len(sums), size=len(sums))
+            total[draw] += sums[pick].sum() / counts[pick].sum()
+        mean += sums.sum() / counts.sum()
+    low, high = np.quantile(total / len(parts), [0.025, 0.975])
+    return Interval(float(mean / len(parts)), float(low), float(high))
+
+
 def ratio_bootstrap(
     top: Sequence[float], bottom: Sequence[float], weights: Sequence[float], clusters: Sequence[str], seed: int = 0
 ) -> Interval:

@@ -165,7 +165,14 @@ def overview(result: dict[str, Any]) -> str:
     words = f"Better than the base on held-out documents: {better_ones} of {_counted(len(found), 'domain')}"
     words += f"; worse: {worse}" if worse else ""
     words += f". An expert was accepted in {chosen} of {_counted(len(subdomains), 'subdomain')}"
-    return words + ("." if chosen == len(subdomains) else "; where none was, the base answers.")
+    words += "." if chosen == len(subdomains) else "; where none was, the base answers."
+    mean = result.get("overall", {}).get("expert")
+    if mean and len(result["overall"]["domains"]) > 1:
+        words += (
+            f" Average gain over {_counted(len(result['overall']['domains']), 'domain')}: {mean['mean']:+.2f} "
+            f"[{mean['low']:+.2f}, {mean['high']:+.2f}] points."
+        )
+    return words
 
 
 def _counted(count: int, noun: str) -> str:

@@ -1,0 +1,58 @@
+"""The command line inside the test's own process: quick, and yet through its real entry point."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from freemoe.cli import main
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Freemoe = Callable[..., Done]
+
+
+@pytest.fixture
+def freemoe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Freemoe]:
+    """Run ``freemoe ARGUMENTS`` and say how it ended."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["freemoe", *arguments])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        return Done(code, *capsys.readouterr())
+
+    yield run
+    logging.set_verbosity(verbosity)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, but for forty easy questions."""
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        json.dumps({"question": f"{a} + {b} =", "choices": [str(a + b), str(a + b + 1)], "answer": 0})
+        for a in range(1, 6)
+        for b in range(8)
+    ]
+    (tmp_path / "law.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tmp_path

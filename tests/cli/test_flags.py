@@ -1,0 +1,197 @@
+"""A command line, a recipe and a YAML file are three spellings of one thing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from freemoe.cli import app
+from freemoe.cli import build as build_cli
+from freemoe.cli import evaluate as eval_cli
+from freemoe.cli.build import recipe_from_flags
+from freemoe.domain_experts.demo import demo_recipe
+from freemoe.recipes import BuildRecipe, EvalRecipe, dump, load_recipe, recipe_from
+from tests.cli.conftest import Freemoe
+from tests.test_recipes import FULL
+
+BASE = ["build", "some/model", "--domain", "math=gsm8k"]
+EVAL = ["eval", "experts", "--domain", "math=gsm8k"]
+
+# Flag -> what is written after it (None: nothing), and what then stands in the recipe.
+VALUES: dict[str, tuple[str | None, Any]] = {
+    "output": ("there", "there"),
+    "data_root": ("files", "files"),
+    "limit": ("12", 12),
+    "fewshot": ("3", 3),
+    "overflow": ("error", "error"),
+    "allow_code_execution": (None, True),
+    "by": ("field", "field"),
+    "min_size": ("5", 5),
+    "metric": ("wanda,random", ("wanda", "random")),
+    "p": ("inf", "inf"),
+    "ratio": ("0.05", 0.05),
+    "scope": ("layer", "layer"),
+    "sublayers": ("mlp", "mlp"),
+    "patch": ("4", 4),
+    "search": ("exhaustive", "exhaustive"),
+    "objective": ("loglikelihood", "loglikelihood"),
+    "select": ("argmax", "argmax"),
+    "alpha": ("0.2", 0.2),
+    "step": ("1e-4", 1e-4),
+    "budget": ("0.02", 0.02),
+    "patience": ("3", 3),
+    "level2": ("centroid", "centroid"),
+    "controls": ("1", 1),
+    "oracle": ("--no-oracle", False),
+    "seed": ("9", 9),
+    "dtype": ("bfloat16", "bfloat16"),
+    "device": ("cpu", "cpu"),
+    "threads": ("2", 2),
+    "batch_tokens": ("512", 512),
+    "revision": ("main", "main"),
+    "base": ("other/base", "other/base"),
+}
+
+
+def at(recipe: Any, path: str) -> Any:
+    for part in path.split("."):
+        recipe = getattr(recipe, part)
+    return recipe
+
+
+def without(recipe: Any, path: str) -> dict[str, Any]:
+    """The recipe's other fields."""
+    data = recipe.model_dump(mode="json")
+    *parents, last = path.split(".")
+    inner = data
+    for part in parents:
+        inner = inner[part]
+    del inner[last]
+    return data
+
+
+def written(flag: str) -> list[str]:
+    text, _ = VALUES[flag]
+    option = f"--{flag.replace('_', '-')}"
+    return [option] if text is None else [text] if text.startswith("--") else [option, text]
+
+
+def parsed(text: str, folder: Path) -> Any:
+    (folder / "printed.yaml").write_text(text, encoding="utf-8")
+    return load_recipe(folder / "printed.yaml")
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "path"),
+    [
+        *[(BASE, flag, path) for flag, path in build_cli.PATHS.items()],
+        *[(EVAL, flag, path) for flag, path in eval_cli.PATHS.items()],
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_a_flag_reaches_its_field_and_no_other(
+    command: list[str], flag: str, path: str, tmp_path: Path, freemoe: Freemoe
+) -> None:
+    default = parsed(freemoe(*command, "--print-recipe").out, tmp_path)
+    done = freemoe(*command, *written(flag), "--print-recipe")
+    assert done.code == 0, done.err
+    recipe = parsed(done.out, tmp_path)
+    assert at(recipe, path) == VALUES[flag][1]
+    assert at(default, path) != VALUES[flag][1]
+    assert without(recipe, path) == without(default, path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--subdomains", "8"], {"subdomains.count": 8}),
+        (["--subdomains", "math=8, code=3", "-d", "code=mbpp"], {"subdomains.count": {"math": 8, "code": 3}}),
+        (["--theta", "0.5:1:0.05"], {"bands.start": 0.5, "bands.end": 1.0, "bands.step": 0.05}),
+        (["--layers", "1:4"], {"bands.layers": (1, 4)}),
+        (["-d", "general=mmlu,arc_easy@5"], {"domains": {"math": ("gsm8k",), "general": ("mmlu", "arc_easy@5")}}),
+        (["--seed", "3", "--set", "seed=4"], {"seed": 4}),
+        (["--set", "bands.layers=[0, 2]", "--set", "search.metrics=magnitude"], {"search.metrics": ("magnitude",)}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_flags_that_say_more_than_one_thing(
+    arguments: list[str], expected: dict[str, Any], tmp_path: Path, freemoe: Freemoe
+) -> None:
+    done = freemoe(*BASE, *arguments, "--print-recipe")
+    assert done.code == 0, done.err
+    recipe = parsed(done.out, tmp_path)
+    assert {path: at(recipe, path) for path in expected} == expected
+
+
+def test_every_option_of_build_and_eval_is_accounted_for() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    acting = {"sets", "overwrite", "dry_run", "print_recipe_", "as_json", "quiet", "domain"}
+    build = {p.name for p in commands["build"].params}
+    assert build == {*build_cli.PATHS, *acting, "model", "subdomains", "theta", "layers", "resume"}
+    assert {p.name for p in commands["eval"].params} == {*eval_cli.PATHS, *acting, "artefact", "expert"}
+
+
+LEAVES = [
+    (f"{name}.{key}" if key else name, inner)
+    for name, value in FULL.items()
+    if name not in ("command", "model", "domains")
+    for key, inner in (value.items() if isinstance(value, dict) else [("", value)])
+]
+
+
+@pytest.mark.parametrize(("path", "value"), LEAVES, ids=[p for p, _ in LEAVES])
+def test_set_reaches_every_field(path: str, value: Any, tmp_path: Path, freemoe: Freemoe) -> None:
+    # Some values need a companion to be allowed at all.
+    extra = ["-d", "mine=x.jsonl"] if path == "subdomains.count" else []
+    done = freemoe(*BASE, *extra, "--set", f"{path}={json.dumps(value)}", "--print-recipe")
+    assert done.code == 0, done.err
+    found = at(parsed(done.out, tmp_path), path)
+    assert (list(found) if isinstance(found, tuple) else found) == value
+
+
+def everything() -> list[str]:
+    flags = [w for flag in build_cli.PATHS for w in written(flag)]
+    return [*flags, "--subdomains", "math=2", "--theta", "0:0.5:0.05", "--layers", "0:2", "--set", "search.folds=5"]
+
+
+@pytest.mark.parametrize("arguments", [[], everything()], ids=["defaults", "every flag"])
+def test_flags_yaml_and_run_say_the_same(arguments: list[str], tmp_path: Path, freemoe: Freemoe) -> None:
+    printed = freemoe(*BASE, *arguments, "--print-recipe")
+    assert printed.code == 0, printed.err
+    recipe = parsed(printed.out, tmp_path)
+    flags = {flag: VALUES[flag][1] for flag in build_cli.PATHS} if arguments else {}
+    more = {"subdomains": "math=2", "theta": "0:0.5:0.05", "layers": "0:2"} if arguments else {}
+    sets = ["search.folds=5"] if arguments else []
+    assert recipe == recipe_from_flags("some/model", ["math=gsm8k"], {**flags, **more}, sets)
+    again = freemoe("run", str(tmp_path / "printed.yaml"), "--print-recipe")
+    assert again == printed
+
+
+def test_eval_prints_what_run_repeats(tmp_path: Path, freemoe: Freemoe) -> None:
+    printed = freemoe(*EVAL, "--expert", "base", "-e", "math/0", "--print-recipe")
+    recipe = parsed(printed.out, tmp_path)
+    assert isinstance(recipe, EvalRecipe)
+    assert recipe.experts == ("base", "math/0")
+    assert freemoe("run", str(tmp_path / "printed.yaml"), "--print-recipe") == printed
+
+
+def test_run_fills_in_defaults_and_takes_another_output(tmp_path: Path, freemoe: Freemoe) -> None:
+    file = tmp_path / "short.yaml"
+    file.write_text("{model: m, domains: {math: gsm8k}}")
+    done = freemoe("run", str(file), "-o", "elsewhere", "--print-recipe")
+    expected = recipe_from({"model": "m", "domains": {"math": ["gsm8k"]}, "output": "elsewhere"})
+    assert done.out == dump(expected)
+
+
+def test_the_demo_is_an_ordinary_recipe(tmp_path: Path, freemoe: Freemoe) -> None:
+    done = freemoe("demo", "-o", "mine", "--seed", "3", "--limit", "9", "--threads", "1", "--print-recipe")
+    recipe = parsed(done.out, tmp_path)
+    assert isinstance(recipe, BuildRecipe)
+    assert recipe == demo_recipe("mine", seed=3, limit=9, threads=1)
+    # Nothing of this machine stands in it, so that it means the same elsewhere.
+    assert str(Path.home()) not in done.out
+    assert str(Path(__file__).parents[2]) not in done.out

@@ -1,0 +1,92 @@
+"""Help: every command has an example, and every example works as it stands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from freemoe import __version__
+from freemoe.cli import app
+from freemoe.recipes import load_recipe
+from tests.cli.conftest import Freemoe
+
+GROUP = typer.main.get_command(app)
+COMMANDS = sorted(GROUP.commands)  # type: ignore[attr-defined]
+PRINTERS = [c for c in COMMANDS if "print_recipe_" in {p.name for p in GROUP.commands[c].params}]  # type: ignore[attr-defined]
+
+
+def examples(text: str) -> list[str]:
+    """Every example of a help text, as one line each."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    return [line.strip() for line in joined.splitlines() if line.strip().startswith("freemoe ")]
+
+
+EXAMPLES = [(c, e) for c in COMMANDS for e in examples(GROUP.commands[c].help or "")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_on_a_line_of_its_own(command: str, freemoe: Freemoe) -> None:
+    done = freemoe(command, "--help")
+    assert done.code == 0
+    shown = examples(done.out)
+    assert shown
+    # Wrapping the text to the terminal must not have cut or joined any of them.
+    assert shown == [e for c, e in EXAMPLES if c == command]
+
+
+@pytest.mark.parametrize(("command", "example"), EXAMPLES, ids=[f"{c}-{i}" for i, (c, _) in enumerate(EXAMPLES)])
+def test_every_example_parses(command: str, example: str, folder: Path, freemoe: Freemoe) -> None:
+    line, _, target = example.partition(" > ")
+    program, name, *arguments = shlex.split(line)
+    assert program == "freemoe"
+    GROUP.commands[name].make_context(name, list(arguments))  # type: ignore[attr-defined]
+    if name == "run":
+        (folder / "recipe.yaml").write_text("{model: m, domains: {law: law.jsonl}}")
+    if name in PRINTERS:
+        done = freemoe(name, *arguments, *([] if target else ["--print-recipe"]))
+        assert done.code == 0, done.err
+        (folder / "printed.yaml").write_text(done.out, encoding="utf-8")
+        assert load_recipe(folder / "printed.yaml").command == {"run": "build", "demo": "build"}.get(name, name)
+
+
+def test_every_command_can_be_asked_not_to_act() -> None:
+    for command in COMMANDS:
+        names = {p.name for p in GROUP.commands[command].params}  # type: ignore[attr-defined]
+        assert {"dry_run", "as_json"} <= names, command
+
+
+def test_the_overview_lists_every_command(freemoe: Freemoe) -> None:
+    done = freemoe("--help")
+    assert done.code == 0
+    assert "Start with: freemoe demo" in done.out
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} ", done.out, re.MULTILINE)
+
+
+def test_the_version(freemoe: Freemoe) -> None:
+    assert freemoe("--version") == (0, f"freemoe {__version__}\n", "")
+
+
+@pytest.mark.parametrize("kind", ["families", "tasks", "metrics", "searches"])
+def test_ls_lists_every_kind(kind: str, freemoe: Freemoe) -> None:
+    import json
+
+    done = freemoe("ls", kind, "--json")
+    assert done.code == 0
+    rows = json.loads(done.out)[kind]
+    assert rows
+    assert all(row["name"] and row["about"] for row in rows)
+    shown = freemoe("ls", kind)
+    assert shown.code == 0
+    assert rows[0]["name"] in shown.out
+
+
+def test_ls_lists_all_of_them(freemoe: Freemoe) -> None:
+    done = freemoe("ls")
+    assert done.code == 0
+    for word in ("families", "tasks", "metrics", "searches", "wanda", "gsm8k", "halving", "llama"):
+        assert word in done.out

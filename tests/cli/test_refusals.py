@@ -1,0 +1,199 @@
+"""What goes wrong is said in one line that begins with "error:", without a traceback; exit code 2. Ctrl-C gives 130."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freemoe.runs import Journal
+from tests.cli.conftest import Done, Freemoe
+
+LAW = ["--domain", "law=law.jsonl"]
+SMALL = ["build", "freemoe-demo", *LAW, "--metric", "wanda", "--ratio", "0.5", "--theta", "0:1:0.5"]
+SMALL += ["--by", "none", "--controls", "0", "--no-oracle", "--threads", "1", "-o", "out"]
+
+# Arguments, and parts of the message: what was seen, and what to do.
+REFUSED: dict[str, tuple[list[str], list[str]]] = {
+    "unknown metric": (
+        ["build", "freemoe-demo", *LAW, "--metric", "wandda"],
+        ["Unknown metric 'wandda'", "Did you mean 'wanda'", "saliency, wanda, magnitude, random"],
+    ),
+    "unknown task": (
+        ["build", "freemoe-demo", "--domain", "math=gsm9k"],
+        ["Unknown task 'gsm9k'", "Did you mean 'gsm8k'", "FILE.jsonl"],
+    ),
+    "unknown subject": (
+        ["eval", "freemoe-demo", "--domain", "g=mmlu_astronmy"],
+        ["Unknown task 'mmlu_astronmy'", "'mmlu_astronomy'"],
+    ),
+    "missing model": (["build", "./no-model", *LAW], ["./no-model"]),
+    "missing model to inspect": (["inspect", "no-model"], ["'no-model' is not an artefact"]),
+    "missing file": (["build", "freemoe-demo", "--domain", "a=none.jsonl"], ["none.jsonl", "Check the path"]),
+    "missing data root": (
+        ["build", "freemoe-demo", "--domain", "math=gsm8k", "--data-root", "no-data"],
+        ["no-data", "--data-root", "Check the path"],
+    ),
+    "output exists": (["build", "freemoe-demo", *LAW, "-o", "there"], ["'there' exists already", "--overwrite"]),
+    "output is not ours": (
+        ["build", "freemoe-demo", *LAW, "-o", "there", "--overwrite"],
+        ["'there' is not an artefact", "is not replaced"],
+    ),
+    "demo over a folder that is not ours": (["demo", "-o", "there"], ["'there' is not an artefact"]),
+    "output is the current folder": (["build", "freemoe-demo", *LAW, "-o", "."], ["'.' names no new folder"]),
+    "result file exists": (
+        ["eval", "freemoe-demo", *LAW, "-o", "law.jsonl"],
+        ["'law.jsonl' exists already", "--overwrite"],
+    ),
+    "theta backwards": (
+        ["build", "m", *LAW, "--theta", "0.5:0.4:0.1"],
+        ["bands: bands end at 0.4", "not above their start 0.5"],
+    ),
+    "theta in words": (["build", "m", *LAW, "--theta", "half"], ["--theta is 'half'", "A:B:C", "--theta 0.5:1:0.05"]),
+    "theta of two": (["build", "m", *LAW, "--theta", "0:1"], ["--theta is '0:1'; write 3 numbers"]),
+    "layers": (["build", "m", *LAW, "--layers", "0:4:2"], ["--layers is '0:4:2'; write 2 numbers"]),
+    "layers backwards": (["build", "m", *LAW, "--layers", "4:0"], ["0 <= first < last", "value seen: "]),
+    "subdomains": (["build", "m", *LAW, "--subdomains", "a=b"], ["--subdomains is 'a=b'", "math=8,code=3"]),
+    "subdomains of no domain": (
+        ["build", "m", *LAW, "--subdomains", "lwa=3"],
+        ["names 'lwa', which is no domain here: law"],
+    ),
+    "choice": (["build", "m", *LAW, "--scope", "column"], ["bands.scope", "'row' or 'layer'", "'column'"]),
+    "limit": (["build", "m", *LAW, "--limit", "0"], ["data.limit", "greater than or equal to 1", "value seen: 0"]),
+    "set path": (["build", "m", *LAW, "--set", "search.fold=3"], ["search.fold", "metrics, method, objective"]),
+    "set without a value": (["build", "m", *LAW, "--set", "seed"], ["--set 'seed': write PATH=VALUE"]),
+    "set through a value": (["build", "m", *LAW, "--set", "model.x=1"], ["--set model.x: 'model' is a value"]),
+    "set with broken YAML": (["build", "m", *LAW, "--set", "seed=[1"], ["'[1' is not valid YAML"]),
+    "eval set path": (["eval", "m", *LAW, "--set", "data.lmit=3"], ["data.lmit", "root, limit, fewshot"]),
+    "no domain": (["build", "m"], ["no domain is given", "NAME=TASK"]),
+    "no domain to eval": (["eval", "m"], ["no domain is given", "NAME=TASK"]),
+    "domain twice": (["build", "m", "-d", "a=gsm8k", "-d", "a=mathqa"], ["'a' is given twice", "a=TASK,TASK"]),
+    "domain twice to eval": (["eval", "m", "-d", "a=gsm8k", "-d", "a=mathqa"], ["'a' is given twice"]),
+    "domain without a task": (["build", "m", "-d", "law"], ["'law' cannot be read", "NAME=TASK"]),
+    "unknown kind": (["ls", "task"], ["Unknown kind 'task'", "Did you mean 'tasks'"]),
+    "no artefact to report": (["report", "there"], ["'there' is not an artefact"]),
+    "no artefact to generate with": (["generate", "there", "hi"], ["'there' is not an artefact"]),
+    "neither artefact nor model": (["eval", "there", *LAW], ["neither an artefact", "nor a model folder"]),
+    "no recipe": (["run", "none.yaml"], ["'none.yaml' is not a file", "--print-recipe"]),
+    "broken recipe": (["run", "broken.yaml"], ["broken.yaml", "bnads", "allowed here", "bands"]),
+    "unknown device": (["eval", "freemoe-demo", *LAW, "--device", "banana"], ["Device 'banana'", "auto, cpu, cuda"]),
+}
+
+
+def check_refusal(done: Done, parts: list[str]) -> None:
+    assert done.code == 2, done
+    assert done.out == ""
+    message = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert len(message) == 1, done.err
+    assert "Traceback" not in done.err
+    for part in parts:
+        assert part in done.err
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_words(case: str, folder: Path, freemoe: Freemoe) -> None:
+    (folder / "there").mkdir()
+    (folder / "there" / "mine").write_text("x")
+    (folder / "broken.yaml").write_text("{model: m, domains: {law: law.jsonl}, bnads: {p: 2}}")
+    arguments, parts = REFUSED[case]
+    check_refusal(freemoe(*arguments), parts)
+    assert (folder / "there" / "mine").read_text() == "x"
+    assert not (folder / "freemoe-out").exists()
+
+
+def test_a_refused_run_does_not_block_the_next(folder: Path, freemoe: Freemoe) -> None:
+    check_refusal(freemoe("build", "freemoe-demo", "--domain", "law=lwa.jsonl", "-o", "out"), ["lwa.jsonl"])
+    second = freemoe("build", "freemoe-demo", "--domain", "law=la.jsonl", "-o", "out")
+    check_refusal(second, ["la.jsonl"])
+    assert "another recipe" not in second.err
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("command", ["build", "eval"])
+def test_code_needs_permission_before_anything_is_generated(
+    command: str, data_root: Path, folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(*_: Any, **__: Any) -> Any:
+        raise AssertionError("programs were generated although they may not be run")
+
+    monkeypatch.setattr("freemoe.evals.scorer.Scorer.generate", generate)
+    done = freemoe(
+        command, "freemoe-demo", "--domain", "code=humaneval", "--data-root", str(data_root), "--limit", "8"
+    )
+    check_refusal(done, ["--allow-code-execution"])
+
+
+@pytest.mark.parametrize("arguments", [["build"], ["build", "m", "--nope"], ["biuld"], ["build", "m", "--limit", "x"]])
+def test_what_cannot_be_parsed_shows_the_usage(arguments: list[str], freemoe: Freemoe) -> None:
+    done = freemoe(*arguments)
+    assert done.code == 2
+    assert "Usage: freemoe" in done.err
+    assert "Error: " in done.err
+    assert "Traceback" not in done.err
+
+
+def test_the_installed_command_prints_no_traceback(folder: Path) -> None:
+    program = Path(sys.executable).with_name("freemoe")
+    done = subprocess.run([program, "run", "none.yaml"], capture_output=True, text=True, timeout=60, check=False)
+    check_refusal(Done(done.returncode, done.stdout, done.stderr), ["'none.yaml' is not a file"])
+
+
+# ------------------------------------------------------------------ ctrl-C
+
+
+def interrupt(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_before_any_work(folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Journal, "unit", interrupt)
+    done = freemoe(*SMALL)
+    assert done.code == 130
+    assert "Stopped before any unit of work was finished." in done.err
+    assert "Traceback" not in done.err
+
+
+def test_ctrl_c_in_an_evaluation(folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freemoe.domain_experts.scores.Evaluator.score", interrupt)
+    done = freemoe("eval", "freemoe-demo", *LAW, "-o", "result.json")
+    assert done.code == 130
+    assert "nothing was written. Run the same command" in done.err
+    assert not (folder / "result.json").exists()
+
+
+def test_a_build_goes_on_after_ctrl_c(folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Journal.unit
+
+    def unit(self: Journal, name: str, work: Any) -> Any:
+        if self.done == 3:
+            raise KeyboardInterrupt
+        return real(self, name, work)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "unit", unit)
+        stopped = freemoe(*SMALL)
+    assert stopped.code == 130
+    assert "'out.partial'; run the same command again to go on" in stopped.err
+    assert not (folder / "out").exists()
+
+    other = freemoe(*SMALL, "--seed", "1")
+    check_refusal(other, ["unfinished run of another recipe (differs in: seed)", "--no-resume"])
+
+    # The recipe beside the command line: the same run, spelt differently.
+    (folder / "recipe.yaml").write_text(freemoe(*SMALL, "--print-recipe").out)
+    done = freemoe("run", "recipe.yaml", "--json")
+    assert done.code == 0, done.err
+    cost = json.loads(done.out)["result"]["cost"]
+    assert cost["units_reused"] >= 3
+    assert cost["units_done"] > 0
+    assert not (folder / "out.partial").exists()
+
+    again = freemoe(*SMALL)
+    check_refusal(again, ["'out' exists already"])
+    for arguments in (["inspect", "out"], ["report", "out", "--dry-run"], ["report", "out"]):
+        assert freemoe(*arguments).code == 0
+    assert (folder / "out" / "report.html").is_file()

@@ -1,0 +1,98 @@
+"""The workbench: documents become batches, scores become journalled units, and the model stays the base."""
+
+import pytest
+import torch
+
+from freemoe.domain_experts.batches import mean_loss
+from freemoe.domain_experts.bench import prepare
+from freemoe.domain_experts.scores import ReportedScores
+from freemoe.errors import DataError
+from freemoe.evals.documents import FrozenChoice
+from freemoe.runs import RunFolder
+from tests.domain_experts.conftest import choice_rows, task_recipe, text_recipe, write_jsonl
+
+
+@pytest.fixture(scope="module")
+def bench(world, tmp_path_factory):
+    return prepare(task_recipe(world, tmp_path_factory.mktemp("bench") / "out"))
+
+
+def test_batches_hold_prompt_and_gold_answer(world, bench):
+    documents = bench.domains["law"].reference.documents
+    scorer = bench.scorer
+    expected = [scorer.loglikelihoods([(d.prompt, d.answers[d.gold])])[0][0] for d in documents]
+    tokens = sum(len(d.answers[d.gold]) for d in documents)
+    assert mean_loss(bench.model, bench.batches(documents)) == pytest.approx(-sum(expected) / tokens, rel=1e-4)
+    labels = list(range(len(documents)))
+    batches = bench.batches(documents, labels)
+    assert sorted(int(x) for b in batches for x in b.labels) == labels
+    for ids, answer in bench.rows(documents):
+        assert world.tokenizer.decode([*ids, answer[-1]]).endswith(world.tokenizer.decode(answer))
+
+
+def test_batches_of_text(world, tmp_path):
+    bench = prepare(text_recipe(world, tmp_path / "out"))
+    documents = bench.domains["wiki"].reference.documents
+    batches = bench.batches(documents)
+    assert sum(b.answer_tokens for b in batches) == sum(len(d.tokens) for d in documents)
+    found = bench.scorer.score([bench.scorer.gold_pair(d) for d in documents])
+    assert mean_loss(bench.model, batches) == pytest.approx(
+        -sum(s.loglikelihood for s in found) / sum(s.tokens for s in found), rel=1e-4
+    )
+
+
+def test_scores_are_journalled_and_the_base_comes_back(bench, tmp_path):
+    documents = bench.domains["law"].reference.documents[:6]
+    weight = bench.weights[5]
+    before = {k: v.clone() for k, v in bench.model.state_dict().items()}
+    off = {weight.name: torch.arange(weight.size)}
+    plain, without = bench.scores("law", "base", {}, documents), bench.scores("law", "off", off, documents)
+    assert plain != without
+    assert all(torch.equal(v, before[k]) for k, v in bench.model.state_dict().items())
+    bench.run = RunFolder(tmp_path / "out", {"a": 1})
+    assert bench.scores("law", "off", off, documents) == without
+    assert bench.run.journal.done == 1
+    # From the journal now, whatever the positions: a unit is known by its name and its documents.
+    assert bench.scores("law", "off", {}, documents) == without
+    assert bench.run.journal.reused == 1
+    for a, b in zip(bench.scores("law", "off", off, documents[:3]), without, strict=False):
+        assert a == pytest.approx(b, abs=1e-4)
+    again = RunFolder(tmp_path / "out", {"a": 1})
+    assert len(again.journal._values) == 2
+    bench.run = None
+
+
+def test_reported_scores_have_a_type_of_their_own(bench):
+    documents = bench.domains["law"].reported.open(FrozenChoice("x"))[:2]
+    assert isinstance(bench.reported_scores("law", "u", {}, documents), ReportedScores)
+    assert not isinstance(bench.scores("law", "u", {}, documents), ReportedScores)
+
+
+def test_domains_do_not_report_on_each_others_reference(world, tmp_path):
+    rows = choice_rows(40)
+    first = write_jsonl(tmp_path / "ref.jsonl", rows[:20])
+    second = write_jsonl(tmp_path / "test.jsonl", rows[20:30])
+    third = write_jsonl(tmp_path / "other.jsonl", rows[30:])
+    domains = {"a": [f"{first}::{second}"], "b": [f"{third}::{first}"]}
+    with pytest.raises(DataError, match="'a'"):
+        prepare(task_recipe(world, tmp_path / "out", domains=domains))
+    some = write_jsonl(tmp_path / "some.jsonl", rows[15:20])
+    bench = prepare(
+        task_recipe(world, tmp_path / "out", domains={"a": [f"{first}::{second}"], "b": [f"{third}::{some}"]})
+    )
+    assert len(bench.domains["a"].reference) == 15
+    keys = {d.key for x in bench.domains.values() for d in x.reference.documents}
+    assert not keys & {k for x in bench.domains.values() for k in x.reported.keys()}  # noqa: SIM118
+
+
+def test_tasks_of_one_name_in_two_domains_keep_their_own_grader(world, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    one = write_jsonl(tmp_path / "a" / "task.jsonl", choice_rows(20, seed=3))
+    two = write_jsonl(
+        tmp_path / "b" / "task.jsonl", [{"prompt": f"{i}?", "target": "x", "key": f"z{i}"} for i in range(20)]
+    )
+    bench = prepare(task_recipe(world, tmp_path / "out", domains={"a": [str(one)], "b": [str(two)]}))
+    for name, data in bench.domains.items():
+        found = bench.scores(name, "base", {}, data.reference.documents)
+        assert {s.value for s in found} <= {0.0, 1.0}
