@@ -31,7 +31,7 @@ from freemoe.assets.tiny_world import WORLD_SEED, Document, Mix, World, write_be
 ASSETS = Path(__file__).resolve().parents[1] / "src" / "freemoe" / "assets"
 SEED, EVAL_SEED, STEPS = 11, 7301, 1900
 TOKENS_PER_STEP = 4096
-SECONDS_PER_STEP = 0.5  # one thread of a 2020s server core; only for the estimate of --dry-run
+SECONDS_PER_STEP = 0.6  # one thread of a server core with AVX2, unshared; only for the estimate of --dry-run
 LEARNING_RATE, WARMUP, WEIGHT_DECAY = 3e-3, 60, 0.05
 PROMPT_WEIGHT = 0.1  # what stands in a prompt is random; predicting it would eat the budget
 # An answer of math is three or four tokens; at weight 1 it would drown in the long texts of the others.

@@ -173,5 +173,5 @@ def test_another_base_is_refused() -> None:
     model = tiny_model("llama")
     manifest = {"base_fingerprint": fingerprint(model), "base_model_name_or_path": "some/base"}
     require_base(manifest, model)
-    with pytest.raises(ArtifactError, match="made for the base 'some/base'.*Load that very base"):
+    with pytest.raises(ArtifactError, match=r"made for the base 'some/base'.*Load that very base"):
         require_base(manifest, tiny_model("llama", seed=1))

@@ -244,7 +244,7 @@ def test_missing_fields_are_all_named_at_once() -> None:
 
 
 def test_an_unknown_metric_comes_with_near_misses() -> None:
-    with pytest.raises(UnknownNameError, match="Unknown metric 'wandda'. Did you mean 'wanda'"):
+    with pytest.raises(UnknownNameError, match=r"Unknown metric 'wandda'. Did you mean 'wanda'"):
         recipe_from(changed("search.metrics", ["wandda"]))
 
 
@@ -277,7 +277,7 @@ def test_a_file_that_is_no_recipe(content: bytes, reason: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["nowhere.yaml", "."])
 def test_no_file(name: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="is not a file. Print one with: freemoe build"):
+    with pytest.raises(RecipeError, match=r"is not a file. Print one with: freemoe build"):
         load_recipe(tmp_path / name)
 
 

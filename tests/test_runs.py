@@ -1,12 +1,9 @@
-"""Run folders: nothing finished is done twice, nothing half written is ever seen, nobody else's folder is touched."""
+"""Run folders: nothing finished is done twice, nothing half written is seen, nobody else's folder is touched."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import logging
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -16,160 +13,10 @@ import torch
 
 from freemoe import runs
 from freemoe.errors import ArtifactError
-from freemoe.runs import MANIFEST, Journal, Quiet, RunFolder, digest, environment, peak_memory_bytes, write_atomic
+from freemoe.runs import MANIFEST, Journal, Quiet, RunFolder, environment, peak_memory_bytes, write_atomic
+from tests.test_journal import full_disk, inside, never
 
 RECIPE = {"command": "build", "seed": 0, "bands": {"p": "2", "step": 0.1}, "domains": {"math": ["gsm8k"]}}
-
-
-def never() -> Any:
-    raise AssertionError("this unit was finished before and must not be done again")
-
-
-def full_disk(*_: Any, **__: Any) -> Any:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-# ------------------------------------------------------------------ writing
-
-
-def test_a_file_is_written_whole(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "a", b"one")
-    write_atomic(tmp_path / "a", b"two")
-    assert (tmp_path / "a").read_bytes() == b"two"
-    assert os.listdir(tmp_path) == ["a"]
-
-
-@pytest.mark.parametrize("fails", ["fsync", "open", "replace"])
-def test_a_full_disk_leaves_the_old_file(fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_atomic(tmp_path / "a", b"old")
-    monkeypatch.setattr(*((os, "fsync") if fails == "fsync" else (Path, fails)), full_disk)
-    with pytest.raises(ArtifactError, match="The disk is full: .*finished work is kept"):
-        write_atomic(tmp_path / "a", b"new")
-    monkeypatch.undo()
-    assert (tmp_path / "a").read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["a"]
-
-
-def test_another_failure_says_which(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="could not be written: No such file or directory"):
-        write_atomic(tmp_path / "absent" / "a", b"x")
-
-
-def test_digest_depends_on_content_not_on_order() -> None:
-    assert digest({"a": 1, "b": [2, float("nan")]}) == digest({"b": [2, float("nan")], "a": 1})
-    assert digest([1, 2]) != digest([2, 1])
-    assert len(digest("\ud800")) == 16  # half a character, as a broken file may hold
-
-
-# ------------------------------------------------------------------ journal
-
-VALUES: list[Any] = [
-    None,
-    True,
-    0.1 + 0.2,
-    -1e-300,
-    [1, "two", [3.5]],
-    {"nested": {"deep": [None]}},
-    "ü\n\"quoted\"",
-    float("inf"),
-    float("-inf"),
-]
-
-
-def test_a_resumed_journal_gives_identical_values(tmp_path: Path) -> None:
-    first = Journal(tmp_path / "j")
-    given = [first.unit(f"unit {i}", lambda v=v: v) for i, v in enumerate(VALUES)]
-    assert (first.done, first.reused) == (len(VALUES), 0)
-    second = Journal(tmp_path / "j")
-    assert [second.unit(f"unit {i}", never) for i in range(len(VALUES))] == given == VALUES
-    assert (second.done, second.reused) == (0, len(VALUES))
-    assert "unit 0" in second
-    assert "unit 99" not in second
-
-
-def test_nan_survives(tmp_path: Path) -> None:
-    Journal(tmp_path / "j").unit("u", lambda: [1.0, float("nan")])
-    value = Journal(tmp_path / "j").unit("u", never)
-    assert value[0] == 1.0
-    assert math.isnan(value[1])
-
-
-def test_an_unbroken_run_sees_what_a_resumed_one_sees(tmp_path: Path) -> None:
-    value = Journal(tmp_path / "j").unit("u", lambda: {"pair": (1, 2), 3: "three"})
-    assert value == {"pair": [1, 2], "3": "three"}
-    assert Journal(tmp_path / "j").unit("u", never) == value
-
-
-def three_units(path: Path) -> list[bytes]:
-    journal = Journal(path)
-    for name in "abc":
-        journal.unit(name, lambda name=name: f"value of {name}")
-    return path.read_bytes().splitlines(keepends=True)
-
-
-def test_a_torn_last_line_is_dropped_wherever_it_is_torn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "j"
-    lines = three_units(path)
-    for cut in range(1, len(lines[2])):
-        path.write_bytes(lines[0] + lines[1] + lines[2][:cut])
-        journal = Journal(path)
-        assert "b" in journal, cut
-        assert "c" not in journal, cut
-        assert path.read_bytes() == lines[0] + lines[1], cut
-        journal.unit("c", lambda: "value of c")
-        assert path.read_bytes() == b"".join(lines), cut
-    assert "done again" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda line: line.replace(b"value of b", b"value of x"),
-        lambda line: line.replace(b'"b"', b'"x"', 1),
-        lambda line: b"\x00" * (len(line) - 1) + b"\n",
-        lambda line: b"[]\n",
-        lambda line: b"{}\n",
-        lambda line: b"\n",
-    ],
-    ids=["value", "unit", "zeros", "list", "empty", "blank"],
-)
-def test_what_stands_behind_a_damaged_line_does_not_count(damage: Any, tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    lines = three_units(path)
-    path.write_bytes(lines[0] + damage(lines[1]) + lines[2])
-    journal = Journal(path)
-    assert ["a" in journal, "b" in journal, "c" in journal] == [True, False, False]
-    assert path.read_bytes() == lines[0]
-
-
-def test_a_journal_that_is_whole_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lines = three_units(tmp_path / "j")
-    with caplog.at_level(logging.WARNING):
-        Journal(tmp_path / "j")
-    assert not caplog.records
-    assert (tmp_path / "j").read_bytes() == b"".join(lines)
-
-
-def test_a_full_disk_leaves_whole_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "j"
-    lines = three_units(path)
-    journal = Journal(path)
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(ArtifactError, match="The disk is full"):
-        journal.unit("d", lambda: "x" * 100)
-    monkeypatch.undo()
-    assert path.read_bytes() == b"".join(lines)
-    assert "d" not in journal
-    journal.unit("d", lambda: 4)
-    assert Journal(path).unit("d", never) == 4
-
-
-def test_failed_work_leaves_no_line(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j")
-    with pytest.raises(ZeroDivisionError):
-        journal.unit("u", lambda: 1 / 0)
-    assert "u" not in Journal(tmp_path / "j")
-    assert journal.unit("u", lambda: 1) == 1
 
 
 # ------------------------------------------------------------------ run folder
@@ -195,8 +42,8 @@ def test_publishing_makes_the_folder_appear_whole(tmp_path: Path) -> None:
     write_atomic(run.partial / "result", b"r")
     assert not (tmp_path / "out").exists()
     assert run.publish() == tmp_path / "out"
-    assert os.listdir(tmp_path) == ["out"]
-    assert sorted(os.listdir(tmp_path / "out")) == ["journal.jsonl", "result"]
+    assert inside(tmp_path) == ["out"]
+    assert inside(tmp_path / "out") == ["journal.jsonl", "result"]
 
 
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
@@ -252,10 +99,10 @@ def test_a_run_that_did_nothing_yet_is_in_nobodys_way(tmp_path: Path) -> None:
 
 def test_a_finished_folder_is_not_touched_without_overwrite(tmp_path: Path) -> None:
     artefact(tmp_path / "out")
-    with pytest.raises(ArtifactError, match="exists already.*--overwrite"):
+    with pytest.raises(ArtifactError, match=r"exists already.*--overwrite"):
         RunFolder(tmp_path / "out", RECIPE)
     assert (tmp_path / "out" / "content").read_text() == "old"
-    assert os.listdir(tmp_path) == ["out"]
+    assert inside(tmp_path) == ["out"]
 
 
 def test_overwrite_replaces_only_when_all_is_written(tmp_path: Path) -> None:
@@ -265,26 +112,26 @@ def test_overwrite_replaces_only_when_all_is_written(tmp_path: Path) -> None:
     write_atomic(run.partial / "content", b"new")
     run.publish()
     assert (tmp_path / "out" / "content").read_text() == "new"
-    assert os.listdir(tmp_path) == ["out"]
+    assert inside(tmp_path) == ["out"]
 
 
 def test_overwrite_never_deletes_what_freemoe_did_not_write(tmp_path: Path) -> None:
     mine = tmp_path / "thesis"
     mine.mkdir()
     (mine / "chapter").write_text("years of work")
-    with pytest.raises(ArtifactError, match="is not an artefact of freemoe.*not replaced"):
+    with pytest.raises(ArtifactError, match=r"is not an artefact of freemoe.*not replaced"):
         RunFolder(mine, RECIPE, overwrite=True)
     (tmp_path / "file").write_text("x")
     with pytest.raises(ArtifactError, match="is not an artefact of freemoe"):
         RunFolder(tmp_path / "file", RECIPE, overwrite=True)
     assert (mine / "chapter").read_text() == "years of work"
-    assert sorted(os.listdir(tmp_path)) == ["file", "thesis"]
+    assert inside(tmp_path) == ["file", "thesis"]
 
 
 def test_an_empty_folder_may_be_replaced(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     started(tmp_path / "out", overwrite=True).publish()
-    assert os.listdir(tmp_path / "out") == ["journal.jsonl"]
+    assert inside(tmp_path / "out") == ["journal.jsonl"]
 
 
 def test_neighbours_with_like_names_stay(tmp_path: Path) -> None:
@@ -335,7 +182,7 @@ def test_a_failed_publishing_puts_the_old_folder_back(tmp_path: Path, monkeypatc
     with pytest.raises(ArtifactError, match="The disk is full"):
         run.publish()
     assert (tmp_path / "out" / "content").read_text() == "old"
-    assert sorted(os.listdir(tmp_path)) == ["out", "out.partial"]
+    assert inside(tmp_path) == ["out", "out.partial"]
 
 
 @pytest.mark.parametrize("output", ["", ".", "..", "/"])
@@ -360,7 +207,7 @@ def test_a_full_disk_at_the_start_leaves_nothing(tmp_path: Path, monkeypatch: py
         patched.setattr(os, "fsync", full_disk)
         with pytest.raises(ArtifactError, match="The disk is full"):
             RunFolder(tmp_path / "out", RECIPE)
-    assert os.listdir(tmp_path / "out.partial") == []
+    assert inside(tmp_path / "out.partial") == []
     assert started(tmp_path / "out").publish().exists()
 
 
@@ -390,13 +237,11 @@ def test_tensors_that_come_out_differently_are_refused(tmp_path: Path) -> None:
     RunFolder(tmp_path / "out", RECIPE).tensors("t", lambda: {"a": torch.ones(3)})
     (file,) = (tmp_path / "out.partial" / "units").iterdir()
     file.unlink()
-    with pytest.raises(ArtifactError, match="another result. Start over with --no-resume"):
+    with pytest.raises(ArtifactError, match=r"another result. Start over with --no-resume"):
         RunFolder(tmp_path / "out", RECIPE).tensors("t", lambda: {"a": torch.zeros(3)})
 
 
-def test_tensors_written_but_not_yet_journalled_are_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensors_written_but_not_yet_journalled_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder(tmp_path / "out", RECIPE)
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "unit", full_disk)

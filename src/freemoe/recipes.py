@@ -121,9 +121,9 @@ class SaliencySection(_Section):
         default=8, ge=1, description="Rounds without a better loss on the stopping half before the end."
     )
     gradient_share: float = Field(
-        default=0.4, gt=0, lt=1, description="Share of the reference documents that give gradients."
+        default=0.35, gt=0, lt=1, description="Share of the reference documents that give gradients."
     )
-    stop_share: float = Field(default=0.3, gt=0, lt=1, description="Share that decides when to stop; the rest guards.")
+    stop_share: float = Field(default=0.25, gt=0, lt=1, description="Share that decides when to stop; the rest guards.")
 
     @model_validator(mode="after")
     def _leaves_a_guard(self) -> SaliencySection:

@@ -117,13 +117,13 @@ def test_a_refused_run_does_not_block_the_next(folder: Path, freemoe: Freemoe) -
 def test_code_needs_permission_before_anything_is_generated(
     command: str, data_root: Path, folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def generate(*_: Any, **__: Any) -> Any:
-        raise AssertionError("programs were generated although they may not be run")
+    def expensive(*_: Any, **__: Any) -> Any:
+        raise AssertionError("work was done for programs that may not be run")
 
-    monkeypatch.setattr("freemoe.evals.scorer.Scorer.generate", generate)
-    done = freemoe(
-        command, "freemoe-demo", "--domain", "code=humaneval", "--data-root", str(data_root), "--limit", "8"
-    )
+    monkeypatch.setattr("freemoe.evals.scorer.Scorer.generate", expensive)
+    monkeypatch.setattr("freemoe.domain_experts.build.calibrate", expensive)
+    task = ["--domain", "code=humaneval", "--data-root", str(data_root), "--limit", "8"]
+    done = freemoe(command, "freemoe-demo", *task, *(["--metric", "wanda"] if command == "build" else []))
     check_refusal(done, ["--allow-code-execution"])
 
 

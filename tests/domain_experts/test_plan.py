@@ -73,7 +73,16 @@ def test_the_card_shows_the_numbers_of_the_result(artefact, text_artefact):
             for sub in domain["subdomains"]:
                 assert f"- {sub['name']}: {sub['verdict']}" in card
         lines = headlines(result)
-        assert len(lines) == sum(1 + len(d["subdomains"]) for d in result["domains"])
+        own = sum(1 + len(d["subdomains"]) for d in result["domains"])
+        assert [line for line in lines if line.startswith("  ")] == [
+            f"  {sub['name']}: {sub['verdict']}" for d in result["domains"] for sub in d["subdomains"]
+        ]
+        if len(result["domains"]) == 1:
+            assert len(lines) == own
+        else:
+            gains = [d["rows"]["expert"]["gain"]["mean"] for d in result["domains"]]
+            (average,) = lines[own:]
+            assert f"over 2 domains: {sum(gains) / 2:+.2f} [" in average
 
 
 def test_gain_text():

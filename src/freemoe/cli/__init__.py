@@ -35,7 +35,7 @@ def _version(
 def main() -> None:
     """Entry point: errors made on purpose are printed as a message, without a traceback; exit code 2."""
     try:
-        app()
+        app(prog_name="freemoe")
     except FreeMoEError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -114,7 +114,7 @@ def run_build(recipe: BuildRecipe, *, overwrite: bool, resume: bool, as_json: bo
     from freemoe.domain_experts.build import build, interrupted
     from freemoe.domain_experts.card import headlines
     from freemoe.report.html import write_report
-    from freemoe.report.tables import subdomain_table, summary_table
+    from freemoe.report.tables import summary_table
 
     try:
         folder = build(recipe, progress=Bars(quiet or as_json), overwrite=overwrite, resume=resume)
@@ -126,7 +126,6 @@ def run_build(recipe: BuildRecipe, *, overwrite: bool, resume: bool, as_json: bo
         print_json({"folder": str(folder), "report": str(report), "headlines": headlines(result), "result": result})
         return folder
     out.print(summary_table(result))
-    out.print(subdomain_table(result))
     for line in headlines(result):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
     out.print(f"artefact: {folder}\nreport:   {report}", markup=False, highlight=False, soft_wrap=True)

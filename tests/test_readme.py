@@ -1,0 +1,48 @@
+"""The README's Python example runs as it stands, and what the README names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def example() -> str:
+    """The block behind the mark."""
+    return README.split("<!-- example -->")[1].split("```python\n")[1].split("```")[0]
+
+
+@pytest.mark.slow
+def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = example()
+    assert len(code.strip().splitlines()) <= 12
+    scope: dict = {}
+    exec(compile(code, "README.md", "exec"), scope)
+    assert (tmp_path / "experts" / "freemoe_config.json").is_file()
+    assert (tmp_path / "plain-checkpoint" / "config.json").is_file()
+    assert scope["text"]
+    assert scope["expert"] in ("base", *scope["moe"].experts)
+    assert scope["moe"].active == "base"
+    assert scope["expert"] in capsys.readouterr().out
+
+
+def test_the_file_map_names_what_is_there():
+    block = README.split("## Where things are")[1].split("```")[1]
+    listed = re.findall(r"^ {0,2}([\w/.-]+/)(?= )", block, flags=re.MULTILINE)
+    assert len(listed) > 6
+    for name in listed:
+        assert (ROOT / name).is_dir() or (ROOT / "src/freemoe" / name).is_dir(), name
+
+
+def test_the_two_commands_stand_first():
+    commands = README.split("```")[1]
+    assert commands.strip().startswith("make demo")
+    assert "make test" in commands
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(r"^demo:", makefile, flags=re.MULTILINE)
+    assert re.search(r"^test:", makefile, flags=re.MULTILINE)

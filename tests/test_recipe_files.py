@@ -1,0 +1,91 @@
+"""The recipes of the papers' tables: each is whole, says what it varies, and turns the papers' axis round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from freemoe.evals.benchmarks import BENCHMARKS
+from freemoe.recipes import BuildRecipe, dump, load_recipe
+
+FOLDER = Path(__file__).resolve().parents[1] / "recipes"
+FILES = sorted(FOLDER.rglob("*.yaml"))
+NAMES = [str(f.relative_to(FOLDER)) for f in FILES]
+
+# Part of a file's name -> (field, values that the papers' table has, in the order of its files).
+VARIED = {
+    "mode/table02-p-*-math": ("bands.p", ["1", "2", "4", "inf"]),
+    "mode/table02-p-*-general": ("bands.p", ["1", "2", "4", "inf"]),
+    "mode/table03-ratio-*": ("bands.ratio", [0.01, 0.03, 0.05, 0.1, 0.2]),
+    "mode/table04-*": ("bands.sublayers", ["attention", "both", "mlp"]),
+    "mode/table05-patch-*": ("bands.patch", [1, 2, 4, 16]),
+    "mode/table06-k-*": ("subdomains.count", [{"mmlu": k} for k in (6, 8, 10, 12, 14, 16)]),
+}
+
+
+def load(file: Path) -> BuildRecipe:
+    recipe = load_recipe(file)
+    assert isinstance(recipe, BuildRecipe)
+    return recipe
+
+
+@pytest.mark.parametrize("file", FILES, ids=NAMES)
+def test_a_recipe_is_the_papers_protocol(file: Path) -> None:
+    recipe = load(file)
+    assert (recipe.search.metrics, recipe.search.method, recipe.search.select) == (("wanda",), "exhaustive", "argmax")
+    assert (recipe.bands.start, recipe.bands.end, recipe.bands.step) == (0.0, 0.5, 0.05)
+    assert len(recipe.bands.edges()) == 10
+    assert recipe.evidence.oracle, "the papers' figure is the row oracle"
+    assert {t for tasks in recipe.domains.values() for t in tasks} <= set(BENCHMARKS)
+    # Whoever runs a file decides about running programs, not the file.
+    assert not recipe.data.allow_code_execution
+    assert recipe.data.root is None
+
+
+@pytest.mark.parametrize("file", FILES, ids=NAMES)
+def test_a_recipe_says_what_it_is(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    number = int(file.stem[len("table") :].split("-")[0])
+    assert f"MoE Table {number}" in text or f"MoDE Table {number}" in text
+    assert "# Orientation: " in text
+    assert "their 95-100 % are our 0-5 %" in " ".join(text.split())
+    code = {"mbpp", "humaneval"} & set(load(file).domains)
+    assert bool(code) == ("Programs that the model writes" in text)
+
+
+@pytest.mark.parametrize("pattern", VARIED)
+def test_the_files_of_a_table_vary_one_thing(pattern: str) -> None:
+    path, values = VARIED[pattern]
+    section, field = path.split(".")
+    recipes = [load(f) for f in sorted(FOLDER.glob(f"{pattern}.yaml"))]
+    found = [getattr(getattr(r, section), field) for r in recipes]
+    assert sorted(found, key=str) == sorted(values, key=str)
+    rest = set()
+    for recipe in recipes:
+        data = recipe.model_dump(mode="json")
+        del data[section][field], data["output"]
+        rest.add(str(data))
+    assert len(rest) == 1
+
+
+def test_no_two_files_are_the_same_build_under_one_name() -> None:
+    outputs = [load(f).output for f in FILES]
+    assert len(set(outputs)) == len(outputs)
+    assert outputs == [str(f.relative_to(FOLDER).with_suffix("")).replace("/", "-") for f in FILES]
+
+
+def test_every_table_is_there() -> None:
+    tables = {name.split("-")[0] for name in NAMES if name.startswith("mode/")}
+    assert tables == {f"mode/table{n:02d}" for n in range(1, 12)}
+    models = {load(f).model for f in FOLDER.glob("mode/table01-*.yaml")}
+    assert len(models) == 5
+    assert {load(f).bands.scope for f in FOLDER.glob("free-moe/*.yaml")} == {"layer"}
+    listed = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert all(f"{table}-" in listed for table in tables - {f"mode/table{n:02d}" for n in range(8, 11)})
+
+
+def test_a_file_says_no_more_than_it_needs() -> None:
+    """What equals a default is left out, but for the range of bands, which the papers' axis makes worth reading."""
+    text = (FOLDER / "mode/table08-gsm8k.yaml").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < len(dump(load(FOLDER / "mode/table08-gsm8k.yaml")).splitlines()) / 2
