@@ -16,6 +16,7 @@ from freemoe.domain_experts.switching import switched_off
 from freemoe.errors import DataError
 from freemoe.evals.documents import Document, DomainData, ReferenceSplit
 from freemoe.evals.domains import load_domain
+from freemoe.evals.sandbox import require_permission
 from freemoe.evals.scorer import Scorer
 from freemoe.families.loading import load_base, load_tokenizer
 from freemoe.families.weights import Weight, find_weights
@@ -86,6 +87,7 @@ def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, 
 
     Raises:
         DataError: When a domain mixes text with tasks, or its documents are missing.
+        SandboxError: When grading would run generated code and that is not allowed.
     """
     domains = {}
     for name, specs in recipe.domains.items():
@@ -99,8 +101,10 @@ def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, 
             num_fewshot=recipe.data.fewshot,
             allow_code_execution=recipe.data.allow_code_execution,
         )
-        kinds = {d.kind == "text" for d in data.reference.documents}
-        if len(kinds) > 1:
+        kinds = list(dict.fromkeys([*(d.kind for d in data.reference.documents), *data.reported.kinds()]))
+        if "code" in kinds:
+            require_permission(recipe.data.allow_code_execution)
+        if "text" in kinds and len(kinds) > 1:
             raise DataError(
                 f"Domain {name!r} mixes plain text with tasks; their figures differ. Make them two domains."
             )

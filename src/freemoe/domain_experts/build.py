@@ -29,7 +29,7 @@ from freemoe.domain_experts.results import reported_evidence
 from freemoe.domain_experts.router import Router, train_router
 from freemoe.domain_experts.subdomains import Subdomains, divide, features
 from freemoe.errors import DataError
-from freemoe.evals.documents import FrozenChoice
+from freemoe.evals.documents import FrozenChoice, digest_documents
 from freemoe.recipes import BuildRecipe, dump
 from freemoe.runs import Progress, RunFolder, digest, environment, peak_memory_bytes, write_atomic
 
@@ -131,18 +131,18 @@ def _needs_norms(recipe: BuildRecipe) -> bool:
 def _same_inputs(bench: Bench, run: RunFolder) -> None:
     """Write down what the run reads; a resumed run must read the same base and documents."""
     now = {
-        "base": bench.fingerprint,
-        "documents": {
-            n: digest([f"{d.task}/{d.id}/{d.key}" for d in x.reference.documents]) for n, x in bench.domains.items()
-        },
+        "base model": bench.fingerprint,
+        "reference documents": {n: digest_documents(d.reference.documents) for n, d in bench.domains.items()},
+        "reported documents": {n: d.reported.digest() for n, d in bench.domains.items()},
+        "tokens": {n: digest(bench.rows(d.reference.documents)) for n, d in bench.domains.items()},
     }
     then = run.journal.unit("inputs", lambda: now)
-    if then != now:
-        what = "base model" if then["base"] != now["base"] else "reference documents"
-        raise DataError(
-            f"The unfinished run at {str(run.partial)!r} was started with another {what}. Put it back, or start over with "
-            "--no-resume."
-        )
+    for what, value in now.items():
+        if then[what] != value:
+            raise DataError(
+                f"The unfinished run at {str(run.partial)!r} was started with another {what}. Put it back, or start over "
+                "with --no-resume."
+            )
 
 
 def _base_facts(bench: Bench) -> dict[str, Any]:

@@ -67,16 +67,22 @@ def strongest(scores: Sequence[Tensor], count: int) -> list[Tensor]:
     Returns:
         For every tensor the sorted positions that were picked; equal scores go to the earlier tensor and position.
     """
-    values, owners, places = [], [], []
-    for owner, flat in enumerate(scores):
-        top = torch.topk(flat, min(count, flat.numel()))
-        values.append(top.values)
-        places.append(top.indices)
-        owners.append(torch.full_like(top.indices, owner))
-    value, owner, place = torch.cat(values), torch.cat(owners), torch.cat(places)
-    order = torch.argsort(value, descending=True, stable=True)[:count]
-    order = order[value[order] > 0]
-    return [place[order[owner[order] == i]].sort().values for i in range(len(scores))]
+    if count < 1:
+        return [torch.empty(0, dtype=torch.long, device=flat.device) for flat in scores]
+    tops = [torch.topk(flat, min(count, flat.numel())).values.cpu() for flat in scores]
+    together = torch.cat(tops)
+    # The last value that gets in. topk promises no order among equals, so those at the line are taken by place.
+    line = torch.topk(together, min(count, together.numel())).values[-1].clamp(min=0)
+    room = count - int((together > line).sum())
+    picked = []
+    for flat in scores:
+        above = (flat > line).nonzero().flatten()
+        if float(line) > 0 and room > 0:
+            at = (flat == line).nonzero().flatten()[:room]
+            room -= len(at)
+            above = torch.cat([above, at]).sort().values
+        picked.append(above)
+    return picked
 
 
 def signed_scores(model: Any, weights: Sequence[Weight], batches: Sequence[AnswerBatch]) -> list[Tensor]:
@@ -142,8 +148,8 @@ def purify(
         losses = [mean_loss(model, stop)]
         best, off = 0, 0
         with _only_these_need_gradients(model, weights):
-            while off + per_round <= max(per_round, budget * total):
-                picked = strongest(signed_scores(model, weights, gradient), per_round)
+            while (room := int(budget * total) - off) > 0:
+                picked = strongest(signed_scores(model, weights, gradient), min(per_round, room))
                 chosen = {w.name: p for w, p in zip(weights, picked, strict=True) if len(p)}
                 if not chosen:
                     break

@@ -66,6 +66,14 @@ def content_key(*parts: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def digest_documents(documents: Sequence[Document]) -> str:
+    """Hash of everything that documents say, in their order."""
+    total = hashlib.sha256()
+    for document in documents:
+        total.update(repr(document).encode())
+    return total.hexdigest()[:16]
+
+
 @dataclass(frozen=True)
 class ReferenceSplit:
     """Documents that may be searched, calibrated and trained on."""
@@ -101,6 +109,14 @@ class ReportedSplit:
     def keys(self) -> set[str]:
         """Content keys, for checking that the two splits share nothing."""
         return {d.key for d in self._documents}
+
+    def kinds(self) -> list[str]:
+        """Kinds of documents, in order of first appearance."""
+        return list(dict.fromkeys(d.kind for d in self._documents))
+
+    def digest(self) -> str:
+        """Hash of everything the documents say, for noticing that they changed; it shows none of them."""
+        return digest_documents(self._documents)
 
     def open(self, choice: FrozenChoice) -> tuple[Document, ...]:
         """Return the documents, once the choice of experts is frozen.
