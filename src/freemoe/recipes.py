@@ -114,11 +114,16 @@ class SaliencySection(_Section):
 
     step: float = Field(default=5e-5, gt=0, lt=1, description="Share of the weights switched off per round, for tasks.")
     text_step: float = Field(
-        default=2e-4, gt=0, lt=1, description="The same for plain text, whose loss sits at every token."
+        default=4e-4, gt=0, lt=1, description="The same for plain text, whose loss sits at every token."
     )
     budget: float = Field(default=0.01, gt=0, le=1, description="Largest share of the weights that may be off.")
     patience: int = Field(
         default=8, ge=1, description="Rounds without a better loss on the stopping half before the end."
+    )
+    part_tokens: int = Field(
+        default=12288,
+        ge=1,
+        description="Answer tokens per part; every part of a round ranks anew and switches off its share.",
     )
     gradient_share: float = Field(
         default=0.35, gt=0, lt=1, description="Share of the reference documents that give gradients."

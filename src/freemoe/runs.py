@@ -17,7 +17,6 @@ import resource
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -200,7 +199,11 @@ class RunFolder:
         if not mark.exists():
             write_atomic(mark, json.dumps(identity).encode())
         self.journal = Journal(self.partial / "journal.jsonl")
-        self.started = time.time()
+
+    def discard_if_idle(self) -> None:
+        """Remove the working folder if no unit of work was finished: nothing is lost, and nothing lies about."""
+        if not self.journal.path.exists():
+            shutil.rmtree(self.partial, ignore_errors=True)
 
     def tensors(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Like `Journal.unit` for a dict of tensors: kept in a safetensors file named in the journal."""

@@ -5,6 +5,7 @@ import torch
 
 from freemoe.domain_experts.batches import mean_loss
 from freemoe.domain_experts.bench import prepare
+from freemoe.domain_experts.build import build
 from freemoe.domain_experts.scores import ReportedScores
 from freemoe.errors import DataError
 from freemoe.evals.documents import FrozenChoice
@@ -96,3 +97,32 @@ def test_tasks_of_one_name_in_two_domains_keep_their_own_grader(world, tmp_path)
     for name, data in bench.domains.items():
         found = bench.scores(name, "base", {}, data.reference.documents)
         assert {s.value for s in found} <= {0.0, 1.0}
+
+
+def test_a_base_without_tokenizer_is_refused_before_its_weights_are_read(world, tmp_path, monkeypatch):
+    bare = tmp_path / "bare"
+    world.model.save_pretrained(bare)
+    monkeypatch.setattr("freemoe.domain_experts.bench.load_base", lambda *a: pytest.fail("the weights were read"))
+    with pytest.raises(DataError, match="no tokenizer that can be loaded"):
+        build(task_recipe(world, tmp_path / "out", model=str(bare)))
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_missing_base_is_named(world, tmp_path):
+    with pytest.raises(DataError, match="is not a model folder"):
+        build(task_recipe(world, tmp_path / "out", model=str(tmp_path / "nowhere")))
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_what_another_domain_reports_on_is_no_reference(world, tmp_path):
+    rows = choice_rows(48, seed=5)
+    a, b = write_jsonl(tmp_path / "a.jsonl", rows[:32]), write_jsonl(tmp_path / "b.jsonl", rows[32:])
+    c = write_jsonl(tmp_path / "c.jsonl", [*choice_rows(16, seed=6), *rows[:4]])
+    domains = {"one": [f"{c}::{b}"], "two": [f"{b}::{a}"]}
+    with pytest.raises(DataError, match="other domains report on all of its 16"):
+        prepare(task_recipe(world, tmp_path / "out", domains=domains))
+    domains = {"one": [f"{c}::{b}"], "two": [f"{write_jsonl(tmp_path / 'd.jsonl', choice_rows(9, seed=7))}::{a}"]}
+    found = prepare(task_recipe(world, tmp_path / "out", domains=domains)).domains
+    assert len(found["one"].reference) == 16
+    assert "4 reference documents dropped: another domain reports on them" in found["one"].notes
+    assert not {d.key for d in found["one"].reference.documents} & found["two"].reported.keys()

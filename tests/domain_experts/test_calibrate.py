@@ -16,9 +16,7 @@ from tests.tiny import CASES, tiny_model
 
 LENGTHS = (5, 9, 3, 7, 6)
 LABELS = (0, 2, 0, 2, 2)  # subdomain 1 has no documents
-DOCUMENTS = [
-    torch.randint(3, 250, (n,), generator=torch.Generator().manual_seed(i)) for i, n in enumerate(LENGTHS)
-]
+DOCUMENTS = [torch.randint(3, 250, (n,), generator=torch.Generator().manual_seed(i)) for i, n in enumerate(LENGTHS)]
 PS = (1, 2, 4, math.inf)
 
 
@@ -69,9 +67,7 @@ def slow_inputs(model, document):
                         seen.setdefault((f"{name}.gate_up_proj", e), []).append(hidden[t])
                         seen.setdefault((f"{name}.down_proj", e), []).append(inner)
                         down = module.down_proj[e].T if kind == "gpt_oss" else module.down_proj[e]
-                        total[t] += w * (
-                            down @ inner + (module.down_proj_bias[e] if kind == "gpt_oss" else 0)
-                        )
+                        total[t] += w * (down @ inner + (module.down_proj_bias[e] if kind == "gpt_oss" else 0))
                 # The slow way is right only if it ends where the module ends.
                 torch.testing.assert_close(total, output.reshape(total.shape), rtol=1e-3, atol=1e-5)
 
@@ -95,20 +91,14 @@ def test_norms_equal_the_slow_way(case):
         for group in range(3):
             for e in range(weight.experts):
                 rows = slow[group].get((weight.name, e), [])
-                x = (
-                    torch.stack(rows).double()
-                    if rows
-                    else torch.zeros(1, weight.columns, dtype=torch.float64)
-                )
+                x = torch.stack(rows).double() if rows else torch.zeros(1, weight.columns, dtype=torch.float64)
                 assert int(norms.tokens(weight.tap, group)[e]) == len(rows), weight.name
                 for p in PS:
                     got = norms.norm(weight.tap, group, p)
                     assert got.shape == (weight.experts, weight.columns)
                     assert got.dtype == torch.float32
                     expected = torch.linalg.vector_norm(x, p, dim=0).float()
-                    torch.testing.assert_close(
-                        got[e], expected, rtol=2e-4, atol=1e-5, msg=f"{weight.name} p={p}"
-                    )
+                    torch.testing.assert_close(got[e], expected, rtol=2e-4, atol=1e-5, msg=f"{weight.name} p={p}")
     assert not norms.norm(weights[0].tap, 1, 2).any()
 
 
@@ -173,8 +163,7 @@ def test_norms_travel_bit_by_bit():
     assert back.groups == 3
     assert back.sums.keys() == norms.sums.keys()
     assert all(
-        torch.equal(back.sums[t], norms.sums[t]) and torch.equal(back.counts[t], norms.counts[t])
-        for t in back.sums
+        torch.equal(back.sums[t], norms.sums[t]) and torch.equal(back.counts[t], norms.counts[t]) for t in back.sums
     )
     with pytest.raises(DataError, match="'x'"):
         Norms.from_tensors({"x": torch.zeros(1)})

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from freemoe.domain_experts.batches import answer_batches, mean_loss
-from freemoe.domain_experts.saliency import purify, signed_scores, strongest
+from freemoe.domain_experts.saliency import purify, signed_scores, split_batches, strongest
 from freemoe.domain_experts.switching import switched_off
 from freemoe.errors import DataError, NumericError
 from freemoe.families.weights import find_weights
@@ -266,3 +266,31 @@ def test_no_documents(missing):
             [] if missing == "gradient" else batches(0),
             [] if missing == "stop" else batches(0),
         )
+
+
+def test_parts_share_a_round_and_a_step():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    total = sum(w.size for w in weights)
+    rows = [*batches(0), *batches(1), *batches(2), *batches(3)]
+    tokens = sum(b.answer_tokens for b in rows)
+    assert split_batches(rows, tokens) == [rows]
+    halves = split_batches(rows, tokens // 2)
+    assert sorted(map(id, halves[0] + halves[1])) == sorted(map(id, rows))
+    shares: list[float] = []
+    common = {"step": 0.004, "budget": 0.004, "on_round": lambda number, loss, off: shares.append(off)}
+    whole = purify(model, weights, rows, batches(9), part_tokens=tokens, **common)
+    parts = purify(model, weights, rows, batches(9), part_tokens=tokens // 2, **common)
+    assert shares == [pytest.approx(0.004, abs=2 / total)] * 2
+    # The first half of a cut in two is the strongest of its own part, at the untouched model.
+    first = strongest(signed_scores_of(model, weights, halves[0]), round(0.002 * total))
+    if parts.best:
+        found = {w.name: set(p.tolist()) for w, p in zip(weights, first, strict=True)}
+        assert all(found[name] <= set(parts.positions.get(name, torch.empty(0)).tolist()) for name in found)
+    assert len(whole.losses) == len(parts.losses) == 2
+
+
+def signed_scores_of(model, weights, rows):
+    for weight in weights:
+        weight.parameter.requires_grad_(True)
+    return signed_scores(model, weights, rows)

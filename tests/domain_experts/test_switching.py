@@ -13,9 +13,7 @@ BITS = {2: torch.int16, 4: torch.int32}
 def bits(model):
     """Every parameter and buffer, as integers."""
     state = model.state_dict(keep_vars=False)
-    return {
-        k: v.detach().view(BITS[v.element_size()]).clone() for k, v in state.items() if v.is_floating_point()
-    }
+    return {k: v.detach().view(BITS[v.element_size()]).clone() for k, v in state.items() if v.is_floating_point()}
 
 
 def equal(a, b):

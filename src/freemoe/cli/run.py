@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from freemoe.cli.common import print_recipe
-from freemoe.recipes import BuildRecipe, load_recipe
+from freemoe.cli.common import apply_sets, print_recipe
+from freemoe.recipes import BuildRecipe, load_recipe, recipe_from
 
 HELP = """Run a recipe: the YAML that --print-recipe prints, or that stands in an artefact as recipe.yaml.
 
@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     def command(
         recipe: str = typer.Argument(help="YAML file."),
         output: str = typer.Option(None, "--output", "-o", help="Write here instead of the recipe's output."),
+        sets: list[str] = typer.Option([], "--set", help="Change a field: PATH=VALUE, e.g. data.limit=64; repeat."),
         resume: bool = typer.Option(True, help="Go on with an unfinished run of the same recipe."),
         overwrite: bool = typer.Option(False, "--overwrite", help="Replace a finished output."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Print units of work, memory and time; do nothing."),
@@ -32,8 +33,11 @@ def register(app: typer.Typer) -> None:
         quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
     ) -> None:
         loaded = load_recipe(recipe)
-        if output is not None:
-            loaded = loaded.model_copy(update={"output": output})
+        if output is not None or sets:
+            data = loaded.model_dump(mode="json")
+            apply_sets(data, sets)
+            data["output"] = data["output"] if output is None else output
+            loaded = recipe_from(data, f"{recipe} with --set")
         if print_recipe_:
             print_recipe(loaded)
         elif isinstance(loaded, BuildRecipe):

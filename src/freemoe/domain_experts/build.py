@@ -53,7 +53,11 @@ def build(
     """
     started = time.time()
     run = RunFolder(recipe.output, recipe.model_dump(mode="json"), overwrite=overwrite, resume=resume)
-    bench = prepare(recipe, progress)
+    try:
+        bench = prepare(recipe, progress)
+    except BaseException:
+        run.discard_if_idle()
+        raise
     bench.run = run
     _same_inputs(bench, run)
     for data in bench.domains.values():

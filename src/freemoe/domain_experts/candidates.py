@@ -134,6 +134,7 @@ def purify_all(bench: Bench, run: RunFolder, subdomains: list[Subdomain]) -> Non
                     step=_step(sub, section),
                     budget=section.budget,
                     patience=section.patience,
+                    part_tokens=section.part_tokens,
                     on_round=on_round,
                 )
                 return {**found.positions, "|curve": torch.tensor(found.losses, dtype=torch.float64)}

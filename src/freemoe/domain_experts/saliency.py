@@ -85,6 +85,12 @@ def strongest(scores: Sequence[Tensor], count: int) -> list[Tensor]:
     return picked
 
 
+def split_batches(batches: Sequence[AnswerBatch], tokens: int) -> list[list[AnswerBatch]]:
+    """Deal batches into parts of about ``tokens`` answer tokens; one part where there are fewer than two times that."""
+    count = max(1, min(len(batches), sum(b.answer_tokens for b in batches) // tokens))
+    return [list(batches[i::count]) for i in range(count)]
+
+
 def signed_scores(model: Any, weights: Sequence[Weight], batches: Sequence[AnswerBatch]) -> list[Tensor]:
     """W * dL/dW of every weight, flat in (experts, rows, columns) order; L is the mean answer cross-entropy."""
     tokens = sum(b.answer_tokens for b in batches)
@@ -116,7 +122,8 @@ def purify(
     *,
     step: float = 5e-5,
     budget: float = 0.01,
-    patience: int = 5,
+    patience: int = 8,
+    part_tokens: int = 12288,
     on_round: Callable[[int, float, float], None] | None = None,
 ) -> Purified:
     """Find the weights to switch off for one subdomain; the model is bit-equal afterwards.
@@ -129,6 +136,9 @@ def purify(
         step: Share of ``weights`` switched off per round.
         budget: Largest share that may be off in the end.
         patience: Rounds without a better stopping loss before the search ends.
+        part_tokens: A round takes its gradient documents in parts of about so many answer tokens. Each part ranks anew
+            and switches off its share of the step: many small cuts by different documents follow the loss better than
+            one large cut by all of them, at the same cost.
         on_round: Called with round, stopping loss and share off, e.g. to draw progress.
 
     Raises:
@@ -141,21 +151,27 @@ def purify(
             f"{len(stop)} batches. Raise --limit or use fewer subdomains."
         )
     total = sum(w.size for w in weights)
-    per_round = max(1, round(step * total))
+    parts = split_batches(gradient, part_tokens)
+    per_part = max(1, round(step * total / len(parts)))
     undos: list[Undo] = []
-    rounds: list[dict[str, Tensor]] = []
+    rounds: list[list[dict[str, Tensor]]] = []
     try:
         losses = [mean_loss(model, stop)]
         best, off = 0, 0
         with _only_these_need_gradients(model, weights):
-            while (room := int(budget * total) - off) > 0:
-                picked = strongest(signed_scores(model, weights, gradient), min(per_round, room))
-                chosen = {w.name: p for w, p in zip(weights, picked, strict=True) if len(p)}
-                if not chosen:
+            while off < int(budget * total):
+                before = off
+                found: list[dict[str, Tensor]] = []
+                for part in parts:
+                    room = min(per_part, int(budget * total) - off)
+                    picked = strongest(signed_scores(model, weights, part), room)
+                    chosen = {w.name: p for w, p in zip(weights, picked, strict=True) if len(p)}
+                    undos.append(switch_off(weights, chosen))
+                    found.append(chosen)
+                    off += sum(len(p) for p in chosen.values())
+                if off == before:
                     break
-                undos.append(switch_off(weights, chosen))
-                rounds.append(chosen)
-                off += sum(len(p) for p in chosen.values())
+                rounds.append(found)
                 losses.append(mean_loss(model, stop))
                 if losses[-1] < losses[best]:
                     best = len(losses) - 1
@@ -168,7 +184,7 @@ def purify(
             undo.restore()
     kept: dict[str, Tensor] = {}
     for weight in weights:
-        parts = [r[weight.name] for r in rounds[:best] if weight.name in r]
-        if parts:
-            kept[weight.name] = torch.cat(parts).sort().values.cpu()
+        places = [cut[weight.name] for found in rounds[:best] for cut in found if weight.name in cut]
+        if places:
+            kept[weight.name] = torch.cat(places).sort().values.cpu()
     return Purified(kept, tuple(losses), best)

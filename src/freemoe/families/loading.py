@@ -48,15 +48,7 @@ def load_base(
 
     if dtype not in DTYPES:
         raise RecipeError(f"dtype is {dtype!r}; allowed: {', '.join(DTYPES)}.")
-    if model == BUNDLED:
-        model = demo_model_path()
-    path = Path(model)
-    looks_local = path.is_absolute() or str(model).startswith(".") or path.exists() or str(model).count("/") > 1
-    if looks_local and not (path / "config.json").is_file():
-        raise DataError(
-            f"{str(model)!r} is not a model folder: it has no config.json. Give a folder written by save_pretrained, or a "
-            "hub id such as meta-llama/Llama-2-7b-chat-hf."
-        )
+    model = _source(model)
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
     try:
         base = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=wanted)
@@ -70,16 +62,31 @@ def load_base(
     return base.eval(), tokenizer
 
 
+def _source(model: str | Path) -> str | Path:
+    """Where a base is loaded from: the bundled model's folder for its alias, a checked folder, or a hub id."""
+    if model == BUNDLED:
+        return demo_model_path()
+    path = Path(model)
+    looks_local = path.is_absolute() or str(model).startswith(".") or path.exists() or str(model).count("/") > 1
+    if looks_local and not (path / "config.json").is_file():
+        raise DataError(
+            f"{str(model)!r} is not a model folder: it has no config.json. Give a folder written by save_pretrained, or a "
+            "hub id such as meta-llama/Llama-2-7b-chat-hf."
+        )
+    return model
+
+
 def load_tokenizer(model: str | Path, revision: str | None = None) -> Any:
     """Load the tokenizer alone, before the weights: prompts that do not fit are found early.
 
     Raises:
-        DataError: When there is none; every prompt is text.
+        DataError: When there is no such model, or it has no tokenizer; every prompt is text.
     """
     from transformers import AutoTokenizer
 
+    source = _source(model)
     try:
-        return AutoTokenizer.from_pretrained(demo_model_path() if model == BUNDLED else model, revision=revision)
+        return AutoTokenizer.from_pretrained(source, revision=revision)
     except (OSError, ValueError) as error:
         raise DataError(
             f"The base model {str(model)!r} has no tokenizer that can be loaded, and prompts are text: {error} Save one "
