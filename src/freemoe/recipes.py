@@ -114,7 +114,7 @@ class SaliencySection(_Section):
 
     step: float = Field(default=5e-5, gt=0, lt=1, description="Share of the weights switched off per round, for tasks.")
     text_step: float = Field(
-        default=4e-4, gt=0, lt=1, description="The same for plain text, whose loss sits at every token."
+        default=3e-4, gt=0, lt=1, description="The same for plain text, whose loss sits at every token."
     )
     budget: float = Field(default=0.01, gt=0, le=1, description="Largest share of the weights that may be off.")
     patience: int = Field(
@@ -126,7 +126,7 @@ class SaliencySection(_Section):
         description="Answer tokens per part; every part of a round ranks anew and switches off its share.",
     )
     gradient_share: float = Field(
-        default=0.35, gt=0, lt=1, description="Share of the reference documents that give gradients."
+        default=0.4, gt=0, lt=1, description="Share of the reference documents that give gradients."
     )
     stop_share: float = Field(default=0.25, gt=0, lt=1, description="Share that decides when to stop; the rest guards.")
 
