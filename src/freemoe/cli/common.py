@@ -20,7 +20,8 @@ from freemoe.errors import RecipeError
 from freemoe.recipes import Recipe, dump
 
 console = Console(stderr=True)
-out = Console()
+# A table that goes to a file or a pipe is not squeezed into the 80 columns that nobody looks through.
+out = Console(width=None if sys.stdout.isatty() else 118)
 
 
 class Bars:
