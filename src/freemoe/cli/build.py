@@ -9,15 +9,16 @@ from typing import Any
 import typer
 
 from freemoe.cli.common import (
+    SHARED_PATHS,
     Bars,
     apply_sets,
     calm_libraries,
-    console,
     numbers,
     out,
     print_json,
     print_recipe,
     read_domains,
+    set_flags,
     set_path,
     stopped,
 )
@@ -45,12 +46,7 @@ The papers' protocol (MoDE Table 3, 5 % bands over their range):
 
 # Flag -> where its value stands in the recipe.
 PATHS = {
-    "output": "output",
-    "data_root": "data.root",
-    "limit": "data.limit",
-    "fewshot": "data.fewshot",
-    "overflow": "data.overflow",
-    "allow_code_execution": "data.allow_code_execution",
+    **SHARED_PATHS,
     "by": "subdomains.by",
     "min_size": "subdomains.min_size",
     "metric": "search.metrics",
@@ -69,11 +65,6 @@ PATHS = {
     "level2": "router.level2",
     "controls": "evidence.controls",
     "oracle": "evidence.oracle",
-    "seed": "seed",
-    "dtype": "dtype",
-    "device": "device",
-    "threads": "threads",
-    "batch_tokens": "batch_tokens",
     "revision": "revision",
 }
 
@@ -81,9 +72,7 @@ PATHS = {
 def recipe_from_flags(model: str, domains: list[str], flags: dict[str, Any], sets: list[str]) -> BuildRecipe:
     """The recipe that a command line says; flags that were not given keep the recipe's defaults."""
     data: dict[str, Any] = {"command": "build", "model": model, "domains": read_domains(domains)}
-    for flag, path in PATHS.items():
-        if flags.get(flag) is not None:
-            set_path(data, path, flags[flag])
+    set_flags(data, PATHS, flags)
     if flags.get("subdomains") is not None:
         set_path(data, "subdomains.count", _counts(flags["subdomains"]))
     if flags.get("theta") is not None:
@@ -202,6 +191,3 @@ def register(app: typer.Typer) -> None:
             print_plan(recipe, as_json)
         else:
             run_build(recipe, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
-
-
-__all__ = ["console", "print_plan", "recipe_from_flags", "register", "run_build"]

@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from freemoe.cli.common import (
+    SHARED_PATHS,
     Bars,
     apply_sets,
     calm_libraries,
@@ -15,7 +16,7 @@ from freemoe.cli.common import (
     print_json,
     print_recipe,
     read_domains,
-    set_path,
+    set_flags,
     stopped,
 )
 from freemoe.recipes import EvalRecipe, recipe_from
@@ -29,20 +30,7 @@ Example:
   freemoe eval ./my-model --domain law=law.jsonl
 """
 
-PATHS = {
-    "base": "base",
-    "output": "output",
-    "data_root": "data.root",
-    "limit": "data.limit",
-    "fewshot": "data.fewshot",
-    "overflow": "data.overflow",
-    "allow_code_execution": "data.allow_code_execution",
-    "seed": "seed",
-    "dtype": "dtype",
-    "device": "device",
-    "threads": "threads",
-    "batch_tokens": "batch_tokens",
-}
+PATHS = {"base": "base", **SHARED_PATHS}
 
 
 def run_eval(recipe: EvalRecipe, *, overwrite: bool, dry_run: bool, as_json: bool, quiet: bool) -> None:
@@ -121,9 +109,7 @@ def register(app: typer.Typer) -> None:
         data: dict[str, Any] = {"command": "eval", "artefact": artefact, "domains": read_domains(domain)}
         if expert:
             data["experts"] = tuple(expert)
-        for flag, path in PATHS.items():
-            if flags.get(flag) is not None:
-                set_path(data, path, flags[flag])
+        set_flags(data, PATHS, flags)
         apply_sets(data, sets)
         recipe = recipe_from(data, "The command line")
         assert isinstance(recipe, EvalRecipe)

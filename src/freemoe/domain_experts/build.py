@@ -1,6 +1,7 @@
 """`build`: from a recipe to proven experts.
 
-Recipe -> domains -> subdomains -> calibration -> candidates -> guarded choice -> router -> artefact -> evidence: steps 1-7 of Free-MoE / MoDE, each in its own room; this file only puts them in order.
+Recipe -> domains -> subdomains -> calibration -> candidates -> guarded choice -> router -> artefact -> evidence: steps
+1-7 of Free-MoE / MoDE, each in its own room; this file only puts them in order.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def build(
     subdomains = make_subdomains(bench, divided, norms)
     purify_all(bench, run, subdomains)
     choose_all(bench, subdomains)
-    experts = [make_expert(bench, s, norms) for s in subdomains]
+    experts = [make_expert(bench, s) for s in subdomains]
     router, routing = _router(bench, divided, feature)
 
     folder = run.partial

@@ -188,13 +188,14 @@ def choose_all(bench: Bench, subdomains: list[Subdomain]) -> None:
             sub.choice = best if gain(best) > 0 else None
 
 
-def make_expert(bench: Bench, sub: Subdomain, norms: Norms | None) -> Expert:
+def make_expert(bench: Bench, sub: Subdomain) -> Expert:
     """Turn a subdomain's choice into what is written to disk."""
     if sub.choice is None:
         return Expert(sub.name)
     if sub.choice.candidate == SALIENCY:
         return switch_expert(sub.name, sub.fitted or {})
     band = sub.bands[sub.choice.candidate]
-    taps = dict.fromkeys(w.tap for w in bench.weights)
-    held = {t: norms.norm(t, sub.number, float(band.p)) for t in taps} if norms is not None else {}
-    return band_expert(sub.name, band, sub.rankings.ends(band), held, bench.weights)
+    norm, ends = sub.rankings.norm, sub.rankings.ends(band)
+    sub.rankings.forget()
+    held = {t: norm(t) for t in dict.fromkeys(w.tap for w in bench.weights)} if norm is not None else {}
+    return band_expert(sub.name, band, ends, held, bench.weights)

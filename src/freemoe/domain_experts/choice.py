@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from freemoe.domain_experts.scores import ScoreTable
 from freemoe.domain_experts.search import Search
@@ -97,9 +97,7 @@ def adjust(verdicts: Sequence[Sequence[Verdict]]) -> list[list[Verdict]]:
     """Adjust the p-values of all verdicts of all subdomains together (Holm)."""
     flat = [v for group in verdicts for v in group]
     adjusted = iter(holm([v.p for v in flat]))
-    return [
-        [Verdict(v.metric, v.candidate, v.gain, v.p, v.tested, next(adjusted)) for v in group] for group in verdicts
-    ]
+    return [[replace(v, holm=next(adjusted)) for v in group] for group in verdicts]
 
 
 def accept(verdicts: Sequence[Verdict], alpha: float) -> Verdict | None:

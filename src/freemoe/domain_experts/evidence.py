@@ -38,6 +38,11 @@ def perplexity(scores: Sequence[Score]) -> float:
     return math.exp(-sum(s.loglikelihood for s in scores) / max(1, sum(s.tokens for s in scores)))
 
 
+def figure(scores: Sequence[Score], documents: Sequence[Document]) -> float:
+    """The reported figure alone: per cent right, or perplexity."""
+    return perplexity(scores) if is_text(documents) else 100 * float(np.mean([s.value for s in scores]))
+
+
 def summary(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[Document], seed: int) -> dict[str, Any]:
     """One row of a table: the score, its paired gain over the base with a 95 % interval, items won and lost.
 
@@ -52,13 +57,13 @@ def summary(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[
         )
         gain = cluster_bootstrap(gains, keys, seed)
         return {
-            "score": perplexity(scores),
+            "score": figure(scores, documents),
             "gain": _interval(gain),
             "ratio": _interval(ratio),
             "documents": len(scores),
         }
     gain = cluster_bootstrap(gains, keys, seed).scaled(100)
-    row = {"score": 100 * float(np.mean([s.value for s in scores])), "gain": _interval(gain), "documents": len(scores)}
+    row = {"score": figure(scores, documents), "gain": _interval(gain), "documents": len(scores)}
     if all(s.value in (0.0, 1.0) for s in [*scores, *base]):
         won, lost, p = mcnemar([s.value for s in base], [s.value for s in scores])
         row |= {"won": won, "lost": lost, "mcnemar_p": p}
@@ -185,9 +190,7 @@ def domain_evidence(
                 for k, v in table.items()
                 if v is not None
             },
-            "candidates": {
-                c: summary(s, [base[i] for i in group], part, seed)["score"] for c, s in swept.get(name, {}).items()
-            },
+            "candidates": {c: figure(s, part) for c, s in swept.get(name, {}).items()},
             "oracle_candidate": oracle_picks.get(name),
         }
     return {

@@ -153,7 +153,7 @@ class FreeMoE(torch.nn.Module):
                 ids = [t for t in kept.tolist() if t not in special]
                 rows.append(prompt_feature(self.model, ids, self.router.feature).cpu())
         routes = self.router.route(torch.stack(rows))
-        return [(r.subdomain if r.confidence >= self.router.threshold else BASE, r) for r in routes]
+        return [(BASE if self.router.abstains(r) else r.subdomain, r) for r in routes]
 
     def _names(self, expert: Any, ids: Tensor | None, mask: Tensor | None) -> list[str] | str:
         """The expert of every sequence, or one name for all."""

@@ -44,7 +44,7 @@ def reported_evidence(
             documents = bench.domains[domain].reported.open(choice)
             feature = features(bench.model, [bench.scorer.prompt_ids(d) for d in documents], recipe.subdomains.feature)
             routes = [
-                (r.subdomain if r.confidence >= router.threshold else "base", r.subdomain, r.confidence)
+                ("base" if router.abstains(r) else r.subdomain, r.subdomain, r.confidence)
                 for r in router.route(feature)
             ]
             candidates = {n: {c: _deferred(by_name[n], c) for c in _candidates(by_name[n])} for n in part.names}

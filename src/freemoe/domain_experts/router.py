@@ -104,7 +104,7 @@ class Router:
     feature: str = "embedding"
 
     def route(self, feature: Tensor) -> list[Route]:
-        """Route features ``(N, H)``; compare each route's confidence with ``threshold`` to abstain."""
+        """Route features ``(N, H)``; ask `abstains` whether to follow."""
         x = (feature.float().cpu() - self.mean) / self.scale
         first = self.domain.probabilities(x)
         routes = []
@@ -113,6 +113,10 @@ class Router:
             p2, k2 = self.subdomain[domain].probabilities(x[i : i + 1])[0].max(0)
             routes.append(Route(domain, self.subdomain[domain].classes[int(k2)], p1 * float(p2)))
         return routes
+
+    def abstains(self, route: Route) -> bool:
+        """Whether a route is too unsure to follow; the base answers then."""
+        return route.confidence < self.threshold
 
     def describe(self) -> dict[str, Any]:
         """The part of the router that stands in the manifest."""
