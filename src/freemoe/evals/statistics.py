@@ -49,16 +49,21 @@ def cluster_sums(values: Sequence[float], clusters: Sequence[str]) -> tuple[np.n
     return np.bincount(ids, weights=array), np.bincount(ids).astype(np.float64)
 
 
+def _drawn_means(sums: np.ndarray, weights: np.ndarray, rng: np.random.Generator, draws: int) -> np.ndarray:
+    """Bootstrap of sum(sums) / sum(weights) over clusters: both ``(clusters,)`` -> ``(draws,)``, a few draws at a time."""
+    means = np.empty(draws)
+    for start in range(0, draws, 100):
+        pick = rng.integers(0, len(sums), size=(min(100, draws - start), len(sums)))
+        means[start : start + len(pick)] = sums[pick].sum(1) / weights[pick].sum(1)
+    return means
+
+
 def cluster_bootstrap(
     values: Sequence[float], clusters: Sequence[str], seed: int = 0, draws: int = 2000, level: float = 0.95
 ) -> Interval:
     """Mean of ``values`` with a percentile bootstrap interval over clusters."""
     sums, counts = cluster_sums(values, clusters)
-    rng = np.random.default_rng(seed)
-    means = np.empty(draws)
-    for start in range(0, draws, 100):
-        pick = rng.integers(0, len(sums), size=(min(100, draws - start), len(sums)))
-        means[start : start + len(pick)] = sums[pick].sum(1) / counts[pick].sum(1)
+    means = _drawn_means(sums, counts, np.random.default_rng(seed), draws)
     tail = (1 - level) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return Interval(float(sums.sum() / counts.sum()), float(low), float(high))
@@ -78,9 +83,7 @@ def mean_of_bootstraps(
     total, mean = np.zeros(draws), 0.0
     for values, clusters in parts:
         sums, counts = cluster_sums(values, clusters)
-        for draw in range(draws):
-            pick = rng.integers(0, len(sums), size=len(sums))
-            total[draw] += sums[pick].sum() / counts[pick].sum()
+        total += _drawn_means(sums, counts, rng, draws)
         mean += sums.sum() / counts.sum()
     low, high = np.quantile(total / len(parts), [0.025, 0.975])
     return Interval(float(mean / len(parts)), float(low), float(high))
@@ -100,9 +103,7 @@ def ratio_bootstrap(
     """
     sums, _ = cluster_sums(np.subtract(top, bottom).tolist(), clusters)
     tokens, _ = cluster_sums(weights, clusters)
-    rng = np.random.default_rng(seed)
-    pick = rng.integers(0, len(sums), size=(2000, len(sums)))
-    ratios = np.exp(sums[pick].sum(1) / tokens[pick].sum(1))
+    ratios = np.exp(_drawn_means(sums, tokens, np.random.default_rng(seed), 2000))
     low, high = np.quantile(ratios, [0.025, 0.975])
     return Interval(float(np.exp(sums.sum() / tokens.sum())), float(low), float(high))
 
