@@ -27,13 +27,11 @@ check: $(STAMP) ## Format, lint, types and tests, as a change must pass them
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest
 
-bench: $(STAMP) ## Run every benchmark that this version has
-	@$(BIN)/freemoe bench --help >/dev/null 2>&1 \
-		|| { echo "This version has no benchmarks: there is no command 'freemoe bench' yet." >&2; exit 1; }
-	$(BIN)/freemoe bench all
+bench: $(STAMP) ## Run every benchmark: one line per figure, its target beside it
+	$(BIN)/freemoe bench all $(if $(wildcard ../shared/data),--data-root ../shared/data)
 
 clean: ## Remove the environment, caches and the demo's output
-	rm -rf $(VENV) .pytest_cache .ruff_cache build dist demo-out demo-out.partial
+	rm -rf $(VENV) .pytest_cache .ruff_cache build dist demo-out demo-out.partial bench-out
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

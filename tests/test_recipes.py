@@ -192,6 +192,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("saliency.step", 0, "greater than 0"),
     ("saliency.budget", 2, "less than or equal to 1"),
     ("saliency.patience", 0, "greater than or equal to 1"),
+    ("data.text_given", -1, "greater than or equal to 0"),
     ("saliency.gradient_share", 0.9, "less than 5 %"),
     ("saliency.gradient_share", 0, "greater than 0"),
     ("saliency.stop_share", 1, "less than 1"),

@@ -43,6 +43,12 @@ class DataSection(_Section):
         default="truncate", description="Prompts longer than the context: cut from the left as lm-eval does, or refuse."
     )
     allow_code_execution: bool = Field(default=False, description="Run generated code in the sandbox.")
+    text_given: int = Field(
+        default=0,
+        ge=0,
+        description="Tokens at the start of a block of text that are context only; 0: the beginning-of-text token "
+        "stands before the block, as lm-eval has it.",
+    )
 
 
 class SubdomainSection(_Section):

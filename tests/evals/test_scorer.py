@@ -241,6 +241,8 @@ def test_a_text_follows_its_beginning_token():
     document = Document("t", "1", "k", "text", "", answers=("ab",), tokens=(9, 8, 7))
     assert scorer.document_pairs(document) == [Pair((1,), (9, 8, 7))]
     assert scorer.prompt_ids(document) == (9, 8, 7)
+    given = Document("t", "1", "k", "text", "", answers=("ab",), tokens=(9, 8, 7), given=1)
+    assert scorer.document_pairs(given) == [Pair((9,), (8, 7))]
     scorer.tokenizer.bos_token = scorer.tokenizer.eos_token = None
     assert scorer.prefix_id is None
     assert scorer.text_pair([5, 6]) == Pair((5,), (6,))

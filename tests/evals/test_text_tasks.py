@@ -99,6 +99,10 @@ def test_text_task_from_one_file(tmp_path):
     nll = grader.grade(reference[0], [(-512.0, False)])
     assert nll == {"nll": 2.0}
     assert grader.grade(reference[0], [(-510.0, False, 255)]) == {"nll": 2.0}
+    given = load_domain("d", [f"text:{path}"], tokenizer=FastLetters(), limit=20, text_given=1)
+    assert {d.given for d in given.reference.documents} == {1}
+    assert [d.tokens for d in given.reference.documents] == [d.tokens for d in reference]
+    assert "first 1 given" in given.notes[0]
 
 
 def test_text_task_from_two_files_and_json(tmp_path):

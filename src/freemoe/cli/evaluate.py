@@ -37,7 +37,7 @@ def run_eval(recipe: EvalRecipe, *, overwrite: bool, dry_run: bool, as_json: boo
     """Score, print a table."""
     calm_libraries()
     if dry_run:
-        from freemoe.domain_experts.bench import load_domains
+        from freemoe.domain_experts.workbench import load_domains
         from freemoe.families.loading import load_tokenizer
 
         source = recipe.base or _base_name(recipe.artefact)

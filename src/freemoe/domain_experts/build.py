@@ -20,7 +20,6 @@ from torch import Tensor
 
 from freemoe import __version__
 from freemoe.artifacts import write_manifest
-from freemoe.domain_experts.bench import Bench, prepare
 from freemoe.domain_experts.calibrate import Norms, calibrate
 from freemoe.domain_experts.candidates import choose_all, make_expert, make_subdomains, purify_all
 from freemoe.domain_experts.card import model_card
@@ -29,6 +28,7 @@ from freemoe.domain_experts.importance import METRICS
 from freemoe.domain_experts.results import reported_evidence
 from freemoe.domain_experts.router import Router, train_router
 from freemoe.domain_experts.subdomains import Subdomains, divide, features
+from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.errors import DataError
 from freemoe.evals.documents import FrozenChoice, digest_documents
 from freemoe.recipes import BuildRecipe, dump
@@ -133,7 +133,7 @@ def _needs_norms(recipe: BuildRecipe) -> bool:
     return any(METRICS.get(m).needs == "norms" for m in recipe.search.metrics)
 
 
-def _same_inputs(bench: Bench, run: RunFolder) -> None:
+def _same_inputs(bench: Workbench, run: RunFolder) -> None:
     """Write down what the run reads; a resumed run must read the same base and documents."""
     now = {
         "base model": bench.fingerprint,
@@ -150,7 +150,7 @@ def _same_inputs(bench: Bench, run: RunFolder) -> None:
             )
 
 
-def _base_facts(bench: Bench) -> dict[str, Any]:
+def _base_facts(bench: Workbench) -> dict[str, Any]:
     return {
         "name": bench.recipe.model,
         "revision": bench.recipe.revision,
@@ -163,7 +163,7 @@ def _base_facts(bench: Bench) -> dict[str, Any]:
     }
 
 
-def _calibrate(bench: Bench, run: RunFolder, divided: dict[str, Subdomains]) -> Norms:
+def _calibrate(bench: Workbench, run: RunFolder, divided: dict[str, Subdomains]) -> Norms:
     """One pass over all reference documents for all subdomains and all p."""
     documents, labels, first = [], [], 0
     for name, part in divided.items():
@@ -182,7 +182,9 @@ def _calibrate(bench: Bench, run: RunFolder, divided: dict[str, Subdomains]) -> 
     return Norms.from_tensors(run.tensors("calibration", work))
 
 
-def _router(bench: Bench, divided: dict[str, Subdomains], feature: dict[str, Tensor]) -> tuple[Router, dict[str, Any]]:
+def _router(
+    bench: Workbench, divided: dict[str, Subdomains], feature: dict[str, Tensor]
+) -> tuple[Router, dict[str, Any]]:
     domains, names, keys = [], [], []
     for domain, part in divided.items():
         domains += [domain] * len(part.labels)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from freemoe.domain_experts.bands import Band, Rankings, grid
-from freemoe.domain_experts.bench import Bench
 from freemoe.domain_experts.calibrate import Norms
 from freemoe.domain_experts.choice import Verdict, accept, adjust, cross_fit, held_out, shares
 from freemoe.domain_experts.evidence import is_text
@@ -19,6 +18,7 @@ from freemoe.domain_experts.saliency import purify
 from freemoe.domain_experts.scores import Score, ScoreTable
 from freemoe.domain_experts.search import SEARCHES
 from freemoe.domain_experts.subdomains import Subdomains
+from freemoe.domain_experts.workbench import Workbench
 from freemoe.errors import DataError
 from freemoe.evals.documents import ReferenceSplit
 from freemoe.recipes import SaliencySection
@@ -66,7 +66,7 @@ class Subdomain:
         return self.rankings.positions(self.bands[candidate])
 
 
-def make_subdomains(bench: Bench, divided: dict[str, Subdomains], norms: Norms | None) -> list[Subdomain]:
+def make_subdomains(bench: Workbench, divided: dict[str, Subdomains], norms: Norms | None) -> list[Subdomain]:
     """List every subdomain with the bands that compete for it."""
     found = []
     recipe = bench.recipe
@@ -93,13 +93,13 @@ def make_subdomains(bench: Bench, divided: dict[str, Subdomains], norms: Norms |
     return found
 
 
-def _norm_of(norms: Norms | None, number: int, p: str, bench: Bench) -> Callable[[str], Tensor] | None:
+def _norm_of(norms: Norms | None, number: int, p: str, bench: Workbench) -> Callable[[str], Tensor] | None:
     if norms is None:
         return None
     return lambda tap: norms.norm(tap, number, float(p)).to(bench.model.device)
 
 
-def purify_all(bench: Bench, run: RunFolder, subdomains: list[Subdomain]) -> None:
+def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) -> None:
     """Signed purification of every subdomain, each a journalled unit."""
     recipe = bench.recipe
     if SALIENCY not in recipe.search.metrics:
@@ -149,7 +149,7 @@ def _step(sub: Subdomain, section: SaliencySection) -> float:
     return section.text_step if is_text(sub.split.documents) else section.step
 
 
-def choose_all(bench: Bench, subdomains: list[Subdomain]) -> None:
+def choose_all(bench: Workbench, subdomains: list[Subdomain]) -> None:
     """Search each metric's candidates, test the winners on documents that did not choose them, accept the proven."""
     section, seed = bench.recipe.search, bench.recipe.seed
     search = SEARCHES.get(section.method)
@@ -188,7 +188,7 @@ def choose_all(bench: Bench, subdomains: list[Subdomain]) -> None:
             sub.choice = best if gain(best) > 0 else None
 
 
-def make_expert(bench: Bench, sub: Subdomain) -> Expert:
+def make_expert(bench: Workbench, sub: Subdomain) -> Expert:
     """Turn a subdomain's choice into what is written to disk."""
     if sub.choice is None:
         return Expert(sub.name)

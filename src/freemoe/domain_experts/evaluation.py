@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from freemoe.artifacts import MANIFEST
-from freemoe.domain_experts.bench import load_domains
 from freemoe.domain_experts.evidence import summary
 from freemoe.domain_experts.mixture import AUTO, BASE, FreeMoE
 from freemoe.domain_experts.scores import Evaluator, Score
+from freemoe.domain_experts.workbench import load_domains
 from freemoe.errors import ArtifactError
 from freemoe.evals.documents import Document, FrozenChoice
 from freemoe.evals.scorer import Scorer

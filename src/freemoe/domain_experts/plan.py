@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 from freemoe.domain_experts.bands import grid
-from freemoe.domain_experts.bench import Bench, prepare
 from freemoe.domain_experts.importance import METRICS
 from freemoe.domain_experts.subdomains import divide, features
+from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.recipes import BuildRecipe
 
 # Rounds that greedy purification takes before it stops, as seen on small models; the budget caps it.
@@ -71,7 +71,7 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     }
 
 
-def _seconds_per_document(bench: Bench) -> float:
+def _seconds_per_document(bench: Workbench) -> float:
     """Time of scoring some documents; the first pass warms up, the second is measured."""
     elapsed, scored = 0.0, 0
     for _ in range(2):

@@ -7,19 +7,19 @@ from typing import Any
 
 from torch import Tensor
 
-from freemoe.domain_experts.bench import Bench
 from freemoe.domain_experts.candidates import SALIENCY, Subdomain
 from freemoe.domain_experts.evidence import domain_evidence, is_text, where_off
 from freemoe.domain_experts.expert import Expert, random_positions
 from freemoe.domain_experts.router import Router
 from freemoe.domain_experts.subdomains import Subdomains, features
 from freemoe.domain_experts.switching import count, share
+from freemoe.domain_experts.workbench import Workbench
 from freemoe.evals.documents import FrozenChoice
 from freemoe.recipes import BuildRecipe
 
 
 def reported_evidence(
-    bench: Bench,
+    bench: Workbench,
     divided: dict[str, Subdomains],
     subdomains: list[Subdomain],
     experts: list[Expert],
@@ -76,7 +76,7 @@ def _deferred(sub: Subdomain, candidate: str) -> Callable[[], dict[str, Tensor]]
 
 
 def _domain_result(
-    bench: Bench,
+    bench: Workbench,
     domain: str,
     part: Subdomains,
     by_name: dict[str, Subdomain],

@@ -43,6 +43,8 @@ class Document:
         tokens: For ``text`` only: the exact token ids to score, each predicted from those before it in the
             block (the first from the tokenizer's beginning-of-text token where it has one, else it is
             context only).
+        given: For ``text`` only: leading tokens that are context and not scored; 0 puts the beginning-of-text
+            token before the block.
     """
 
     task: str
@@ -58,6 +60,7 @@ class Document:
     field: str = ""
     index: int = 0
     tokens: tuple[int, ...] = ()
+    given: int = 0
 
 
 def content_key(*parts: str) -> str:

@@ -99,6 +99,7 @@ def make_task(
     seed: int = 0,
     num_fewshot: int | None = None,
     allow_code_execution: bool = False,
+    text_given: int = 0,
 ) -> Task:
     """Build the task that a spec names; arguments as in `load_domain`."""
     if not is_file_spec(spec):
@@ -118,7 +119,7 @@ def make_task(
         return UserTask(spec.removeprefix(DEMO), file, test, limit=limit, seed=seed)
     name = file.parent.name if file.name == FOLDER_FILES[0] and file.parent.name else file.stem
     if spec.startswith(TEXT):
-        return text_task(name, file, test, tokenizer=tokenizer, limit=limit)
+        return text_task(name, file, test, tokenizer=tokenizer, limit=limit, given=text_given)
     if file.suffix.lower() != ".jsonl":
         raise DataError(
             f"Task {spec!r}: a file of questions must be .jsonl, not {file.suffix or 'without suffix'!r}; "
@@ -137,6 +138,7 @@ def load_domain(
     seed: int = 0,
     num_fewshot: int | None = None,
     allow_code_execution: bool = False,
+    text_given: int = 0,
 ) -> DomainData:
     """Load a domain's tasks into its two splits.
 
@@ -150,6 +152,7 @@ def load_domain(
         seed: Seed of carving and drawing.
         num_fewshot: Few-shot examples of every named benchmark; None for each one's own (``task@N`` wins).
         allow_code_execution: Let code tasks run generated programs when they grade.
+        text_given: Tokens at the start of a block of text that are context only; 0 for the beginning-of-text token.
 
     Raises:
         UnknownNameError: When no benchmark has that name.
@@ -173,6 +176,7 @@ def load_domain(
             seed=seed,
             num_fewshot=num_fewshot,
             allow_code_execution=allow_code_execution,
+            text_given=text_given,
         )
         if task.name in tasks:
             raise DataError(

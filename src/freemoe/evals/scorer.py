@@ -146,7 +146,8 @@ class Scorer:
     def document_pairs(self, document: Document) -> list[Pair]:
         """The scored continuations of a document, in the order of its answers."""
         if document.kind == "text":
-            return [self.text_pair(document.tokens or self.encode(document.answers[0]))]
+            ids = tuple(document.tokens or self.encode(document.answers[0]))
+            return [Pair(ids[: document.given], ids[document.given :]) if document.given else self.text_pair(ids)]
         return [self.pair(document.prompt, answer) for answer in document.answers]
 
     def gold_pair(self, document: Document) -> Pair:

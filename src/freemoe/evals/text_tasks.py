@@ -85,6 +85,7 @@ class TextTask:
         length: Tokens of a block.
         share: Share of one text's characters, at its end, that is reported.
         limit: Blocks of each split at most (600 and 300 at most in any case).
+        given: Tokens at a block's start that are context only; with 0 the beginning-of-text token stands before it.
         metric: Name of the figure: nats per scored token.
     """
 
@@ -96,6 +97,7 @@ class TextTask:
     length: int = BLOCK
     share: float = 0.3
     limit: int | None = None
+    given: int = 0
     metric: str = "nll"
     runs_code: bool = False
 
@@ -125,6 +127,7 @@ class TextTask:
         self.note = (
             f"{self.name}: {how}; blocks of {self.length} tokens, reference {len(self._reference)} of "
             f"{whole}, reported {len(self._reported)} of {whole_reported}, evenly spaced"
+            + (f", the first {self.given} given and not scored" if self.given else "")
         )
 
     def _blocks(self, pieces: list[str], side: str) -> tuple[list[Document], int]:
@@ -148,6 +151,7 @@ class TextTask:
                 reference=blocks[index].text,
                 index=index,
                 tokens=blocks[index].tokens,
+                given=self.given,
             )
             for index in spread(len(blocks), cap)
         ]
@@ -168,9 +172,15 @@ class TextTask:
 
 
 def text_task(
-    name: str, file: Path, test_file: Path | None = None, *, tokenizer: Any = None, limit: int | None = None
+    name: str,
+    file: Path,
+    test_file: Path | None = None,
+    *,
+    tokenizer: Any = None,
+    limit: int | None = None,
+    given: int = 0,
 ) -> TextTask:
     """A text task from one file, whose tail is reported, or from two."""
     source = str(file) if test_file is None else f"reference {file}, reported {test_file}"
     test = None if test_file is None else read_documents(test_file)
-    return TextTask(name, read_documents(file), test, source=source, tokenizer=tokenizer, limit=limit)
+    return TextTask(name, read_documents(file), test, source=source, tokenizer=tokenizer, limit=limit, given=given)

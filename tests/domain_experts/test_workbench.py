@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from freemoe.domain_experts.batches import mean_loss
-from freemoe.domain_experts.bench import prepare
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.scores import ReportedScores
+from freemoe.domain_experts.workbench import prepare
 from freemoe.errors import DataError
 from freemoe.evals.documents import FrozenChoice
 from freemoe.runs import RunFolder
@@ -102,7 +102,7 @@ def test_tasks_of_one_name_in_two_domains_keep_their_own_grader(world, tmp_path)
 def test_a_base_without_tokenizer_is_refused_before_its_weights_are_read(world, tmp_path, monkeypatch):
     bare = tmp_path / "bare"
     world.model.save_pretrained(bare)
-    monkeypatch.setattr("freemoe.domain_experts.bench.load_base", lambda *a: pytest.fail("the weights were read"))
+    monkeypatch.setattr("freemoe.domain_experts.workbench.load_base", lambda *a: pytest.fail("the weights were read"))
     with pytest.raises(DataError, match="no tokenizer that can be loaded"):
         build(task_recipe(world, tmp_path / "out", model=str(bare)))
     assert not list(tmp_path.glob("out*"))

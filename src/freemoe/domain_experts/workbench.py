@@ -25,7 +25,7 @@ from freemoe.runs import Progress, Quiet, RunFolder, digest
 
 
 @dataclass(eq=False)
-class Bench:
+class Workbench:
     """Everything a step of the build needs.
 
     The model's weights are the only thing that ever changes, and only inside ``switched_off``.
@@ -100,6 +100,7 @@ def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, 
             seed=recipe.seed,
             num_fewshot=recipe.data.fewshot,
             allow_code_execution=recipe.data.allow_code_execution,
+            text_given=recipe.data.text_given,
         )
         kinds = list(dict.fromkeys([*(d.kind for d in data.reference.documents), *data.reported.kinds()]))
         if "code" in kinds:
@@ -129,7 +130,7 @@ def _apart(domains: dict[str, DomainData]) -> dict[str, DomainData]:
     return found
 
 
-def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Bench:
+def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Workbench:
     """Load data, then the base, and check everything that can be checked before the expensive part.
 
     Raises:
@@ -144,7 +145,9 @@ def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Bench:
     scorer = Scorer(model, tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
     gold = recipe.search.objective == "loglikelihood"
     evaluators = {name: Evaluator(scorer, data.graders, gold) for name, data in domains.items()}
-    bench = Bench(recipe, model, scorer, weights, domains, evaluators, fingerprint(model), progress=progress or Quiet())
+    bench = Workbench(
+        recipe, model, scorer, weights, domains, evaluators, fingerprint(model), progress=progress or Quiet()
+    )
     for data in domains.values():
         _check_reference(bench, data)
     for task, count in scorer.truncated.items():
@@ -156,7 +159,7 @@ def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Bench:
     return bench
 
 
-def _check_reference(bench: Bench, data: DomainData) -> None:
+def _check_reference(bench: Workbench, data: DomainData) -> None:
     """Every reference document has a gold answer that fits; there are enough to prove something."""
     split: ReferenceSplit = data.reference
     bench.rows(split.documents)

@@ -1,0 +1,188 @@
+"""What every benchmark shares: figures with their targets, fair timing of two sides, the JSON that is kept.
+
+A benchmark measures both of its sides in one process, in turns, and takes the median of the repeats, because a
+machine's speed drifts by more than most differences. Figures are ratios; seconds stand beside them for the record.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from freemoe.registry import Registry
+from freemoe.runs import Progress, Quiet, environment, write_atomic
+
+JUDGED = ("met", "missed", "not judged")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number and what it is held against.
+
+    Attributes:
+        name: What it is, in a few words.
+        value: The number; NaN where it could not be measured (``note`` says why), which misses every target.
+        target: What it is held against; None for a number that stands beside a target.
+        better: Whether the target is the least (``higher``) or the most (``lower``) that meets it.
+        unit: Printed behind the number, with its own space where one belongs: ``x``, `` %``, `` ms``.
+        digits: Decimals printed.
+        note: What else belongs beside the number: an interval, the rival's setting.
+    """
+
+    name: str
+    value: float
+    target: float | None = None
+    better: Literal["higher", "lower"] = "higher"
+    unit: str = "x"
+    digits: int = 2
+    note: str = ""
+
+    def verdict(self, quick: bool) -> str:
+        """``met`` or ``missed``; ``not judged`` without a target, or in a quick run, which measures too little."""
+        if self.target is None or quick:
+            return "not judged"
+        good = self.value >= self.target if self.better == "higher" else self.value <= self.target
+        return "met" if good else "missed"
+
+    def line(self, quick: bool = False) -> str:
+        """``name: value (target ...) met|missed``."""
+        shown = "not measured" if math.isnan(self.value) else f"{self.value:.{self.digits}f}{self.unit}"
+        text = f"{self.name}: {shown}"
+        if self.target is not None:
+            text += f" (target {'>=' if self.better == 'higher' else '<='} {self.target:g}{self.unit})"
+            text += f" {self.verdict(quick)}"
+        return text + (f"; {self.note}" if self.note else "")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a benchmark shall run.
+
+    Attributes:
+        quick: Small sizes and one repeat: it shows that the benchmark runs, not the figure.
+        seed: Of every random shape and draw.
+        repeats: How often each side is timed.
+        data_root: Folder with the real benchmark files and the real model, for the figures that need them.
+        cache: Where bases that take long to train are kept.
+        progress: Where to report.
+    """
+
+    quick: bool = False
+    seed: int = 0
+    repeats: int = 5
+    data_root: Path | None = None
+    cache: Path = field(default_factory=lambda: cache_folder())
+    progress: Progress = field(default_factory=Quiet)
+
+    @property
+    def rounds(self) -> int:
+        """Repeats of a timing: one in a quick run."""
+        return 1 if self.quick else self.repeats
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a benchmark found: its figures, and anything else worth keeping."""
+
+    figures: tuple[Figure, ...]
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+Benchmark = Callable[[Settings], Outcome]
+
+# Name -> module with a function ``run(settings) -> Outcome``, loaded when asked for.
+BENCHES: Registry[str] = Registry("benchmark")
+BENCHES.add("scorer", "freemoe.bench.scorer", "choice scoring against lm-eval's HF backend (T1)")
+BENCHES.add("sweep", "freemoe.bench.sweep", "bands x clusters against the plain loop (T2)")
+BENCHES.add("calibrate", "freemoe.bench.calibrate", "all domains and norms over a plain forward pass (T3)")
+BENCHES.add("artefact", "freemoe.bench.artefact", "size of an expert against its base; regeneration (T4)")
+BENCHES.add("switch", "freemoe.bench.switch", "switching an expert in memory against copying weights (T5)")
+BENCHES.add("router", "freemoe.bench.router", "accuracy and latency of the router (T11)")
+BENCHES.add("gain", "freemoe.bench.gain", "held-out gain, and against LoRA and full tuning (T7, T7b, T7c, T7d)")
+
+
+def cache_folder() -> Path:
+    """``$FREEMOE_CACHE``, else ``freemoe`` in the user's cache folder."""
+    own = os.environ.get("FREEMOE_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "freemoe"
+
+
+def in_turns(sides: dict[str, Callable[[], Any]], repeats: int, warm: bool = True) -> dict[str, list[float]]:
+    """Time each side ``repeats`` times, one after the other in every round, the first side changing.
+
+    Args:
+        sides: Name -> what to time; called without arguments.
+        repeats: Rounds.
+        warm: Call every side once beforehand, unmeasured.
+
+    Returns:
+        Seconds of every round, by side.
+    """
+    names = list(sides)
+    if warm:
+        for name in names:
+            sides[name]()
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(repeats):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            began = time.perf_counter()
+            sides[name]()
+            seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], over: str, under: str) -> float:
+    """Median over rounds of ``over``'s time divided by ``under``'s in the same round."""
+    return statistics.median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))
+
+
+def run_bench(name: str, settings: Settings) -> dict[str, Any]:
+    """Run one benchmark; returns what is kept as JSON: figures, verdicts, machine, versions, seconds.
+
+    Raises:
+        UnknownNameError: When there is no such benchmark.
+    """
+    module = importlib.import_module(BENCHES.get(name))
+    began = time.perf_counter()
+    outcome: Outcome = module.run(settings)
+    return {
+        "bench": name,
+        "about": BENCHES.about(name),
+        "quick": settings.quick,
+        "seed": settings.seed,
+        "seconds": round(time.perf_counter() - began, 1),
+        "figures": [_record(f, settings.quick) for f in outcome.figures],
+        "details": outcome.details,
+        "environment": environment(),
+    }
+
+
+def _record(figure: Figure, quick: bool) -> dict[str, Any]:
+    record = asdict(figure)
+    # JSON knows no NaN.
+    record["value"] = None if math.isnan(figure.value) else figure.value
+    return {**record, "verdict": figure.verdict(quick), "line": figure.line(quick)}
+
+
+def missed(results: Sequence[dict[str, Any]]) -> int:
+    """How many figures of several benchmarks miss their target."""
+    return sum(f["verdict"] == "missed" for r in results for f in r["figures"])
+
+
+def save_result(result: dict[str, Any], folder: Path) -> Path:
+    """Write ``NAME.json``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result['bench']}.json"
+    write_atomic(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    return path

@@ -1,0 +1,95 @@
+"""`freemoe bench`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from freemoe.cli.common import Bars, calm_libraries, out, print_json
+from freemoe.errors import DataError
+
+HELP = """Measure what freemoe promises: one line per figure, its target beside it; exit code 1 when one is missed.
+
+Every benchmark measures both sides in one process, in turns, and prints the ratio. Run it on a quiet machine.
+
+Examples:
+
+\b
+  freemoe bench scorer
+  freemoe bench gain --data-root ./data
+  freemoe bench all --quick
+"""
+
+ALL = "all"
+
+
+def names_of(asked: list[str]) -> list[str]:
+    """The benchmarks that were asked for, each once, in the order of the table; all of them for ``all``."""
+    from freemoe.bench.harness import BENCHES
+
+    for name in asked:
+        if name != ALL:
+            BENCHES.get(name)
+    return [n for n in BENCHES if n in asked or ALL in asked]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("bench", help=HELP)
+    def command(
+        names: list[str] = typer.Argument(help="scorer, sweep, calibrate, artefact, switch, router, gain; or all."),
+        output: Path = typer.Option(
+            Path("bench-out"), "--output", "-o", help="Folder for one JSON file per benchmark."
+        ),
+        data_root: Path = typer.Option(
+            None, envvar="FREEMOE_DATA", help="Folder with real benchmark files and models, for gain."
+        ),
+        quick: bool = typer.Option(False, "--quick", help="Small sizes: shows that it runs, judges nothing."),
+        repeats: int = typer.Option(5, min=1, help="Times each side is measured."),
+        seed: int = typer.Option(0, min=0, help="Seed of shapes and draws."),
+        threads: int = typer.Option(None, min=1, help="CPU threads."),
+        dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be measured; do nothing."),
+        as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
+        quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
+    ) -> None:
+        from freemoe.bench.harness import BENCHES, Settings, missed, run_bench, save_result
+
+        wanted = names_of(names)
+        if dry_run:
+            plan = {name: BENCHES.about(name) for name in wanted}
+            if as_json:
+                print_json(plan)
+            else:
+                for name, about in plan.items():
+                    out.print(f"{name}: {about}", markup=False, highlight=False, soft_wrap=True)
+            return
+        if data_root is not None and not data_root.expanduser().is_dir():
+            raise DataError(f"No folder at {data_root.expanduser().resolve()} (--data-root). Check the path.")
+        calm_libraries()
+        if threads:
+            import torch
+
+            os.environ["OMP_NUM_THREADS"] = str(threads)  # for the processes that a benchmark starts
+            torch.set_num_threads(threads)
+        settings = Settings(
+            quick=quick,
+            seed=seed,
+            repeats=repeats,
+            data_root=data_root.expanduser() if data_root else None,
+            progress=Bars(quiet or as_json),
+        )
+        results: list[dict[str, Any]] = []
+        for name in wanted:
+            found = run_bench(name, settings)
+            save_result(found, output)
+            results.append(found)
+            if not as_json:
+                for figure in found["figures"]:
+                    out.print(figure["line"], markup=False, highlight=False, soft_wrap=True)
+        if as_json:
+            print_json(results)
+        raise typer.Exit(1 if missed(results) else 0)
