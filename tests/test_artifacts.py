@@ -55,6 +55,8 @@ def edit(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
 
 
 def manifest_with(**changes: Any) -> Callable[[Path], None]:
+    """Change entries of the manifest, or drop those set to None."""
+
     def harm(folder: Path) -> None:
         body = json.loads((folder / MANIFEST).read_text())
         kept = {k: v for k, v in {**body, **changes}.items() if v is not None}
@@ -73,6 +75,11 @@ HARM: dict[str, tuple[Callable[[Path], None], str]] = {
     "files of another shape": (manifest_with(files=["a"]), "is damaged"),
     "manifest without format": (manifest_with(format=None), "is damaged"),
     "newer format": (manifest_with(format=FORMAT + 1), f"has format {FORMAT + 1}; this freemoe reads format {FORMAT}"),
+    "older format": (manifest_with(format=FORMAT - 1, checksum=None), "Install the freemoe that wrote it"),
+    "edited manifest": (manifest_with(name="another"), f"{MANIFEST}' in .* was edited"),
+    "edited and added to": (manifest_with(extra=1), "was edited"),
+    "one vouched file fewer": (manifest_with(files={"deep/more.json": "0"}), "was edited"),
+    "no checksum of its own": (manifest_with(checksum=None), "was edited"),
     "cut file": (edit("experts.safetensors", lambda b: b[:-1]), "'experts.safetensors'.*cut short or edited"),
     "edited file": (edit("deep/more.json", lambda b: b"[]"), "'deep/more.json'.*cut short or edited"),
     "missing file": (lambda f: (f / "deep" / "more.json").unlink(), "lacks 'deep/more.json'"),
@@ -89,7 +96,19 @@ def test_a_harmed_artefact_is_refused(case: str, folder: Path) -> None:
 
 def test_checksums_can_be_left_out(folder: Path) -> None:
     edit("experts.safetensors", lambda b: b[:-1])(folder)
-    assert read_manifest(folder, check=False)["kind"] == "domain-experts"
+    manifest_with(name="another")(folder)
+    assert read_manifest(folder, check=False)["name"] == "another"
+
+
+def test_how_the_manifest_is_laid_out_does_not_matter(folder: Path) -> None:
+    body = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(dict(reversed(body.items()))))
+    assert read_manifest(folder)["name"] == "ü"
+
+
+def test_what_json_has_no_word_for_comes_back_vouched_for(tmp_path: Path) -> None:
+    write_manifest(tmp_path, {"kind": "k", "layers": (0, 2), "share": 0.1 + 0.2, "none": None})
+    assert read_manifest(tmp_path)["layers"] == [0, 2]
 
 
 def test_an_unfinished_run_is_pointed_to(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from freemoe.cli import app
 from freemoe.recipes import BuildRecipe
 
 ROOT = Path(__file__).resolve().parents[1]
-GUIDES = [ROOT / name for name in ("docs/methods.md", "docs/pitfalls.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+GUIDES = [
+    ROOT / name
+    for name in ("docs/methods.md", "docs/evidence.md", "docs/pitfalls.md", "CONTRIBUTING.md", "CHANGELOG.md")
+]
 GUIDES.append(ROOT / "recipes" / "README.md")
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OPTIONS = {option for c in COMMANDS.values() for p in c.params for option in [*p.opts, *p.secondary_opts]}

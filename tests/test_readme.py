@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+
+from freemoe.bench.harness import BENCHES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -37,6 +40,19 @@ def test_the_file_map_names_what_is_there():
     assert len(listed) > 6
     for name in listed:
         assert (ROOT / name).is_dir() or (ROOT / "src/freemoe" / name).is_dir(), name
+
+
+def test_the_table_of_figures_is_what_the_benchmarks_left():
+    spec = importlib.util.spec_from_file_location("bench_table", ROOT / "scripts" / "bench_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = module.results()
+    assert [r["bench"] for r in found] == BENCHES.names()
+    assert not any(r["quick"] for r in found)
+    assert module.rendered(README, found) == README
+    # A figure that is missed says so in the table as in the JSON.
+    missed = sum(f["verdict"] == "missed" for r in found for f in r["figures"])
+    assert README.count("**missed**") == missed
 
 
 def test_the_two_commands_stand_first():

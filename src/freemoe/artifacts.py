@@ -15,7 +15,7 @@ from typing import Any
 from freemoe.errors import ArtifactError
 from freemoe.runs import MANIFEST, write_atomic
 
-FORMAT = 1
+FORMAT = 2
 _CHUNK = 1 << 22
 
 
@@ -30,28 +30,40 @@ def fingerprint(model: Any) -> str:
     return total.hexdigest()
 
 
+def _checksum(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _own_checksum(manifest: Mapping[str, Any]) -> str:
+    """Checksum of what a manifest says, its own checksum left out; line breaks and order of keys do not matter."""
+    said = {k: v for k, v in manifest.items() if k != "checksum"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
 def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
-    """Write the manifest last: it lists the checksum of every other file of the folder, so it vouches for them."""
+    """Write the manifest last: it lists the checksum of every other file of the folder and of itself."""
     files = {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        str(path.relative_to(folder)): _checksum(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
         and path.name not in (MANIFEST, "journal.jsonl", "identity.json")
         and "units" not in path.relative_to(folder).parts
     }
     manifest = {"format": FORMAT, **body, "files": files}
+    manifest["checksum"] = _own_checksum(manifest)
     write_atomic(folder / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
-    """Read an artefact's manifest and check every file against it.
+    """Read an artefact's manifest and check it and every file against its checksums.
 
     Args:
         folder: The artefact.
         check: Compare the checksums too.
 
     Raises:
-        ArtifactError: When the folder is no artefact, is of a newer format, or a file is missing, cut short or edited.
+        ArtifactError: When the folder is no artefact, is of another format, or a file is missing, cut short or edited.
     """
     root = Path(folder)
     path = root / MANIFEST
@@ -71,14 +83,20 @@ def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
         ) from None
     if version != FORMAT:
         raise ArtifactError(
-            f"{str(path)!r} has format {version!r}; this freemoe reads format {FORMAT}. Install a newer freemoe."
+            f"{str(path)!r} has format {version!r}; this freemoe reads format {FORMAT}. Install the freemoe that wrote it, "
+            "or build it anew."
         )
     if check:
+        if manifest.get("checksum") != _own_checksum(manifest):
+            raise ArtifactError(
+                f"{MANIFEST!r} in {str(root)!r} was edited: its checksum is not its own. Copy the artefact again or build "
+                "it anew."
+            )
         for name, expected in files.items():
             file = root / name
             if not file.is_file():
                 raise ArtifactError(f"{str(root)!r} lacks {name!r}, which its manifest lists. Copy the artefact again.")
-            if hashlib.sha256(file.read_bytes()).hexdigest() != expected:
+            if _checksum(file) != expected:
                 raise ArtifactError(
                     f"{name!r} in {str(root)!r} was cut short or edited: its checksum is not the manifest's. Copy the "
                     "artefact again or build it anew."

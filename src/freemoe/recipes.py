@@ -116,25 +116,49 @@ class BandSection(_Section):
 
 
 class SaliencySection(_Section):
-    """Signed purification: weights ranked by w * dL/dw, switched off greedily."""
+    """Signed purification: weights ranked by w * dL/dw, switched off greedily or with learned switches."""
 
-    step: float = Field(default=5e-5, gt=0, lt=1, description="Share of the weights switched off per round, for tasks.")
-    text_step: float = Field(
-        default=3e-4, gt=0, lt=1, description="The same for plain text, whose loss sits at every token."
+    method: Literal["auto", "greedy", "learned"] = Field(
+        default="auto", description="auto: learned for plain text, greedy for tasks."
     )
     budget: float = Field(default=0.01, gt=0, le=1, description="Largest share of the weights that may be off.")
     patience: int = Field(
-        default=8, ge=1, description="Rounds without a better loss on the stopping half before the end."
+        default=8, ge=1, description="Rounds without a better loss on the stopping documents before the end."
+    )
+    checkpointing: bool = Field(
+        default=False, description="Make activations again in the backward pass: less memory, about a third slower."
+    )
+    step: float = Field(
+        default=5e-5, gt=0, lt=1, description="Greedy: share of the weights switched off per round, for tasks."
+    )
+    text_step: float = Field(
+        default=3e-4, gt=0, lt=1, description="Greedy: the same for plain text, whose loss sits at every token."
     )
     part_tokens: int = Field(
         default=12288,
         ge=1,
-        description="Answer tokens per part; every part of a round ranks anew and switches off its share.",
+        description="Greedy: answer tokens per part; every part of a round ranks anew and switches off its share.",
     )
+    candidates: float = Field(
+        default=0.1, gt=0, le=1, description="Learned: share of the weights that gets a switch; at least the budget."
+    )
+    steps: int = Field(default=1000, ge=1, description="Learned: most steps of training.")
+    rate: float = Field(default=3e-3, gt=0, description="Learned: Adam's learning rate of the switches.")
+    step_tokens: int = Field(default=2048, ge=1, description="Learned: answer tokens per step, about.")
+    every: int = Field(default=50, ge=1, description="Learned: steps per round.")
     gradient_share: float = Field(
         default=0.4, gt=0, lt=1, description="Share of the reference documents that give gradients."
     )
     stop_share: float = Field(default=0.25, gt=0, lt=1, description="Share that decides when to stop; the rest guards.")
+
+    @model_validator(mode="after")
+    def _candidates_fill_the_budget(self) -> SaliencySection:
+        if self.method != "greedy" and self.candidates < self.budget:
+            raise ValueError(
+                f"candidates {self.candidates} is below the budget {self.budget}: every weight that learned switches turn "
+                "off is a candidate. Raise candidates, lower the budget, or use method greedy"
+            )
+        return self
 
     @model_validator(mode="after")
     def _leaves_a_guard(self) -> SaliencySection:

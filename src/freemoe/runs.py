@@ -227,6 +227,11 @@ class RunFolder:
             )
         return load_file(path)
 
+    def drop(self, name: str) -> None:
+        """Delete the tensors of a unit that a later one has replaced; nothing where there are none."""
+        with contextlib.suppress(OSError):
+            (self.partial / "units" / f"{digest(name)}.safetensors").unlink(missing_ok=True)
+
     def publish(self) -> Path:
         """Make the finished folder appear under its name, in one step.
 

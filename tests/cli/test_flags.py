@@ -41,6 +41,7 @@ VALUES: dict[str, tuple[str | None, Any]] = {
     "objective": ("loglikelihood", "loglikelihood"),
     "select": ("argmax", "argmax"),
     "alpha": ("0.2", 0.2),
+    "purify": ("learned", "learned"),
     "step": ("1e-4", 1e-4),
     "budget": ("0.02", 0.02),
     "patience": ("3", 3),

@@ -12,13 +12,11 @@ from freemoe.domain_experts.bands import (
     Band,
     Rankings,
     band_positions,
-    band_scores,
-    ends,
+    columns_at,
     grid,
     inside,
-    positions_from_mask,
+    positions_between,
     rank_range,
-    ranking,
 )
 from freemoe.domain_experts.importance import seeded
 from freemoe.errors import NumericError
@@ -179,24 +177,87 @@ def test_rank_range_has_no_gaps():
         assert all(a[1] == b[0] for a, b in itertools.pairwise(cuts))
 
 
-@pytest.mark.parametrize("kind", ["ties", "constant", "distinct"])
-def test_ends_say_the_same_as_the_ranking(kind):
+def made_up(kind, shape=(2, 6, 23)):
     generator = torch.Generator().manual_seed(2)
-    scores = {
-        "ties": torch.randint(0, 4, (2, 6, 23), generator=generator).float(),
-        "constant": torch.zeros(2, 6, 23),
-        "distinct": torch.rand(2, 6, 23, generator=generator),
-    }[kind]
-    order = ranking(scores)
+    return {
+        "ties": lambda: torch.randint(0, 4, shape, generator=generator).float(),
+        "constant": lambda: torch.zeros(shape),
+        "distinct": lambda: torch.rand(shape, generator=generator),
+        "zeros and denormals": lambda: torch.randint(0, 3, shape, generator=generator) * 1e-45,
+        "up to the largest": lambda: torch.rand(shape, generator=generator).mul(200).exp2().clamp(max=3.4e38),
+        "signed": lambda: torch.randint(-2, 3, shape, generator=generator).float(),
+        "both zeros": lambda: torch.randint(-1, 2, shape, generator=generator) * 0.0,
+    }[kind]()
+
+
+KINDS = ["ties", "constant", "distinct", "zeros and denormals", "up to the largest", "signed", "both zeros"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(2, 6, 23), (1, 1, 1), (1, 3, 70000), (5, 40, 64)])
+def test_columns_are_those_of_a_stable_sort(kind, shape):
+    scores = made_up(kind, shape)
+    size = shape[-1]
+    ranks = sorted({0, size // 3, size // 2, size - 1})
+    expected = torch.sort(scores, dim=-1, stable=True).indices
+    found = columns_at(scores, ranks)
+    assert found.shape == (len(ranks), *shape[:-1])
+    for rank, columns in zip(ranks, found, strict=True):
+        assert torch.equal(columns.long(), expected[..., rank])
+    # The layout in memory does not matter.
+    turned = scores.transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert torch.equal(columns_at(turned, ranks), found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ends_say_the_same_as_the_ranking(kind):
+    scores = made_up(kind)
+    order = torch.sort(scores, dim=-1, stable=True).indices
     rng = random.Random(0)
-    cuts = [(0.0, 0.0), (0.5, 0.5), (0.0, 1.0), (0.0, 0.01), (0.97, 1.0), (0.99, 1.0), (0.0, 0.3), (0.7, 1.0)]
-    cuts += [tuple(sorted((rng.random(), rng.random()))) for _ in range(30)]
-    for start, end in cuts:
-        low, high = rank_range(start, end, 23)
+    cuts = [(0, 23), (0, 1), (22, 23), (0, 7), (16, 23), (5, 5)]
+    cuts += [tuple(sorted((rng.randrange(23), rng.randrange(23)))) for _ in range(30)]
+    for low, high in cuts:
         expected = torch.zeros(scores.shape, dtype=torch.bool).scatter_(-1, order[..., low:high], True)
-        lower, upper = ends(order, start, end)
-        assert torch.equal(inside(scores, lower, upper), expected), (start, end)
-        assert (lower is None, upper is None) == (low == 0, high == 23) or low >= high
+        lower = order[..., low] if low else None
+        upper = order[..., high] if high < 23 else None
+        assert torch.equal(inside(scores, lower, upper), expected), (low, high)
+
+
+def test_many_rows_are_worked_on_in_parts(monkeypatch):
+    scores = made_up("ties", (3, 500, 300))
+    order = torch.sort(scores, dim=-1, stable=True).indices
+    expected = torch.zeros(scores.shape, dtype=torch.bool).scatter_(-1, order[..., 30:99], True)
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
+        lower, upper = columns_at(scores, [30, 99])
+        assert torch.equal(lower.long(), order[..., 30])
+        assert torch.equal(inside(scores, lower, upper), expected)
+
+
+def test_all_bands_of_a_grid_share_one_sort(monkeypatch):
+    weights = find_weights(tiny_model("llama"), "mlp", (0, 1))
+    norm = norms_of(weights)
+    sorted_ = []
+
+    def counted(scores, ranks):
+        sorted_.append(len(ranks))
+        return columns_at(scores, ranks)
+
+    monkeypatch.setattr("freemoe.domain_experts.bands.columns_at", counted)
+    section = BandSection(step=0.1, ratio=0.1)
+    all_bands = [b for metric in ("wanda", "magnitude") for b in grid(section, metric, 0)]
+    rankings = Rankings(weights, norm, all_bands)
+    found = [rankings.positions(b) for b in all_bands]
+    assert sorted_ == [9] * len(weights) * 2
+    # A band that was not announced is sorted for, and right.
+    other = Band("wanda", 0.33, 0.41)
+    extra = rankings.positions(other)
+    assert len(sorted_) == len(weights) * 3
+    rankings.forget()
+    for band, positions in [*zip(all_bands, found, strict=True), (other, extra)]:
+        alone = band_positions(band, weights, norm)
+        assert alone.keys() == positions.keys()
+        assert all(torch.equal(alone[k], positions[k]) for k in alone), band
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral"])
@@ -213,8 +274,8 @@ def test_stored_ends_regenerate_the_positions(case, scope, patch):
         for weight in weights:
             if weight.name not in stored:
                 continue
-            mask = inside(band_scores(band, weight, norm), *stored[weight.name])
-            assert torch.equal(positions_from_mask(mask, band, weight), expected[weight.name]), band
+            again = positions_between(band, weight, norm, *stored[weight.name])
+            assert torch.equal(again, expected[weight.name]), band
 
 
 def test_rankings_are_kept_apart():
@@ -258,8 +319,7 @@ def test_many_columns_keep_their_numbers():
         else:
             expected = flat.flatten().argsort(stable=True)[:24000]
         assert torch.equal(found, expected.sort().values)
-        mask = inside(band_scores(band, weight, None), *rankings.ends(band)["w"])
-        assert torch.equal(positions_from_mask(mask, band, weight), found)
+        assert torch.equal(positions_between(band, weight, None, *rankings.ends(band)["w"]), found)
 
 
 def test_a_grid_has_names_of_its_own():

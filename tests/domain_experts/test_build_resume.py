@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from freemoe.domain_experts import candidates, scores
+from freemoe.domain_experts import build as build_file
+from freemoe.domain_experts import purification, scores
 from freemoe.domain_experts.build import build
 from freemoe.errors import ArtifactError, DataError
 from freemoe.recipes import dump
@@ -42,8 +43,8 @@ class Counter:
     """Counts the work that is really done."""
 
     def __init__(self, monkeypatch, output):
-        self.units, self.scored, self.purified = [], [], []
-        unit, score, purify = Journal.unit, scores.Evaluator.score, candidates.purify
+        self.units, self.scored, self.purified, self.features = [], [], [], 0
+        unit, score, purify, feature = Journal.unit, scores.Evaluator.score, purification.purify, build_file.features
         self.stop_after = None
 
         def counted_unit(journal, name, work):
@@ -65,9 +66,14 @@ class Counter:
             self.purified.append(1)
             return purify(*args, **kwargs)
 
+        def counted_features(*args):
+            self.features += 1
+            return feature(*args)
+
+        monkeypatch.setattr(build_file, "features", counted_features)
         monkeypatch.setattr(Journal, "unit", counted_unit)
         monkeypatch.setattr(scores.Evaluator, "score", counted_score)
-        monkeypatch.setattr(candidates, "purify", counted_purify)
+        monkeypatch.setattr(purification, "purify", counted_purify)
 
 
 def same(a, b):
@@ -79,7 +85,7 @@ def same(a, b):
     return first, second
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 6, 20, -3, -1])
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 20, -3, -1])
 def test_a_stopped_build_goes_on_where_it_stopped(world, unbroken, tmp_path, monkeypatch, after):
     total = read_result(unbroken)["cost"]["units_done"]
     after %= total
@@ -101,7 +107,8 @@ def test_a_stopped_build_goes_on_where_it_stopped(world, unbroken, tmp_path, mon
     scored = sum(name.startswith("score|") for name in counter.units)
     assert len(counter.scored) == scored
     # Tensors are on disk before their line is in the journal: the one in between may be made twice.
-    assert len(counter.purified) <= 2 + (1 if 2 <= after <= 3 else 0)
+    assert len(counter.purified) <= 2 + (1 if 3 <= after <= 4 else 0)
+    assert counter.features == 1 + (1 if after == 1 else 0)
 
 
 def test_stopped_many_times(world, unbroken, tmp_path, monkeypatch):
@@ -158,7 +165,7 @@ def stop(world, folder, monkeypatch, after=6, **changes):
 def test_a_damaged_unit_is_made_again(world, unbroken, tmp_path, monkeypatch):
     stop(world, tmp_path, monkeypatch)
     units = sorted((tmp_path / "out.partial" / "units").iterdir())
-    assert len(units) == 3
+    assert len(units) == 4
     for path in units:
         path.write_bytes(path.read_bytes()[:-7])
     same(build(small(world, tmp_path)), unbroken)

@@ -126,6 +126,33 @@ def test_power_sums_of_a_small_matrix():
         torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=0)
 
 
+def test_power_sums_of_some_rows():
+    x = torch.randn(500, 700, generator=torch.Generator().manual_seed(0))
+    before = x.clone()
+    rows = torch.randperm(500, generator=torch.Generator().manual_seed(1))[:321].sort().values
+    for chosen in (rows, rows[:1], rows[:0], None):
+        exact = (x if chosen is None else x[chosen]).double().abs()
+        got = power_sums(x, chosen)
+        assert got.shape == (4, 700)
+        for sums, p in zip(got, PS, strict=True):
+            expected = (exact**p).sum(0) if p != math.inf else exact.sum(0) if not len(exact) else exact.amax(0)
+            torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=0)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "batched_mm"])
+def test_any_experts_implementation_gives_the_same_norms(implementation):
+    model = tiny_model("gpt_oss")
+    weights = find_weights(model)
+    batches = [batch([0, 1, 2]), batch([3, 4], "left", 2)]
+    usual = calibrate(model, weights, batches, groups=3)
+    model.set_experts_implementation(implementation)
+    other = calibrate(model, weights, batches, groups=3)
+    for tap in usual.sums:
+        assert torch.equal(usual.counts[tap], other.counts[tap])
+        torch.testing.assert_close(usual.sums[tap], other.sums[tap], rtol=2e-4, atol=1e-6)
+
+
 def test_rows_of_groups():
     parts = rows_of_groups(torch.tensor([2, -1, 0, 2, -1, 0, 5]))
     assert [(g, rows.tolist()) for g, rows in parts] == [(0, [2, 5]), (2, [0, 3]), (5, [6])]

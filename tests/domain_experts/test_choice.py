@@ -4,7 +4,17 @@ import random
 
 import pytest
 
-from freemoe.domain_experts.choice import Verdict, accept, adjust, cross_fit, folds, held_out, shares
+from freemoe.domain_experts.choice import (
+    Verdict,
+    accept,
+    adjust,
+    best_case,
+    cross_fit,
+    enough,
+    folds,
+    held_out,
+    shares,
+)
 from freemoe.domain_experts.scores import ScoreTable
 from freemoe.domain_experts.search import SEARCHES
 from freemoe.errors import DataError
@@ -220,6 +230,34 @@ def test_accepting():
     assert accept([verdict(0.001, 0.2)], 0.05) is None
     assert accept([], 0.05) is None
     assert accept([verdict(0.05, 0.2, holm=0.05)], 0.05) is not None
+
+
+# ------------------------------------------------------- what can be proven at all
+
+
+@pytest.mark.parametrize("counts", [[[3], [40]], [[5, 60], [6, 60], [2, 4]], [[9, 9, 9]]])
+def test_the_best_case_is_a_gain_on_every_document(counts):
+    groups = []
+    for group in counts:
+        verdicts = []
+        for n in group:
+            table, _ = table_of({"base": [0.0] * n, "fit": [1.0] * n})
+            verdicts.append(held_out(table, "saliency", "fit", range(n), 0))
+        groups.append(verdicts)
+    best = best_case(counts)
+    assert [[v.holm for v in g] for g in adjust(groups)] == [[pytest.approx(p) for p in g] for g in best]
+    # A document that did not gain makes no p-value of the build smaller.
+    table, _ = table_of({"base": [0.0] * 3, "fit": [1.0, 1.0, 0.0]})
+    groups[0][0] = held_out(table, "saliency", "fit", range(3), 0)
+    if counts[0][0] == 3:
+        assert all(v.holm >= p for g, b in zip(adjust(groups), best, strict=True) for v, p in zip(g, b, strict=True))
+
+
+@pytest.mark.parametrize(("tests", "alpha"), [(1, 0.05), (1, 0.5), (2, 0.05), (16, 0.05), (7, 0.01), (1, 0.9)])
+def test_enough_is_the_smallest_number_that_passes_alone(tests, alpha):
+    needed = enough(tests, alpha)
+    assert best_case([[needed] * tests])[0][0] <= alpha
+    assert needed == 1 or best_case([[needed - 1] * tests])[0][0] > alpha
 
 
 def test_the_table_is_one_of_reference_documents():

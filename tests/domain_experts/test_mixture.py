@@ -1,19 +1,20 @@
 """One base, many experts: the same answers as separate checkpoints, and a base that is always the base again."""
 
+import gc
 import json
 import shutil
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from freemoe.artifacts import MANIFEST
+from freemoe.artifacts import MANIFEST, write_manifest
 from freemoe.domain_experts.expert import Expert, switch_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.subdomains import prompt_feature
 from freemoe.domain_experts.switching import switched_off
 from freemoe.errors import ArtifactError, DataError, UnknownNameError
 from freemoe.families.weights import find_weights
+from tests.memory import bytes_beside
 from tests.tiny import tiny_model, tiny_tokenizer
 
 EXPERTS = ["law/0", "law/1", "sums/all"]
@@ -65,42 +66,6 @@ def test_an_expert_without_positions_is_the_base(world):
     ids, _ = ids_of("abc")
     for name in ("d/none", "d/empty"):
         assert torch.equal(moe(ids, expert=name).logits, world.model(ids).logits)
-
-
-@pytest.mark.parametrize("name", EXPERTS)
-def test_an_expert_equals_its_merged_checkpoint(moe, name, tmp_path):
-    before = bits(moe.model)
-    folder = moe.merge_and_save(name, tmp_path / "merged")
-    assert folder == tmp_path / "merged"
-    assert unchanged(moe.model, before)
-    merged = AutoModelForCausalLM.from_pretrained(folder).eval()
-    assert AutoTokenizer.from_pretrained(folder)("abc")["input_ids"] == moe.tokenizer("abc")["input_ids"]
-    ids, mask = ids_of(*PROMPTS)
-    ours = moe(ids, attention_mask=mask, expert=name).logits
-    assert torch.equal(ours, merged(ids, attention_mask=mask).logits)
-    assert not torch.equal(ours, moe(ids, attention_mask=mask).logits)
-    options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False}
-    assert torch.equal(moe.generate(ids, expert=name, **options), merged.generate(ids, **options))
-    # Nothing but the expert's own weights differs, and those are zero.
-    off = moe.expert_positions(name)
-    state = merged.state_dict()
-    for weight in find_weights(moe.model):
-        expected = weight.view().clone().flatten()
-        expected[off.get(weight.name, torch.zeros(0).long())] = 0
-        assert torch.equal(state[weight.name].flatten(), expected)
-    assert unchanged(moe.model, before)
-    assert not (tmp_path / "merged.partial").exists()
-
-
-def test_merging_never_overwrites(moe, tmp_path):
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "precious").write_text("x")
-    with pytest.raises(ArtifactError, match="exists already"):
-        moe.merge_and_save("law/0", tmp_path / "here")
-    assert (tmp_path / "here" / "precious").read_text() == "x"
-    with pytest.raises(UnknownNameError):
-        moe.merge_and_save("law/7", tmp_path / "there")
-    assert not list(tmp_path.glob("there*"))
 
 
 @pytest.mark.parametrize("names", [["law/0", "base", "sums/all", "law/0"], ["base", "law/1", "law/1", "law/0"]])
@@ -204,6 +169,18 @@ def test_experts_nest_and_go_back(moe):
     assert torch.equal(moe(ids).logits, alone["law/0"])
     moe.set_expert(None)
     assert unchanged(moe.model, before)
+
+
+def test_an_expert_holds_its_positions_and_their_values_and_no_copy():
+    model = tiny_model("llama", num_hidden_layers=8)
+    off = {w.name: torch.arange(0, w.size, 50) for w in find_weights(model)}
+    count = sum(map(len, off.values()))
+    gc.collect()
+    before = bytes_beside(model)
+    moe = FreeMoE(model, [switch_expert("d/x", off)])
+    moe.set_expert("d/x")
+    assert bytes_beside(model) - before <= 2 * count * (8 + 4) < sum(p.nbytes for p in model.parameters()) / 4
+    moe.set_expert(None)
 
 
 @pytest.mark.parametrize("active", EXPERTS)
@@ -319,11 +296,16 @@ def test_a_damaged_manifest_is_refused(world, artefact, tmp_path):
         (manifest[: len(manifest) // 2], "damaged"),
         ("[]", "damaged"),
         (json.dumps({**json.loads(manifest), "format": 99}), "format 99"),
-        (json.dumps({**json.loads(manifest), "kind": "hook"}), "'hook', not domain experts"),
+        (manifest.replace('"start": 0.', '"start": 0.1'), "edited"),
+        (manifest.replace('"threshold": ', '"threshold": 1'), "edited"),
     ]:
+        assert broken != manifest
         (copy / MANIFEST).write_text(broken)
         with pytest.raises(ArtifactError, match=message):
             FreeMoE.from_pretrained(world.model, copy)
+    write_manifest(copy, {**json.loads(manifest), "kind": "hook"})
+    with pytest.raises(ArtifactError, match="'hook', not domain experts"):
+        FreeMoE.from_pretrained(world.model, copy)
     (copy / MANIFEST).unlink()
     with pytest.raises(ArtifactError, match="not an artefact"):
         FreeMoE.from_pretrained(world.model, copy)

@@ -1,4 +1,4 @@
-"""Signed purification: the sign and size of its scores, what it keeps, and that the model stays as it was."""
+"""Greedy purification: what it cuts and keeps, and that the model stays as it was."""
 
 import math
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from freemoe.domain_experts.batches import answer_batches, mean_loss
-from freemoe.domain_experts.saliency import purify, signed_scores, split_batches, strongest
+from freemoe.domain_experts.gradients import noise_weights
+from freemoe.domain_experts.saliency import purify, split_batches
 from freemoe.domain_experts.switching import switched_off
 from freemoe.errors import DataError, NumericError
 from freemoe.families.weights import find_weights
@@ -42,87 +43,6 @@ def canonical(weight, tensor):
     elif weight.layout == "rows":
         tensor = tensor[None]
     return tensor.reshape(-1)
-
-
-@pytest.mark.parametrize("case", LAYOUTS)
-def test_scores_equal_autograd(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
-    rows = batches(0)
-    total = torch.zeros(())
-    tokens = 0
-    for batch in rows:
-        logits = model(input_ids=batch.ids).logits
-        keep = batch.targets != -100
-        total = total - torch.log_softmax(logits[keep], -1)[range(int(keep.sum())), batch.targets[keep]].sum()
-        tokens += int(keep.sum())
-    gradients = torch.autograd.grad(total / tokens, [w.parameter for w in weights], allow_unused=True)
-    found = signed_scores(model, weights, rows)
-    for weight, gradient, scores in zip(weights, gradients, found, strict=True):
-        gradient = torch.zeros_like(weight.parameter) if gradient is None else gradient
-        expected = canonical(weight, weight.parameter.detach() * gradient)
-        torch.testing.assert_close(scores, expected, rtol=1e-3, atol=1e-7, msg=weight.name)
-        assert scores.shape == (weight.size,)
-        assert not scores.requires_grad
-    assert all(w.parameter.grad is None for w in weights)
-
-
-@pytest.mark.parametrize("case", LAYOUTS)
-def test_a_score_foretells_the_change_of_the_loss(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
-    rows = batches(0)
-    scores = signed_scores(model, weights, rows)
-    before = mean_loss(model, rows)
-    for weight, score in zip(weights, scores, strict=True):
-        at = int(score.abs().argmax())
-        e, inside = divmod(at, weight.rows * weight.columns)
-        r, c = divmod(inside, weight.columns)
-        old = weight.view()[e, r, c].clone()
-        weight.view()[e, r, c] = old * 0.99
-        change = mean_loss(model, rows) - before
-        weight.view()[e, r, c] = old
-        assert change == pytest.approx(-0.01 * float(score[at]), rel=0.2, abs=3e-6), weight.name
-
-
-@pytest.mark.parametrize("case", ["llama", "gpt2"])
-def test_the_top_weight_is_noise_and_a_random_one_is_not(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
-    rows = batches(1)
-    scores = signed_scores(model, weights, rows)
-    base = mean_loss(model, rows)
-    (top,) = [{w.name: p} for w, p in zip(weights, strongest(scores, 1), strict=True) if len(p)]
-    with switched_off(weights, top):
-        lowered = base - mean_loss(model, rows)
-    (bottom,) = [{w.name: p} for w, p in zip(weights, strongest([-s for s in scores], 1), strict=True) if len(p)]
-    with switched_off(weights, bottom):
-        raised = mean_loss(model, rows) - base
-    assert lowered > 0
-    assert raised > 0
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(10):
-        weight = weights[int(torch.randint(len(weights), (1,), generator=generator))]
-        at = torch.randint(weight.size, (1,), generator=generator)
-        with switched_off(weights, {weight.name: at}):
-            assert base - mean_loss(model, rows) < lowered
-
-
-@pytest.mark.parametrize("count", [1, 3, 10, 1000])
-def test_strongest_equals_sorting_everything(count):
-    generator = torch.Generator().manual_seed(count)
-    scores = [torch.randn(n, generator=generator) for n in (5, 40, 1, 200)]
-    flat = sorted(((-float(v), t, i) for t, s in enumerate(scores) for i, v in enumerate(s)))
-    expected = [sorted(i for v, t, i in flat[:count] if t == k and v < 0) for k in range(4)]
-    assert [p.tolist() for p in strongest(scores, count)] == expected
-
-
-def test_strongest_breaks_ties_by_place():
-    ties = [torch.tensor([1.0, 2.0, 1.0]), torch.ones(200), torch.zeros(4)]
-    assert [p.tolist() for p in strongest(ties, 3)] == [[0, 1, 2], [], []]
-    assert [p.tolist() for p in strongest(ties, 7)] == [[0, 1, 2], [0, 1, 2, 3], []]
-    assert [p.tolist() for p in strongest([torch.ones(5000)], 10)] == [list(range(10))]
-    assert [p.tolist() for p in strongest([-torch.ones(3), torch.zeros(2)], 2)] == [[], []]
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral", "gemma"])
@@ -283,14 +203,9 @@ def test_parts_share_a_round_and_a_step():
     parts = purify(model, weights, rows, batches(9), part_tokens=tokens // 2, **common)
     assert shares == [pytest.approx(0.004, abs=2 / total)] * 2
     # The first half of a cut in two is the strongest of its own part, at the untouched model.
-    first = strongest(signed_scores_of(model, weights, halves[0]), round(0.002 * total))
+    first = noise_weights(model, weights, halves[0], round(0.002 * total), spread=total)
     if parts.best:
-        found = {w.name: set(p.tolist()) for w, p in zip(weights, first, strict=True)}
-        assert all(found[name] <= set(parts.positions.get(name, torch.empty(0)).tolist()) for name in found)
+        for name, where in first.items():
+            assert set(where.tolist()) <= set(parts.positions[name].tolist())
     assert len(whole.losses) == len(parts.losses) == 2
 
-
-def signed_scores_of(model, weights, rows):
-    for weight in weights:
-        weight.parameter.requires_grad_(True)
-    return signed_scores(model, weights, rows)

@@ -180,7 +180,7 @@ def counted(model):
 def test_choices_that_differ_in_their_last_token_share_a_forward():
     model = tiny_model("llama")
     calls, handle = counted(model)
-    scorer = Scorer(model, tiny_tokenizer())
+    scorer = Scorer(model, tiny_tokenizer(), share_prefixes=False)
     scorer.loglikelihoods([("Question?", f" {c}") for c in "ABCD"])
     assert calls == [(1, len("Question? "))]
     calls.clear()
@@ -192,9 +192,9 @@ def test_choices_that_differ_in_their_last_token_share_a_forward():
 def test_batches_stay_below_their_budget():
     model = tiny_model("llama")
     calls, handle = counted(model)
-    Scorer(model, tiny_tokenizer(), batch_tokens=100).loglikelihoods(
-        [("x" * n, " y") for n in (5, 90, 30, 31, 7, 200, 12)]
-    )
+    # Each begins with another letter: nothing to share.
+    contexts = [letter + "x" * (n - 1) for letter, n in zip("abcdefg", (5, 90, 30, 31, 7, 200, 12), strict=True)]
+    Scorer(model, tiny_tokenizer(), batch_tokens=100).loglikelihoods([(c, " y") for c in contexts])
     handle.remove()
     assert all(rows == 1 or rows * longest <= 100 for rows, longest in calls)
     assert sum(rows for rows, _ in calls) == 7
@@ -211,8 +211,8 @@ class Canned(torch.nn.Module):
         self.device = torch.device("cpu")
         self.config = SimpleNamespace(max_position_embeddings=64)
 
-    def forward(self, input_ids, use_cache, logits_to_keep):
-        return SimpleNamespace(logits=self.logits[: len(input_ids), logits_to_keep])
+    def forward(self, input_ids, use_cache):
+        return SimpleNamespace(logits=self.logits[: len(input_ids), : input_ids.shape[1]])
 
 
 def test_half_precision_is_summed_in_single():

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from freemoe.errors import FamilyError
+from freemoe.families import taps
 from freemoe.families.taps import tapped
 from freemoe.families.weights import find_weights
 from tests.tiny import CASES, tiny_model
@@ -75,6 +77,80 @@ def test_any_experts_implementation(case, implementation):
         assert torch.equal(logits(model), bare)
     assert seen
     assert model.config._experts_implementation == implementation
+
+
+def experts_of(case):
+    """A model with fused experts, their module's parameter names, and the reference inputs of its down projection."""
+    model = tiny_model(case)
+    model.set_experts_implementation("eager")
+    seen = {}
+    with tapped(model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})):
+        logits(model)
+    return model, {key: value for key, value in seen.items() if key[0].endswith("down_proj")}
+
+
+@pytest.mark.parametrize("case", ["mixtral", "gpt_oss", "qwen2_moe"])
+@pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])
+def test_what_is_overheard_is_what_eager_computes_anew(case, implementation):
+    model, eager = experts_of(case)
+    model.set_experts_implementation(implementation)
+    before, seen, anew = vars(model.model.layers[-1].mlp.experts).copy(), {}, []
+    compute = taps._intermediate
+
+    def counted(module, gate, experts, expert, x):
+        anew.append(len(x))
+        return compute(module, gate, experts, expert, x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(taps, "_intermediate", counted)
+        with tapped(model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})):
+            logits(model)
+    # Two single rows per layer make sure of the order; nothing else is computed again.
+    assert set(anew) == {1}
+    for key, (x, token) in eager.items():
+        assert torch.equal(seen[key][1], token)
+        torch.testing.assert_close(seen[key][0], x, rtol=1e-4, atol=1e-5)
+    assert vars(model.model.layers[-1].mlp.experts).keys() == before.keys()
+
+
+def test_an_unknown_order_of_rows_is_computed_anew(monkeypatch):
+    """Another version of transformers may sort the experts' rows otherwise."""
+    model, eager = experts_of("mixtral")
+
+    def turned(self, hidden, index, weights):
+        total = torch.zeros_like(hidden)
+        # All rows at once, the last token first.
+        rows = hidden.flip(0).repeat_interleave(index.shape[1], 0)
+        expert = index.flip(0).reshape(-1)
+        inner = self._apply_gate(torch.einsum("tc,trc->tr", rows, self.gate_up_proj[expert]))
+        out = torch.einsum("tc,trc->tr", inner, self.down_proj[expert]) * weights.flip(0).reshape(-1, 1)
+        return total + out.view(len(hidden), -1, hidden.shape[1]).sum(1).flip(0)
+
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._global_mapping, "turned", turned)
+    model.config._experts_implementation = "turned"
+    seen = {}
+    with tapped(model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})):
+        turned_logits = logits(model)
+    for key, (x, token) in eager.items():
+        assert torch.equal(seen[key][1], token)
+        torch.testing.assert_close(seen[key][0], x, rtol=1e-4, atol=1e-5)
+    model.set_experts_implementation("grouped_mm")
+    torch.testing.assert_close(turned_logits, logits(model), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
+def test_nested_taps_hear_the_same(implementation):
+    model, eager = experts_of("gpt_oss")
+    model.set_experts_implementation(implementation)
+    weights, outer, inner = find_weights(model, "mlp"), {}, {}
+    with (
+        tapped(model, weights, lambda tap, e, x, token: outer.update({(tap, e): x})),
+        tapped(model, weights, lambda tap, e, x, token: inner.update({(tap, e): x})),
+    ):
+        logits(model)
+    for key, (x, _) in eager.items():
+        assert torch.equal(outer[key], inner[key])
+        torch.testing.assert_close(outer[key], x, rtol=1e-4, atol=1e-5)
 
 
 def test_taps_nest():

@@ -118,7 +118,7 @@ def test_canonical_view_is_what_the_model_multiplies_by(case):
             torch.testing.assert_close(x @ view[0].T + bias, module(x))
         view[-1, -1, 0] = 7.0
         index = torch.tensor([weight.size - weight.columns])
-        assert weight.parameter.view(-1)[weight.flat(index)].item() == 7.0
+        assert weight.memory()[weight.places(index)].item() == 7.0
 
 
 def test_weights_with_one_tap_share_one_input():

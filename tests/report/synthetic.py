@@ -143,6 +143,7 @@ def make_result(domains: list[dict[str, Any]] | None = None, threshold: float = 
             "subdomain_accuracy": 0.91,
             "domain_ece": 0.0123,
             "subdomain_ece": 0.0456,
+            "without_temperature": {"domain_ece": 0.0789, "subdomain_ece": 0.1234},
             "threshold": threshold,
             "abstained": 0.0625,
             "measured": "5-fold, on reference documents that the routing model did not see",

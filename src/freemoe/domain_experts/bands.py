@@ -14,13 +14,16 @@ layer scope G = 1, N = R * C (with patches, R and C count patches).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from freemoe.domain_experts.importance import METRICS, check_finite, patch_scores, seeded, spread_patches
+from freemoe.domain_experts.threads import on_threads
 from freemoe.families.weights import Weight
 from freemoe.recipes import BandSection
 
@@ -72,35 +75,48 @@ def band_scores(band: Band, weight: Weight, norm: Norm | None) -> Tensor:
     return scores.flatten(1)[:, None, :] if band.scope == "layer" else scores
 
 
-def ranking(scores: Tensor) -> Tensor:
-    """Ascending order of the last axis, equal scores in the order of their columns: ``(E, G, N)`` int64."""
-    return torch.sort(scores, dim=-1, stable=True).indices
-
-
 def rank_range(start: float, end: float, size: int) -> tuple[int, int]:
     """First rank inside and first rank above the band of ``size`` ranked units."""
     return round(start * size), round(end * size)
 
 
-def ends(order: Tensor, start: float, end: float) -> tuple[Tensor | None, Tensor | None]:
-    """Columns of the weights at the band's two ends, from the ranking.
+def columns_at(scores: Tensor, ranks: Sequence[int]) -> Tensor:
+    """Columns of the weights that stand at some ranks of the ascending order.
+
+    Equal scores stand in the order of their columns, as a stable sort has it.
 
     Args:
-        order: ``(E, G, N)`` ascending order.
-        start: Share where the band begins.
-        end: Share where it ends (not included).
+        scores: ``(E, G, N)`` fp32.
+        ranks: K ranks, each from 0 to N - 1.
 
     Returns:
-        ``(E, G)`` column of the first weight inside, and of the first weight above; None where the band reaches that
-        end of the ranking. An empty band has the same column at both ends.
+        ``(K, E, G)`` int32, or int64 where N needs it.
     """
-    size = order.shape[-1]
-    low, high = rank_range(start, end, size)
-    if low >= high:
-        low = high = min(low, size - 1)
-    lower = None if low == 0 else order[..., low]
-    upper = None if high >= size else order[..., high]
-    return lower, upper
+    groups, size = scores.shape[:-1], scores.shape[-1]
+    kind = torch.int32 if size < 2**31 else torch.int64
+    flat, wanted = scores.reshape(-1, size).contiguous(), torch.tensor(ranks, dtype=torch.int64, device=scores.device)
+    if scores.device.type != "cpu" or size >= 2**32 or int(flat.view(torch.int32).amin()) < 0:
+        found = torch.sort(flat, dim=-1, stable=True).indices[:, wanted].to(kind)
+    else:
+        # The bits of floats that are not negative ascend with them: with the column below them they are integers that
+        # are never equal, and numpy sorts those five times faster than torch sorts stably.
+        found = torch.empty(len(flat), len(ranks), dtype=kind)
+        bits, into, at = flat.view(torch.int32).numpy(), found.numpy(), wanted.numpy()
+        columns = np.arange(size)
+
+        def work(rows: slice) -> None:
+            keys = (bits[rows].astype(np.int64) << 32) | columns
+            keys.sort(-1)
+            into[rows] = keys[:, at] & (2**32 - 1)
+
+        on_threads(work, _row_parts(len(flat), size, 1 << 20))
+    return found.t().reshape(len(ranks), *groups)
+
+
+def _row_parts(rows: int, size: int, part: int) -> list[slice]:
+    """Slices of whole rows with about ``part`` numbers each."""
+    step = max(1, part // size)
+    return [slice(first, first + step) for first in range(0, rows, step)]
 
 
 def inside(scores: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
@@ -114,17 +130,46 @@ def inside(scores: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor
     Returns:
         ``(E, G, N)`` bool: (score, column) lies in [lower, upper) in the order of score, then column.
     """
-    columns = torch.arange(scores.shape[-1], device=scores.device)
-    mask = torch.ones_like(scores, dtype=torch.bool)
-    if lower is not None:
-        at = lower.long()[..., None]
-        threshold = scores.gather(-1, at)
-        mask &= (scores > threshold) | ((scores == threshold) & (columns >= at))
-    if upper is not None:
-        at = upper.long()[..., None]
-        threshold = scores.gather(-1, at)
-        mask &= (scores < threshold) | ((scores == threshold) & (columns < at))
-    return mask
+    size = scores.shape[-1]
+    flat = scores.reshape(-1, size).contiguous()
+    if lower is None and upper is None:
+        return torch.ones_like(scores, dtype=torch.bool)
+    at = [None if end is None else end.reshape(-1, 1).to(torch.int64) for end in (lower, upper)]
+    ends = [None if end is None else (flat.gather(1, end), end) for end in at]
+    if scores.device.type != "cpu":
+        return _between(flat, torch.arange(size, device=scores.device), *ends).view(scores.shape)
+    # Parts that stay in the cache, compared by numpy: several times faster than torch.
+    mask = torch.empty(flat.shape, dtype=torch.bool)
+    numbers, into, columns = flat.numpy(), mask.numpy(), np.arange(size)
+    arrays = [None if end is None else (end[0].numpy(), end[1].numpy()) for end in ends]
+
+    def work(rows: slice) -> None:
+        here = [None if end is None else (end[0][rows], end[1][rows]) for end in arrays]
+        into[rows] = _between(numbers[rows], columns, *here)
+
+    on_threads(work, _row_parts(len(flat), size, 1 << 16))
+    return mask.view(scores.shape)
+
+
+def _between(scores: Any, columns: Any, lower: tuple[Any, Any] | None, upper: tuple[Any, Any] | None) -> Any:
+    """`inside` for arrays of torch or numpy: scores (rows, N), columns (N,), ends (score, column), each (rows, 1)."""
+    if upper is None:
+        return _not_below(scores, columns, *lower)  # type: ignore[misc]
+    below = ~_not_below(scores, columns, *upper)
+    return below if lower is None else below & _not_below(scores, columns, *lower)
+
+
+def _not_below(scores: Any, columns: Any, threshold: Any, at: Any) -> Any:
+    reached = scores >= threshold
+    equal = scores == threshold
+    # Almost always the weight at the end is the only one of its score.
+    if _count(equal) > len(scores):
+        reached &= ~(equal & (columns < at))
+    return reached
+
+
+def _count(mask: Any) -> int:
+    return int(torch.count_nonzero(mask) if isinstance(mask, Tensor) else np.count_nonzero(mask))
 
 
 def positions_from_mask(mask: Tensor, band: Band, weight: Weight) -> Tensor:
@@ -132,58 +177,99 @@ def positions_from_mask(mask: Tensor, band: Band, weight: Weight) -> Tensor:
     side = band.patch
     if band.scope == "layer":
         mask = mask.view(weight.experts, -(-weight.rows // side), -(-weight.columns // side))
-    return spread_patches(mask, side, weight.rows, weight.columns).flatten().nonzero().flatten()
+    mask = spread_patches(mask, side, weight.rows, weight.columns).flatten()
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return mask.nonzero().flatten()
 
 
-def band_positions(band: Band, weights: list[Weight], norm: Norm | None) -> dict[str, Tensor]:
+def positions_between(
+    band: Band, weight: Weight, norm: Norm | None, lower: Tensor | None, upper: Tensor | None
+) -> Tensor:
+    """Positions that a band switches off of one weight, from the columns at its ends: no sorting.
+
+    Args:
+        band: The rule.
+        weight: With the base's values.
+        norm: Norms of its input, where the rule needs them.
+        lower: ``(E, G)``, as for `inside`.
+        upper: ``(E, G)``, as for `inside`.
+
+    Returns:
+        ``(n,)`` int64, ascending, flat in (experts, rows, columns).
+    """
+    return positions_from_mask(inside(band_scores(band, weight, norm), lower, upper), band, weight)
+
+
+def band_positions(band: Band, weights: Sequence[Weight], norm: Norm | None) -> dict[str, Tensor]:
     """Weights that a band switches off: name -> sorted flat positions. Ranks anew; see `Rankings` for many bands."""
-    return Rankings(weights, norm).positions(band)
+    return Rankings(weights, norm, [band]).positions(band)
+
+
+Ends = tuple[Tensor | None, Tensor | None]
+"""``(E, G)`` column of the first weight inside a band, and of the first above it; None at the ranking's own end."""
 
 
 class Rankings:
-    """The rankings of one subdomain, each made once and used by all bands that share it."""
+    """The rankings of one subdomain: each weight is sorted once for all bands that share a ranking.
 
-    def __init__(self, weights: list[Weight], norm: Norm | None) -> None:
+    What is kept of a ranking is the columns at the ends of the bands, a few integers per row; a band's positions come
+    from comparing with the scores there.
+
+    Args:
+        weights: What the bands may touch, with the base's values.
+        norm: Norms of the subdomain's inputs.
+        bands: Those that will be asked for; others cost a sort of their own.
+    """
+
+    def __init__(self, weights: Sequence[Weight], norm: Norm | None, bands: Iterable[Band] = ()) -> None:
         self.weights = weights
         self.norm = norm
-        self._orders: dict[tuple, Tensor] = {}
-
-    def order(self, band: Band, weight: Weight) -> Tensor:
-        """Ascending order ``(E, G, N)`` of a weight under a band's metric, kept as small as its columns allow."""
-        key = (weight.name, band.metric, band.p, band.scope, band.patch, band.seed)
-        if key not in self._orders:
-            order = ranking(band_scores(band, weight, self.norm))
-            small = torch.int16 if order.shape[-1] <= 2**15 else torch.int32
-            self._orders[key] = order.to(small)
-        return self._orders[key]
+        self._bands = list(bands)
+        self._columns: dict[tuple, dict[int, Tensor]] = {}
 
     def forget(self) -> None:
-        """Drop the rankings; they are as large as the model, so only one subdomain's are held at a time."""
-        self._orders.clear()
+        """Drop what is kept of the rankings."""
+        self._columns.clear()
 
     def positions(self, band: Band) -> dict[str, Tensor]:
         """Weights that the band switches off: name -> sorted flat positions."""
+        known = {w.name: w for w in self.weights}
+        return {
+            name: positions_between(band, known[name], self.norm, lower, upper)
+            for name, (lower, upper) in self.ends(band).items()
+        }
+
+    def ends(self, band: Band) -> dict[str, Ends]:
+        """What a band expert stores of every weight that it touches."""
         found = {}
         for weight in self.weights:
-            if not band.covers(weight):
-                continue
-            order = self.order(band, weight)
-            low, high = rank_range(band.start, band.end, order.shape[-1])
-            if high <= low:
-                continue
-            mask = torch.zeros(order.shape, dtype=torch.bool, device=order.device)
-            mask.scatter_(-1, order[..., low:high].long(), True)
-            found[weight.name] = positions_from_mask(mask, band, weight)
+            size = _ranked(band, weight)
+            low, high = rank_range(band.start, band.end, size)
+            if band.covers(weight) and low < high:
+                columns = self._columns_at(band, weight, [r for r in (low, high) if 0 < r < size])
+                found[weight.name] = (columns.get(low), columns.get(high))
         return found
 
-    def ends(self, band: Band) -> dict[str, tuple[Tensor | None, Tensor | None]]:
-        """What a band expert stores of every weight it touches: see `ends`."""
-        found = {}
-        for weight in self.weights:
-            if band.covers(weight):
-                order = self.order(band, weight)
-                low, high = rank_range(band.start, band.end, order.shape[-1])
-                if high > low:
-                    lower, upper = ends(order, band.start, band.end)
-                    found[weight.name] = (lower, upper)
-        return found
+    def _columns_at(self, band: Band, weight: Weight, ranks: list[int]) -> dict[int, Tensor]:
+        """Columns at ranks of a weight's ranking; sorts it for all bands at once."""
+        ranking = _ranking(band)
+        known = self._columns.setdefault((weight.name, ranking), {})
+        if not all(r in known for r in ranks):
+            size = _ranked(band, weight)
+            both = [rank_range(b.start, b.end, size) for b in self._bands if _ranking(b) == ranking]
+            wanted = sorted({r for pair in both for r in pair if 0 < r < size} | set(ranks))
+            columns = columns_at(band_scores(band, weight, self.norm), wanted)
+            known.update(zip(wanted, columns, strict=True))
+        return known
+
+
+def _ranking(band: Band) -> tuple:
+    """What two bands must share to be shares of one ranking."""
+    return band.metric, band.p, band.scope, band.patch, band.seed
+
+
+def _ranked(band: Band, weight: Weight) -> int:
+    """How many units one ranking of a weight has."""
+    rows, columns = -(-weight.rows // band.patch), -(-weight.columns // band.patch)
+    return rows * columns if band.scope == "layer" else columns

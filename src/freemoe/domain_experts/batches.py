@@ -73,6 +73,15 @@ def answer_batches(
     return batches
 
 
+def rows_of(batches: Sequence[AnswerBatch]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The rows that `answer_batches` packed, batch by batch: input ids and answer ids of every document."""
+    rows = []
+    for batch in batches:
+        for ids, mask, targets in zip(batch.ids.cpu(), batch.mask.cpu(), batch.targets.cpu(), strict=True):
+            rows.append((tuple(ids[mask.bool()].tolist()), tuple(targets[targets != -100].tolist())))
+    return rows
+
+
 def answer_loss(model: Any, batch: AnswerBatch) -> Tensor:
     """Sum of the answers' cross-entropies in nats, fp32 (a scalar that can be differentiated)."""
     wanted = (batch.targets != -100).any(0)

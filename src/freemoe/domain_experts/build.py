@@ -10,29 +10,32 @@ import contextlib
 import hashlib
 import json
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from freemoe import __version__
 from freemoe.artifacts import write_manifest
-from freemoe.domain_experts.calibrate import Norms, calibrate
+from freemoe.domain_experts.calibrate import Batch, Norms, calibrate, parts_of
 from freemoe.domain_experts.candidates import choose_all, make_expert, make_subdomains, purify_all
 from freemoe.domain_experts.card import model_card
 from freemoe.domain_experts.evidence import overall
 from freemoe.domain_experts.importance import METRICS
 from freemoe.domain_experts.results import reported_evidence
-from freemoe.domain_experts.router import Router, train_router
+from freemoe.domain_experts.router import Router, train_on_subdomains
 from freemoe.domain_experts.subdomains import Subdomains, divide, features
 from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.errors import DataError
 from freemoe.evals.documents import FrozenChoice, digest_documents
 from freemoe.recipes import BuildRecipe, dump
 from freemoe.runs import Progress, RunFolder, digest, environment, peak_memory_bytes, write_atomic
+
+# Batches of a calibration after which its sums are written down.
+CALIBRATION_PART = 32
 
 
 def build(
@@ -65,12 +68,7 @@ def build(
         for note in data.notes:
             bench.progress.say(f"{data.name}: {note}")
 
-    feature = {
-        name: features(
-            bench.model, [bench.scorer.prompt_ids(d) for d in data.reference.documents], recipe.subdomains.feature
-        )
-        for name, data in bench.domains.items()
-    }
+    feature = {name: _features(bench, run, name) for name in bench.domains}
     divided = {
         name: divide(name, data.reference, feature[name], recipe.subdomains, recipe.seed)
         for name, data in bench.domains.items()
@@ -163,44 +161,58 @@ def _base_facts(bench: Workbench) -> dict[str, Any]:
     }
 
 
-def _calibrate(bench: Workbench, run: RunFolder, divided: dict[str, Subdomains]) -> Norms:
-    """One pass over all reference documents for all subdomains and all p."""
-    documents, labels, first = [], [], 0
-    for name, part in divided.items():
-        documents += bench.domains[name].reference.documents
-        labels += [first + k for k in part.labels]
-        first += len(part.names)
+def _features(bench: Workbench, run: RunFolder, domain: str) -> Tensor:
+    """Features of a domain's reference documents, kept in the run folder: ``(D, H)``."""
 
     def work() -> dict[str, Tensor]:
-        batches = bench.batches(documents, labels)
-        with bench.progress.stage("calibration", len(documents)) as advance:
-            found = calibrate(
-                bench.model, bench.weights, [(b.ids, b.mask, b.labels) for b in batches], first, on_batch=advance
-            )
-        return found.to_tensors()
+        prompts = [bench.scorer.prompt_ids(d) for d in bench.domains[domain].reference.documents]
+        return {"feature": features(bench.model, prompts, bench.recipe.subdomains.feature)}
 
-    return Norms.from_tensors(run.tensors("calibration", work))
+    return run.tensors(f"features|{domain}", work)["feature"]
+
+
+def _calibrate(bench: Workbench, run: RunFolder, divided: dict[str, Subdomains]) -> Norms:
+    """One pass over all reference documents for all subdomains and all p; a killed one goes on at its last part."""
+    documents, labels, groups = [], [], 0
+    for name, part in divided.items():
+        documents += bench.domains[name].reference.documents
+        labels += [groups + k for k in part.labels]
+        groups += len(part.names)
+    lengths = [len(ids) for ids, _ in bench.rows(documents)]
+    parts = parts_of(lengths, CALIBRATION_PART * bench.recipe.batch_tokens)
+
+    with bench.progress.stage("calibration", len(documents)) as advance:
+
+        def batches(first: int, end: int) -> Iterator[Batch]:
+            for part in parts[first:end]:
+                for b in bench.batches([documents[i] for i in part], [labels[i] for i in part]):
+                    yield b.ids, b.mask, b.labels
+
+        def unit(end: int) -> str:
+            return f"calibration|{end}/{len(parts)}"
+
+        kept = max((n for n in range(1, len(parts) + 1) if unit(n) in run.journal), default=0)
+        advance(sum(map(len, parts[:kept])))
+        norms, done = None, 0
+        for end in range(max(1, kept), len(parts) + 1):
+
+            def work(first: int = done, end: int = end, before: Norms | None = norms) -> dict[str, Tensor]:
+                told = None if end == kept else advance
+                return calibrate(bench.model, bench.weights, batches(first, end), groups, told, before).to_tensors()
+
+            norms = Norms.from_tensors(run.tensors(unit(end), work))
+            run.drop(unit(done))
+            done = end
+    assert norms is not None
+    return norms
 
 
 def _router(
     bench: Workbench, divided: dict[str, Subdomains], feature: dict[str, Tensor]
 ) -> tuple[Router, dict[str, Any]]:
-    domains, names, keys = [], [], []
-    for domain, part in divided.items():
-        domains += [domain] * len(part.labels)
-        names += [part.names[k] for k in part.labels]
-        keys += [d.key for d in bench.domains[domain].reference.documents]
-    section = bench.recipe.router
-    return train_router(
-        torch.cat(list(feature.values())),
-        domains,
-        names,
-        keys,
-        level2=section.level2,
-        precision=section.precision,
-        kind=bench.recipe.subdomains.feature,
-        seed=bench.recipe.seed,
-    )
+    recipe = bench.recipe
+    keys = {name: [d.key for d in bench.domains[name].reference.documents] for name in divided}
+    return train_on_subdomains(divided, feature, keys, recipe.router, kind=recipe.subdomains.feature, seed=recipe.seed)
 
 
 def interrupted(recipe: BuildRecipe) -> str:

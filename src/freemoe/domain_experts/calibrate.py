@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,29 +28,30 @@ Batch = tuple[Tensor, Tensor, Tensor]
 """``input_ids`` (B, L), ``attention_mask`` (B, L), and the subdomain's index of each document (B,)."""
 
 
-def power_sums(x: Tensor) -> Tensor:
+def power_sums(x: Tensor, rows: Tensor | None = None) -> Tensor:
     """Sum |x|^p over tokens for every p of ``POWERS``: the inner part of ||X_j||_p in MoDE Eq. 5.
 
     Args:
         x: (tokens, columns), any floating type.
+        rows: (n,) int64, the tokens that count; None for all.
 
     Returns:
         (4, columns) fp32; the last row is max |x|. Zeros where there are no tokens.
     """
+    rows = torch.arange(len(x), device=x.device) if rows is None else rows
     # A part that stays in the CPU's cache is up to 5x faster than the whole; on a GPU they only bound the
     # memory.
-    part = max(1, (1 << 16 if x.device.type == "cpu" else 1 << 26) // x.shape[1])
-    total = torch.zeros(len(POWERS), x.shape[1], dtype=torch.float32, device=x.device)
-    if len(x) == 0:
-        return total
-    for block in x.detach().split(part):
-        size = block.to(torch.float32).abs()
-        square = size * size
+    part = max(1, (1 << 17 if x.device.type == "cpu" else 1 << 26) // x.shape[1])
+    parts = rows.split(part) if len(rows) else ()
+    sums = torch.zeros(max(1, len(parts)), len(POWERS), x.shape[1], dtype=torch.float32, device=x.device)
+    for found, some in zip(sums, parts, strict=False):
         # Plain sums, not scatter-adds: the same numbers on every run of the same device.
-        sums = torch.stack([size.sum(0), square.sum(0), (square * square).sum(0), size.amax(0)])
-        total[:3] += sums[:3]
-        torch.maximum(total[3], sums[3], out=total[3])
-    return total
+        value = x.detach().index_select(0, some).to(torch.float32).abs_()
+        torch.amax(value, 0, out=found[3])
+        torch.sum(value, 0, out=found[0])
+        torch.sum(value.square_(), 0, out=found[1])
+        torch.sum(value.square_(), 0, out=found[2])
+    return sums[0] if len(sums) == 1 else torch.cat([sums[:, :3].sum(0), sums[:, 3:].amax(0)])
 
 
 def rows_of_groups(labels: Tensor) -> list[tuple[int, Tensor]]:
@@ -127,6 +129,10 @@ class Norms:
         """How many tokens of a subdomain reached each expert behind this tap: (experts,) int64."""
         return self.counts[tap][group]
 
+    def copy(self) -> Norms:
+        """The same numbers in memory of their own."""
+        return Norms({t: s.clone() for t, s in self.sums.items()}, {t: c.clone() for t, c in self.counts.items()})
+
     def to_tensors(self) -> dict[str, Tensor]:
         """Flatten into tensors by name, ready for safetensors."""
         out = {f"{tap}|sums": sums for tap, sums in self.sums.items()}
@@ -144,37 +150,62 @@ class Norms:
         return cls(split["sums"], split["tokens"])
 
 
+def parts_of(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Cut documents into parts that are measured and written down one by one.
+
+    Args:
+        lengths: Tokens of each document.
+        tokens: Most tokens of a part; a longer document is a part of its own.
+
+    Returns:
+        The documents' numbers, the longest first: neighbours pad each other least, and a lack of memory shows at
+        once.
+    """
+    parts: list[list[int]] = []
+    room = 0
+    for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        if not parts or lengths[number] > room:
+            parts.append([])
+            room = tokens
+        parts[-1].append(number)
+        room -= lengths[number]
+    return parts
+
+
 def calibrate(
     model: nn.Module,
     weights: Sequence[Weight],
     batches: Iterable[Batch],
     groups: int,
     on_batch: Callable[[int], None] | None = None,
+    before: Norms | None = None,
 ) -> Norms:
     """Run the reference documents once and keep ||X_j||_p (MoDE Eq. 5) of every subdomain.
 
-    Padding never counts, on either side. Sums are fp32 on the device within a batch and fp64 across batches.
+    Padding never counts, on either side. Sums are fp32 on the device within a batch and fp64 across batches, in
+    the order of the batches: a pass that is cut between two of them and goes on with ``before`` ends in the same
+    bits as an unbroken one.
 
     Args:
         model: The model that ``weights`` were found in; its training flags are restored.
         weights: From ``find_weights``.
-        batches: ``(input_ids (B, L), attention_mask (B, L), subdomain (B,))``.
+        batches: ``(input_ids (B, L), attention_mask (B, L), subdomain (B,))``; may be a generator.
         groups: Number of subdomains.
         on_batch: Called after each batch with its number of documents.
+        before: What earlier batches gave; these are added to a copy of it.
 
     Raises:
         DataError: No batch, or shapes or subdomains that do not fit.
         NumericError: NaN or infinity in an input; names the tap and the subdomain.
         FamilyError: The model computes a linear without calling its module, so nothing could be measured.
     """
-    norms = _empty(weights, groups)
+    norms = _empty(weights, groups) if before is None else before.copy()
     fused = {w.tap for w in weights if w.fused}
     documents = 0
     with torch.no_grad(), _evaluating(model):
         for ids, mask, labels in batches:
             _check_batch(ids, mask, labels, groups)
-            blocks = _forward(model, weights, fused, (ids, mask, labels))
-            _add(norms, blocks)
+            _add(norms, _forward(model, weights, fused, (ids, mask, labels)))
             documents += len(ids)
             if on_batch is not None:
                 on_batch(len(ids))
@@ -189,17 +220,23 @@ def calibrate(
     return norms
 
 
-Block = tuple[str, int, int, int, Tensor]
-"""Tap, expert, group, number of tokens, and their power sums (4, columns)."""
+class Seen(NamedTuple):
+    """What one input of a batch was: tap, expert, n groups with their number of tokens, sums (n, 4, columns)."""
+
+    tap: str
+    expert: int
+    groups: list[int]
+    tokens: list[int]
+    sums: Tensor
 
 
-def _forward(model: nn.Module, weights: Sequence[Weight], fused: set[str], batch: Batch) -> list[Block]:
+def _forward(model: nn.Module, weights: Sequence[Weight], fused: set[str], batch: Batch) -> list[Seen]:
     ids, mask, labels = batch
     token_labels = torch.where(mask.bool(), labels[:, None].to(mask.device), -1).reshape(-1).to(torch.int64)
     # Every dense tap sees the same tokens, so they are split once per batch and device.
     labels_on: dict[torch.device, Tensor] = {}
     rows_on: dict[torch.device, list[tuple[int, Tensor]]] = {}
-    blocks: list[Block] = []
+    seen: list[Seen] = []
 
     def on_input(tap: str, expert: int, x: Tensor, token: Tensor) -> None:
         device = x.device
@@ -212,11 +249,13 @@ def _forward(model: nn.Module, weights: Sequence[Weight], fused: set[str], batch
             parts = rows_on[device]
         else:
             raise FamilyError(f"{tap} saw {len(x)} tokens of a batch of {len(token_labels)}: the order is unknown.")
-        blocks.extend((tap, expert, group, len(rows), power_sums(x[rows])) for group, rows in parts)
+        if parts:
+            sums = torch.stack([power_sums(x, rows) for _, rows in parts])
+            seen.append(Seen(tap, expert, [group for group, _ in parts], [len(rows) for _, rows in parts], sums))
 
     with tapped(model, weights, on_input):
         _call(model, ids, mask)
-    return blocks
+    return seen
 
 
 def _call(model: nn.Module, ids: Tensor, mask: Tensor) -> None:
@@ -231,28 +270,31 @@ def _call(model: nn.Module, ids: Tensor, mask: Tensor) -> None:
     body(input_ids=ids, attention_mask=mask, use_cache=False, **extra)
 
 
-def _add(norms: Norms, blocks: list[Block]) -> None:
-    """Add one batch to the totals; blocks of one width cross to the CPU together."""
+def _add(norms: Norms, batch: list[Seen]) -> None:
+    """Add one batch to the totals; sums of one width cross to the CPU together."""
     widths: dict[tuple[torch.device, int], list[int]] = {}
-    for number, (*_, sums) in enumerate(blocks):
-        widths.setdefault((sums.device, sums.shape[1]), []).append(number)
+    for number, seen in enumerate(batch):
+        widths.setdefault((seen.sums.device, seen.sums.shape[-1]), []).append(number)
     arrived: dict[int, Tensor] = {}
     for numbers in widths.values():
-        together = torch.stack([blocks[n][-1] for n in numbers]).to("cpu").to(torch.float64)
-        arrived.update(zip(numbers, together.unbind(), strict=True))
+        together = torch.cat([batch[n].sums for n in numbers]).to("cpu").to(torch.float64)
+        arrived.update(zip(numbers, together.split([len(batch[n].groups) for n in numbers]), strict=True))
     # In the order of computation, so that the first bad input is the one named.
-    for number, (tap, expert, group, tokens, _) in enumerate(blocks):
+    for number, seen in enumerate(batch):
         sums = arrived[number]
         if not bool(torch.isfinite(sums).all()):
+            bad = torch.isfinite(sums).flatten(1).all(1).tolist().index(False)
             raise NumericError(
-                f"NaN or infinity in the input {tap} (expert {expert}) for subdomain {group}, or fourth "
-                "powers beyond fp32. Check the base model and its precision: bfloat16 or float32 instead of "
+                f"NaN or infinity in the input {seen.tap} (expert {seen.expert}) for subdomain {seen.groups[bad]}, or "
+                "fourth powers beyond fp32. Check the base model and its precision: bfloat16 or float32 instead of "
                 "float16 often helps."
             )
-        total = norms.sums[tap][group, :, expert]
-        total[:3] += sums[:3]
-        torch.maximum(total[3], sums[3], out=total[3])
-        norms.counts[tap][group, expert] += tokens
+        totals = norms.sums[seen.tap][:, :, seen.expert]
+        new = totals[seen.groups]
+        new[:, :3] += sums[:, :3]
+        torch.maximum(new[:, 3], sums[:, 3], out=new[:, 3])
+        totals[seen.groups] = new
+        norms.counts[seen.tap][seen.groups, seen.expert] += torch.tensor(seen.tokens)
 
 
 def _empty(weights: Sequence[Weight], groups: int) -> Norms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,18 +11,18 @@ from torch import Tensor
 
 from freemoe.domain_experts.bands import Band, Rankings, grid
 from freemoe.domain_experts.calibrate import Norms
-from freemoe.domain_experts.choice import Verdict, accept, adjust, cross_fit, held_out, shares
+from freemoe.domain_experts.choice import Verdict, accept, adjust, best_case, cross_fit, enough, held_out, shares
 from freemoe.domain_experts.evidence import is_text
 from freemoe.domain_experts.expert import Expert, band_expert, switch_expert
 from freemoe.domain_experts.importance import METRICS
-from freemoe.domain_experts.saliency import purify
+from freemoe.domain_experts.purification import Task, method_of
+from freemoe.domain_experts.saliency import OnRound
 from freemoe.domain_experts.scores import Score, ScoreTable
 from freemoe.domain_experts.search import SEARCHES
 from freemoe.domain_experts.subdomains import Subdomains
 from freemoe.domain_experts.workbench import Workbench
-from freemoe.errors import DataError
+from freemoe.errors import DataError, NumericError
 from freemoe.evals.documents import ReferenceSplit
-from freemoe.recipes import SaliencySection
 from freemoe.runs import RunFolder
 
 SALIENCY = "saliency"
@@ -38,9 +39,10 @@ class Subdomain:
         split: Its reference documents.
         bands: Candidates by name.
         rankings: Makes the bands' positions.
+        parts: Numbers of the documents that give signed purification its gradients, that stop it, and that do neither
+            and guard its choice.
         fitted: Positions of the candidate that signed purification found, or None.
         curve: The stopping loss over its rounds.
-        guard: Documents that neither fitted nor stopped it.
         verdicts: What each metric's winner showed.
         choice: The accepted one, or None.
     """
@@ -51,11 +53,16 @@ class Subdomain:
     split: ReferenceSplit
     bands: dict[str, Band]
     rankings: Rankings
+    parts: tuple[list[int], list[int], list[int]]
     fitted: dict[str, Tensor] | None = None
     curve: tuple[float, ...] = ()
-    guard: tuple[int, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     choice: Verdict | None = None
+
+    @property
+    def guard(self) -> list[int]:
+        """Numbers of the documents that neither gave gradients nor stopped."""
+        return self.parts[2]
 
     def positions(self, candidate: str) -> dict[str, Tensor]:
         """Weights that a candidate switches off."""
@@ -67,30 +74,67 @@ class Subdomain:
 
 
 def make_subdomains(bench: Workbench, divided: dict[str, Subdomains], norms: Norms | None) -> list[Subdomain]:
-    """List every subdomain with the bands that compete for it."""
+    """List every subdomain with the bands that compete for it and with the parts of its documents.
+
+    Raises:
+        DataError: When documents are too few to purify, or to prove a gain in any subdomain.
+    """
     found = []
     recipe = bench.recipe
+    shared = [recipe.saliency.gradient_share, recipe.saliency.stop_share]
     for name, part in divided.items():
         for k, subdomain in enumerate(part.names):
             number = len(found)
-            members = [i for i, label in enumerate(part.labels) if label == k]
+            split = bench.domains[name].reference.take([i for i, label in enumerate(part.labels) if label == k])
             bands = {
                 b.name: b
                 for m in recipe.search.metrics
                 if METRICS.get(m).needs != "gradients"
                 for b in grid(recipe.bands, m, recipe.seed)
             }
-            found.append(
-                Subdomain(
-                    subdomain,
-                    name,
-                    number,
-                    bench.domains[name].reference.take(members),
-                    bands,
-                    Rankings(bench.weights, _norm_of(norms, number, recipe.bands.p, bench)),
+            rankings = Rankings(bench.weights, _norm_of(norms, number, recipe.bands.p, bench))
+            gradient, stop, guard = shares([d.key for d in split.documents], shared, recipe.seed)
+            if SALIENCY in recipe.search.metrics and not (gradient and stop and guard):
+                raise DataError(
+                    f"Subdomain {subdomain!r} has {len(split)} reference documents: too few to give gradients, to stop and "
+                    "to guard. Raise --limit, or use fewer subdomains (--subdomains)."
                 )
-            )
+            found.append(Subdomain(subdomain, name, number, split, bands, rankings, (gradient, stop, guard)))
+    if recipe.search.select == "guarded":
+        _say_what_cannot_be_proven(bench, found)
     return found
+
+
+def _say_what_cannot_be_proven(bench: Workbench, subdomains: list[Subdomain]) -> None:
+    """Warn where even a gain on every document could not pass the guard; refuse where that holds everywhere."""
+    section, saliency = bench.recipe.search, bench.recipe.saliency
+    tested = []
+    for sub in subdomains:
+        keys = [d.key for d in sub.split.documents]
+        guards = len({keys[i] for i in sub.guard})
+        tested.append([guards if m == SALIENCY else len(set(keys)) for m in section.metrics])
+    hopeless = [[p > section.alpha for p in group] for group in best_case(tested)]
+    lines = []
+    for sub, counts, bad in zip(subdomains, tested, hopeless, strict=True):
+        for metric, count, lost in zip(section.metrics, counts, bad, strict=True):
+            if not lost:
+                continue
+            needed = enough(sum(map(len, tested)), section.alpha)
+            if metric == SALIENCY:
+                needed = math.ceil(needed / (1 - saliency.gradient_share - saliency.stop_share))
+            lines.append(
+                f"{sub.name}, {metric}: {count} different documents test it, and no gain on so few can be proven at alpha "
+                f"{section.alpha} among {sum(map(len, tested))} tests; {needed} reference documents would do"
+            )
+    if all(all(bad) for bad in hopeless):
+        raise DataError(
+            "No subdomain has enough reference documents for the guard to prove any gain:\n  "
+            + "\n  ".join(lines)
+            + "\nRaise --limit, use fewer subdomains (--subdomains) or fewer metrics (--metric), or choose without a guard "
+            "(--select argmax)."
+        )
+    for line in lines:
+        bench.progress.say(f"warning: {line}")
 
 
 def _norm_of(norms: Norms | None, number: int, p: str, bench: Workbench) -> Callable[[str], Tensor] | None:
@@ -100,23 +144,20 @@ def _norm_of(norms: Norms | None, number: int, p: str, bench: Workbench) -> Call
 
 
 def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) -> None:
-    """Signed purification of every subdomain, each a journalled unit."""
-    recipe = bench.recipe
+    """Signed purification of every subdomain, each a journalled unit.
+
+    Raises:
+        NumericError: When a loss or gradient is NaN or infinite; names the subdomain.
+    """
+    recipe, section = bench.recipe, bench.recipe.saliency
     if SALIENCY not in recipe.search.metrics:
         return
-    section = recipe.saliency
+    text = {s.name: is_text(s.split.documents) for s in subdomains}
+    methods = {s.name: method_of(section, text[s.name]) for s in subdomains}
     # Rounds are the steps of the bar; a subdomain that ends early jumps to its end.
-    most = {s.name: max(1, int(section.budget / _step(s, section))) for s in subdomains}
+    most = {s.name: methods[s.name].rounds(section, text[s.name]) for s in subdomains}
     with bench.progress.stage("signed purification", sum(most.values())) as advance:
         for sub in subdomains:
-            keys = [d.key for d in sub.split.documents]
-            gradient, stop, guard = shares(keys, [section.gradient_share, section.stop_share], recipe.seed)
-            if not (gradient and stop and guard):
-                raise DataError(
-                    f"Subdomain {sub.name!r} has {len(keys)} reference documents: too few to give gradients, to stop and to "
-                    "guard. Raise --limit, or use fewer subdomains (--subdomains)."
-                )
-            sub.guard = tuple(guard)
             seen = 0
 
             def on_round(number: int, loss: float, off: float) -> None:
@@ -124,29 +165,30 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
                 seen = number
                 advance(1)
 
-            def work(sub: Subdomain = sub, gradient: list[int] = gradient, stop: list[int] = stop) -> dict[str, Tensor]:
-                docs = sub.split.documents
-                found = purify(
+            def work(sub: Subdomain = sub, on_round: OnRound = on_round) -> dict[str, Tensor]:
+                gradient, stop, _ = ([sub.split.documents[i] for i in part] for part in sub.parts)
+                task = Task(
                     bench.model,
                     bench.weights,
-                    bench.batches([docs[i] for i in gradient]),
-                    bench.batches([docs[i] for i in stop]),
-                    step=_step(sub, section),
-                    budget=section.budget,
-                    patience=section.patience,
-                    part_tokens=section.part_tokens,
-                    on_round=on_round,
+                    bench.batches(gradient),
+                    bench.batches(stop),
+                    text[sub.name],
+                    recipe.seed,
+                    on_round,
                 )
+                try:
+                    found = methods[sub.name].run(task, section)
+                except NumericError as error:
+                    raise NumericError(
+                        f"Subdomain {sub.name!r}: {error} The base model is as it was; subdomains done before are kept for "
+                        "a run of the same recipe."
+                    ) from None
                 return {**found.positions, "|curve": torch.tensor(found.losses, dtype=torch.float64)}
 
             tensors = run.tensors(f"purify|{sub.name}", work)
             sub.curve = tuple(tensors.pop("|curve").tolist())
             sub.fitted = {k: v.to(bench.model.device) for k, v in tensors.items()}
             advance(max(0, most[sub.name] - seen))
-
-
-def _step(sub: Subdomain, section: SaliencySection) -> float:
-    return section.text_step if is_text(sub.split.documents) else section.step
 
 
 def choose_all(bench: Workbench, subdomains: list[Subdomain]) -> None:
@@ -181,7 +223,7 @@ def choose_all(bench: Workbench, subdomains: list[Subdomain]) -> None:
         else:
             # The papers' rule: the best on the documents that chose it, if it beats the base at all.
             def gain(v: Verdict, table: ScoreTable = table, sub: Subdomain = sub) -> float:
-                seen = list(sub.guard) if v.candidate == SALIENCY else range(len(sub.split))
+                seen = sub.guard if v.candidate == SALIENCY else range(len(sub.split))
                 return sum(table.gains(v.candidate, seen, section.objective)) / len(seen)
 
             best = max(verdicts, key=gain)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from freemoe.domain_experts.scores import ScoreTable
 from freemoe.domain_experts.search import Search
-from freemoe.evals.statistics import holm, paired_test
+from freemoe.evals.statistics import holm, paired_test, smallest_p
 
 
 @dataclass(frozen=True)
@@ -104,3 +105,18 @@ def accept(verdicts: Sequence[Verdict], alpha: float) -> Verdict | None:
     """The proven candidate with the largest gain, or None: no reliable gain, the base stays."""
     proven = [v for v in verdicts if v.holm is not None and v.holm <= alpha and v.gain > 0]
     return max(proven, key=lambda v: v.gain) if proven else None
+
+
+def best_case(tested: Sequence[Sequence[int]]) -> list[list[float]]:
+    """The adjusted p-values of a build in which every document of every test gained: none can come out smaller.
+
+    Args:
+        tested: Per subdomain and metric, how many different documents (content keys) the test has.
+    """
+    flat = iter(holm([smallest_p(count) for group in tested for count in group]))
+    return [[next(flat) for _ in group] for group in tested]
+
+
+def enough(tests: int, alpha: float) -> int:
+    """Different documents with which one of ``tests`` tests can pass at ``alpha``, whatever the others show."""
+    return max(1, math.ceil(math.log2(tests / alpha) - 1e-9))

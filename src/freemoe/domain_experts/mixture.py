@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from freemoe.domain_experts.switching import Undo, switch_off
 from freemoe.errors import ArtifactError, DataError
 from freemoe.evals.scorer import context_length
 from freemoe.families.loading import load_base
+from freemoe.families.saving import save_checkpoint
 from freemoe.families.weights import find_weights
 from freemoe.registry import unknown_name
 
@@ -249,11 +251,18 @@ class FreeMoE(torch.nn.Module):
         """Where the base is."""
         return self.model.device
 
-    def merge_and_save(self, name: str, folder: str | Path) -> Path:
+    def merge_and_save(self, name: str, folder: str | Path, max_shard_size: int | str = "5GB") -> Path:
         """Write one expert as a plain Hugging Face checkpoint that needs no freemoe; the base is bit-equal afterwards.
 
+        The expert is switched in while the shards are written one by one: the model is never copied.
+
+        Args:
+            name: Of the expert, or ``"base"``.
+            folder: Where the checkpoint shall stand; nothing may stand there yet.
+            max_shard_size: Of a weight file: bytes, or digits and a unit.
+
         Raises:
-            ArtifactError: When the folder exists already.
+            ArtifactError: When the folder exists already, or cannot be written.
         """
         target = Path(folder)
         if target.exists():
@@ -263,13 +272,15 @@ class FreeMoE(torch.nn.Module):
         shutil.rmtree(partial, ignore_errors=True)
         try:
             with self.expert(name):
-                self.model.save_pretrained(partial)
+                save_checkpoint(self.model, partial, max_shard_size)
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(partial)
             partial.rename(target)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
-            raise ArtifactError(f"{str(target)!r} could not be written: {error}") from error
+            if isinstance(error, OSError | SafetensorError):
+                raise ArtifactError(f"{str(target)!r} could not be written: {error}") from error
+            raise
         return target
 
 

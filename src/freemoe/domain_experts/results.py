@@ -10,7 +10,7 @@ from torch import Tensor
 from freemoe.domain_experts.candidates import SALIENCY, Subdomain
 from freemoe.domain_experts.evidence import domain_evidence, is_text, where_off
 from freemoe.domain_experts.expert import Expert, random_positions
-from freemoe.domain_experts.router import Router
+from freemoe.domain_experts.router import Router, calibration_errors
 from freemoe.domain_experts.subdomains import Subdomains, features
 from freemoe.domain_experts.switching import count, share
 from freemoe.domain_experts.workbench import Workbench
@@ -43,14 +43,13 @@ def reported_evidence(
         for domain, part in divided.items():
             documents = bench.domains[domain].reported.open(choice)
             feature = features(bench.model, [bench.scorer.prompt_ids(d) for d in documents], recipe.subdomains.feature)
-            routes = [
-                ("base" if router.abstains(r) else r.subdomain, r.subdomain, r.confidence)
-                for r in router.route(feature)
-            ]
+            seen = router.route(feature)
+            routes = [("base" if router.abstains(r) else r.subdomain, r.subdomain, r.confidence) for r in seen]
+            known = part.assign(documents, feature)
             candidates = {n: {c: _deferred(by_name[n], c) for c in _candidates(by_name[n])} for n in part.names}
             evidence = domain_evidence(
                 documents,
-                part.assign(documents, feature),
+                known,
                 part.names,
                 routes,
                 accepted,
@@ -60,6 +59,7 @@ def reported_evidence(
                 lambda unit, positions, docs, domain=domain: bench.reported_scores(domain, unit, positions, docs),
                 recipe.seed,
             )
+            evidence["router"] |= calibration_errors(seen, [domain] * len(seen), [part.names[k] for k in known])
             found.append(_domain_result(bench, domain, part, by_name, accepted, evidence))
             for name in part.names:
                 by_name[name].rankings.forget()

@@ -1,7 +1,8 @@
 """The two-level router (MoDE Eq. 8-10): a domain, then a subdomain in it, or the base when it is not sure.
 
 Each level is one linear layer with softmax, trained by cross-entropy (multinomial logistic regression) on standardised
-features of reference documents. Level 2 can be the nearest centroid instead (MoDE Eq. 4).
+features of reference documents. Level 2 can be the nearest centroid instead (MoDE Eq. 4). A temperature per level,
+fitted on documents that the level did not see, makes its probabilities mean what they say.
 
 Shapes: N documents, H feature size, K classes.
 """
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,37 +20,63 @@ import torch
 from torch import Tensor
 
 from freemoe.domain_experts.choice import folds
+from freemoe.domain_experts.confidence import (
+    abstention_threshold,
+    expected_calibration_error,
+    fit_temperature,
+    most_likely,
+)
+from freemoe.domain_experts.subdomains import Subdomains
+from freemoe.recipes import RouterSection
 
 
 @dataclass(frozen=True)
 class Route:
-    """Where a prompt goes: its domain, its subdomain, and how sure the router is (product of both levels)."""
+    """Where a prompt goes: its domain, its subdomain, and how sure the router is.
+
+    Attributes:
+        domain: The most likely domain.
+        subdomain: The most likely subdomain in it.
+        confidence: Probability of both levels together: their product.
+        domain_confidence: Probability of the domain alone.
+    """
 
     domain: str
     subdomain: str
     confidence: float
+    domain_confidence: float
 
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """One decision: ``softmax(weight @ x + bias)``; or, with centroids, softmax of minus half the squared distance.
+    """One decision: ``softmax((weight @ x + bias) / temperature)``; with centroids, minus half the squared distance.
 
     Attributes:
         classes: Names, in the order of the rows.
         weight: ``(K, H)``: linear weights, or the centroids.
         bias: ``(K,)``; empty for centroids.
+        temperature: Above 1 it makes the level less sure, below 1 surer; the most likely class stays.
     """
 
     classes: tuple[str, ...]
     weight: Tensor
     bias: Tensor
+    temperature: float = 1.0
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Unnormalised log-probabilities of standardised features, before the temperature: ``(N, H) -> (N, K)``."""
+        if not self.bias.numel():
+            # Per dimension, so that the sharpness does not grow with the feature size.
+            return -(torch.cdist(x, self.weight) ** 2) / (2 * x.shape[1] ** 0.5)
+        return torch.nn.functional.linear(x, self.weight, self.bias)
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Class probabilities of standardised features: ``(N, H) -> (N, K)``."""
-        if not self.bias.numel():
-            # Per dimension, so that the sharpness does not grow with the feature size.
-            return torch.softmax(-(torch.cdist(x, self.weight) ** 2) / (2 * x.shape[1] ** 0.5), dim=1)
-        return torch.softmax(x @ self.weight.T + self.bias, dim=1)
+        return torch.softmax(self.logits(x) / self.temperature, dim=1)
+
+    def decide(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Probability of the most likely class, and its number: ``(N, H) -> (N,), (N,)``."""
+        return most_likely(self.logits(x), self.temperature)
 
 
 def fit_level(x: np.ndarray, labels: Sequence[str], classes: Sequence[str], kind: str, seed: int) -> Level:
@@ -80,7 +107,8 @@ def fit_level(x: np.ndarray, labels: Sequence[str], classes: Sequence[str], kind
     if len(present) == 2:
         # scikit-learn gives one row for two classes; softmax of (-z/2, z/2) is the same sigmoid.
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
-    return Level(tuple(present), torch.from_numpy(weight).float(), torch.from_numpy(bias).float())
+    # Laid out as it comes back from disk, so that it multiplies in the same order there.
+    return Level(tuple(present), torch.from_numpy(weight).float().contiguous(), torch.from_numpy(bias).float())
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,16 +131,24 @@ class Router:
     threshold: float
     feature: str = "embedding"
 
+    def standardise(self, feature: Tensor) -> Tensor:
+        """Features as the levels read them: ``(N, H) -> (N, H)`` fp32 on the CPU."""
+        return (feature.float().cpu() - self.mean) / self.scale
+
     def route(self, feature: Tensor) -> list[Route]:
-        """Route features ``(N, H)``; ask `abstains` whether to follow."""
-        x = (feature.float().cpu() - self.mean) / self.scale
-        first = self.domain.probabilities(x)
-        routes = []
-        for i, (p1, k1) in enumerate(zip(*[t.tolist() for t in first.max(1)], strict=True)):
-            domain = self.domain.classes[k1]
-            p2, k2 = self.subdomain[domain].probabilities(x[i : i + 1])[0].max(0)
-            routes.append(Route(domain, self.subdomain[domain].classes[int(k2)], p1 * float(p2)))
-        return routes
+        """Route features ``(N, H)``; ask `abstains` whether to follow. One matrix product per level and domain seen."""
+        x = self.standardise(feature)
+        first, domain = (t.tolist() for t in self.domain.decide(x))
+        routes: dict[int, Route] = {}
+        for k in dict.fromkeys(domain):
+            rows = [i for i, seen in enumerate(domain) if seen == k]
+            name = self.domain.classes[k]
+            level = self.subdomain[name]
+            # A lone prompt is not gathered: waking other threads for it would cost more than the whole route.
+            second, subdomain = (t.tolist() for t in level.decide(x if len(rows) == len(x) else x[rows]))
+            for i, p, c in zip(rows, second, subdomain, strict=True):
+                routes[i] = Route(name, level.classes[c], first[i] * p, first[i])
+        return [routes[i] for i in range(len(domain))]
 
     def abstains(self, route: Route) -> bool:
         """Whether a route is too unsure to follow; the base answers then."""
@@ -123,6 +159,8 @@ class Router:
         return {
             "domains": list(self.domain.classes),
             "subdomains": {d: list(level.classes) for d, level in self.subdomain.items()},
+            "temperature": self.domain.temperature,
+            "subdomain_temperatures": {d: level.temperature for d, level in self.subdomain.items()},
             "threshold": self.threshold,
             "feature": self.feature,
         }
@@ -143,11 +181,15 @@ class Router:
     @classmethod
     def from_parts(cls, described: dict[str, Any], tensors: dict[str, Tensor]) -> Router:
         """Rebuild a router from its manifest entry and tensors."""
+
+        def level(key: str, classes: Sequence[str], temperature: float) -> Level:
+            return Level(tuple(classes), tensors[f"{key}|weight"], tensors[f"{key}|bias"], temperature)
+
         levels = {
-            name: Level(tuple(classes), tensors[f"subdomain|{name}|weight"], tensors[f"subdomain|{name}|bias"])
+            name: level(f"subdomain|{name}", classes, described["subdomain_temperatures"][name])
             for name, classes in described["subdomains"].items()
         }
-        first = Level(tuple(described["domains"]), tensors["domain|weight"], tensors["domain|bias"])
+        first = level("domain", described["domains"], described["temperature"])
         return cls(tensors["mean"], tensors["scale"], first, levels, described["threshold"], described["feature"])
 
 
@@ -171,25 +213,42 @@ def _fit(feature: Tensor, domains: Sequence[str], subdomains: Sequence[str], kin
     )
 
 
-def expected_calibration_error(confidence: Sequence[float], right: Sequence[bool], bins: int = 10) -> float:
-    """Mean gap between confidence and accuracy over bins of equal width, weighted by their sizes."""
-    c, r = np.asarray(confidence, dtype=float), np.asarray(right, dtype=float)
-    place = np.minimum((c * bins).astype(int), bins - 1)
-    gaps = [
-        abs(c[place == b].mean() - r[place == b].mean()) * (place == b).sum() for b in range(bins) if (place == b).any()
-    ]
-    return float(sum(gaps) / max(1, len(c)))
+@dataclass(frozen=True, eq=False)
+class _Fold:
+    """A router, and the documents that it did not see: their numbers, features ``(N, H)``, domains, subdomains."""
+
+    router: Router
+    members: list[int]
+    feature: Tensor
+    domains: list[str]
+    subdomains: list[str]
 
 
-def abstention_threshold(confidence: Sequence[float], right: Sequence[bool], precision: float) -> float:
-    """Smallest confidence above which at least ``precision`` of the routes are right; above 1 if there is none."""
-    order = np.argsort(-np.asarray(confidence), kind="stable")
-    falling = np.asarray(confidence, dtype=float)[order]
-    hits = np.cumsum(np.asarray(right, dtype=float)[order]) / np.arange(1, len(order) + 1)
-    # Equal confidences (often 1.0) pass or abstain together, so only the last of them can be the threshold.
-    last = np.append(falling[1:] < falling[:-1], True)[: len(order)]
-    good = np.flatnonzero((hits >= precision) & last)
-    return float(falling[good[-1]]) if len(good) else 1.01
+def _temperature(unseen: Sequence[_Fold], domain: str | None) -> float:
+    """Temperature of level 1, or of level 2 in a domain, from documents that the folds' routers did not see."""
+    logits, right = [], []
+    for fold in unseen:
+        mine = [i for i, d in enumerate(fold.domains) if domain in (None, d)]
+        level = fold.router.domain if domain is None else fold.router.subdomain.get(domain)
+        if level is None or not mine:
+            continue
+        found = level.logits(fold.router.standardise(fold.feature[mine]))
+        logits.append(found)
+        labels = fold.domains if domain is None else fold.subdomains
+        right += [level.classes[k] == labels[i] for k, i in zip(found.argmax(1).tolist(), mine, strict=True)]
+    if not logits:
+        return 1.0
+    # A router whose documents lack a class has fewer columns.
+    widest = max(part.shape[1] for part in logits)
+    padded = [torch.nn.functional.pad(part, (0, widest - part.shape[1]), value=-torch.inf) for part in logits]
+    return fit_temperature(torch.cat(padded), right)
+
+
+def _calibrated(router: Router, unseen: Sequence[_Fold]) -> Router:
+    """The router with the temperatures that fit the documents that the folds' routers did not see."""
+    levels = {d: replace(level, temperature=_temperature(unseen, d)) for d, level in router.subdomain.items()}
+    first = replace(router.domain, temperature=_temperature(unseen, None))
+    return replace(router, domain=first, subdomain=levels)
 
 
 def train_router(
@@ -203,10 +262,10 @@ def train_router(
     kind: str = "embedding",
     seed: int = 0,
 ) -> tuple[Router, dict[str, Any]]:
-    """Train both levels on reference documents and choose the confidence below which to abstain.
+    """Train both levels on reference documents, calibrate them, and choose the confidence below which to abstain.
 
-    Threshold, accuracies and calibration error come from routes of documents that the routing model did not see
-    (5 folds that keep content keys together).
+    Threshold, accuracies and calibration errors come from routes of documents that neither the routing model nor its
+    temperatures saw (5 folds that keep content keys together).
 
     Args:
         feature: ``(N, H)``.
@@ -219,37 +278,84 @@ def train_router(
         seed: Of folds and solver.
 
     Returns:
-        The router, and its figures: accuracy and calibration error per level, the threshold, latency in milliseconds.
+        The router, and its figures: accuracy and calibration error per level, the latter without the temperatures too,
+        the threshold, latency in milliseconds.
     """
-    confidence = np.zeros(len(domains))
-    first_confidence = np.zeros(len(domains))
-    guessed: list[tuple[str, str]] = [("", "")] * len(domains)
     parts = folds(keys, 5, seed)
+    unseen = []
     for part in parts if len(parts) > 1 else []:
         out = frozenset(part)
         inside = [i for i in range(len(domains)) if i not in out]
         model = _fit(feature[inside], [domains[i] for i in inside], [subdomains[i] for i in inside], level2, seed)
-        x = (feature[part].float() - model.mean) / model.scale
-        first_confidence[part] = model.domain.probabilities(x).max(1).values.numpy()
-        for i, route in zip(part, model.route(feature[part]), strict=True):
-            guessed[i], confidence[i] = (route.domain, route.subdomain), route.confidence
-    right_domain = [g[0] == d for g, d in zip(guessed, domains, strict=True)]
-    right = [g[1] == s and ok for g, s, ok in zip(guessed, subdomains, right_domain, strict=True)]
-    threshold = abstention_threshold(confidence.tolist(), right, precision)
-    full = _fit(feature, domains, subdomains, level2, seed)
-    router = Router(full.mean, full.scale, full.domain, full.subdomain, threshold, kind)
+        unseen.append(_Fold(model, part, feature[part], [domains[i] for i in part], [subdomains[i] for i in part]))
+    plain = [Route("", "", 0.0, 0.0)] * len(domains)
+    routes = list(plain)
+    for fold in unseen:
+        calibrated = _calibrated(fold.router, [other for other in unseen if other is not fold])
+        for i, before, after in zip(
+            fold.members, fold.router.route(fold.feature), calibrated.route(fold.feature), strict=True
+        ):
+            plain[i], routes[i] = before, after
+    right = [r.subdomain == s and r.domain == d for r, s, d in zip(routes, subdomains, domains, strict=True)]
+    confidence = [r.confidence for r in routes]
+    threshold = abstention_threshold(confidence, right, precision)
+    fitted = _calibrated(_fit(feature, domains, subdomains, level2, seed), unseen)
+    router = replace(fitted, threshold=threshold, feature=kind)
     figures = {
         "documents": len(domains),
-        "domain_accuracy": float(np.mean(right_domain)),
+        "domain_accuracy": float(np.mean([r.domain == d for r, d in zip(routes, domains, strict=True)])),
         "subdomain_accuracy": float(np.mean(right)),
-        "domain_ece": expected_calibration_error(first_confidence.tolist(), right_domain),
-        "subdomain_ece": expected_calibration_error(confidence.tolist(), right),
+        **calibration_errors(routes, domains, subdomains),
+        "without_temperature": calibration_errors(plain, domains, subdomains),
+        "temperature": router.domain.temperature,
+        "subdomain_temperatures": {d: level.temperature for d, level in router.subdomain.items()},
         "threshold": threshold,
-        "abstained": float(np.mean(confidence < threshold)),
+        "abstained": float(np.mean([c < threshold for c in confidence])),
         "measured": "5-fold, on reference documents that the routing model did not see",
         **latency(router, feature),
     }
     return router, figures
+
+
+def train_on_subdomains(
+    divided: Mapping[str, Subdomains],
+    feature: Mapping[str, Tensor],
+    keys: Mapping[str, Sequence[str]],
+    section: RouterSection,
+    *,
+    kind: str,
+    seed: int,
+) -> tuple[Router, dict[str, Any]]:
+    """`train_router` on the reference documents of several domains, each divided into its subdomains.
+
+    Args:
+        divided: By domain, the subdomain of each of its D documents.
+        feature: By domain, their features ``(D, H)``.
+        keys: By domain, their content keys.
+        section: The recipe's.
+        kind: Name of the feature.
+        seed: Of folds and solver.
+    """
+    return train_router(
+        torch.cat([feature[name] for name in divided]),
+        [name for name, part in divided.items() for _ in part.labels],
+        [part.names[k] for part in divided.values() for k in part.labels],
+        [key for name in divided for key in keys[name]],
+        level2=section.level2,
+        precision=section.precision,
+        kind=kind,
+        seed=seed,
+    )
+
+
+def calibration_errors(routes: Sequence[Route], domains: Sequence[str], subdomains: Sequence[str]) -> dict[str, float]:
+    """Expected calibration error of the domain, and of the whole route down to the subdomain."""
+    right_domain = [r.domain == d for r, d in zip(routes, domains, strict=True)]
+    right = [r.subdomain == s and ok for r, s, ok in zip(routes, subdomains, right_domain, strict=True)]
+    return {
+        "domain_ece": expected_calibration_error([r.domain_confidence for r in routes], right_domain),
+        "subdomain_ece": expected_calibration_error([r.confidence for r in routes], right),
+    }
 
 
 def latency(router: Router, feature: Tensor, repeats: int = 200) -> dict[str, float]:

@@ -18,13 +18,14 @@ _FIRST_DOCUMENTS = 16
 _SURVIVORS = 2
 
 
-def _mean_gain(table: ScoreTable, candidate: str, documents: Sequence[int], objective: str) -> float:
-    return sum(table.gains(candidate, documents, objective)) / len(documents)
+def _mean(table: ScoreTable, candidate: str, documents: Sequence[int], objective: str) -> float:
+    # Among candidates on the same documents, the mean ranks as the mean paired gain does, and needs no base.
+    return sum(table.values(candidate, documents, objective)) / len(documents)
 
 
 def best(table: ScoreTable, candidates: Sequence[str], documents: Sequence[int], objective: str) -> str:
-    """Candidate with the largest mean paired gain; among equals the first named."""
-    return max(candidates, key=lambda c: _mean_gain(table, c, documents, objective))
+    """Candidate with the largest mean; among equals the first named."""
+    return max(candidates, key=lambda c: _mean(table, c, documents, objective))
 
 
 def exhaustive(
@@ -37,7 +38,7 @@ def exhaustive(
 def halving(table: ScoreTable, candidates: Sequence[str], documents: Sequence[int], objective: str, seed: int) -> str:
     """Successive halving: few documents for all candidates, more for the better half, all for the last two.
 
-    Comparisons are paired (all see the same documents, and the base's answers are subtracted).
+    Comparisons are paired: all that are compared see the same documents.
     """
     order = list(documents)
     random.Random(seed).shuffle(order)
@@ -45,8 +46,8 @@ def halving(table: ScoreTable, candidates: Sequence[str], documents: Sequence[in
     rounds = max(0, math.ceil(math.log2(max(1, len(alive)) / _SURVIVORS)))
     size = max(_FIRST_DOCUMENTS, len(order) // 2**rounds) if rounds else len(order)
     while len(alive) > _SURVIVORS and size < len(order):
-        gains = {c: _mean_gain(table, c, order[:size], objective) for c in alive}
-        ranked = sorted(alive, key=lambda c: -gains[c])
+        means = {c: _mean(table, c, order[:size], objective) for c in alive}
+        ranked = sorted(alive, key=lambda c: -means[c])
         keep = ranked[: max(_SURVIVORS, (len(alive) + 1) // 2)]
         alive = [c for c in candidates if c in keep]
         size *= 2

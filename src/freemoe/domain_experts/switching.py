@@ -41,17 +41,19 @@ class Undo:
     def restore(self) -> None:
         """Put every value back, bit by bit. A second call does nothing."""
         while self._saved:
-            weight, positions, bits = self._saved[-1]
+            weight, places, values = self._saved[-1]
             # The model may have moved to another device in between (evaluation harnesses do that).
             device = weight.parameter.device
-            _write(weight, positions.to(device), bits.to(device))
+            with editing(weight):
+                bits_of(weight).index_copy_(0, places.to(device), values.to(device))
             self._saved.pop()
 
 
 def switch_off(weights: Sequence[Weight], positions: Positions) -> Undo:
     """Set the weights at ``positions`` to zero, in place, and keep their values.
 
-    All positions are checked before the first weight is touched.
+    All positions are checked before the first weight is touched. A ``Switchboard`` is faster where the same
+    experts are switched again and again.
 
     Args:
         weights: From ``find_weights``; those that ``positions`` does not name stay as they are.
@@ -67,10 +69,11 @@ def switch_off(weights: Sequence[Weight], positions: Positions) -> Undo:
             where = positions.get(weight.name)
             if where is None or where.numel() == 0:
                 continue
-            where = where.to(weight.parameter.device)
-            # Kept before the write, so that an interrupt in between loses nothing.
-            undo._saved.append((weight, where, _read(weight, where)))
-            _write(weight, where, None)
+            with editing(weight):
+                places, bits = weight.places(where.to(weight.parameter.device)), bits_of(weight)
+                # Kept before the write, so that an interrupt in between loses nothing.
+                undo._saved.append((weight, places, bits[places]))
+                bits.index_fill_(0, places, 0)
     except BaseException:
         undo.restore()
         raise
@@ -107,9 +110,9 @@ def check(weights: Sequence[Weight], positions: Positions) -> None:
             )
         if where.numel() == 0:
             continue
-        disorder = (where[1:] <= where[:-1]).nonzero()
-        if disorder.numel():
-            at = int(disorder[0])
+        ascending = where[1:] > where[:-1]
+        if not bool(ascending.all()):
+            at = int((~ascending).nonzero()[0])
             raise PositionsError(
                 f"Positions of {name} must ascend, each once: number {at} is {int(where[at])}, the next is "
                 f"{int(where[at + 1])}."
@@ -133,41 +136,13 @@ def share(weights: Sequence[Weight], positions: Positions) -> float:
     return count(positions) / size if size else 0.0
 
 
-def _editing(weight: Weight) -> AbstractContextManager[object]:
+def editing(weight: Weight) -> AbstractContextManager[object]:
+    """The mode in which a weight can be edited in place."""
     # A tensor made under inference_mode may only be edited there; edits of any other tensor stay visible to
     # autograd.
     return torch.inference_mode() if weight.parameter.is_inference() else torch.no_grad()
 
 
-def _bits(weight: Weight) -> Tensor:
-    return weight.parameter.detach().view(_BITS[weight.parameter.element_size()])
-
-
-def _index(weight: Weight, positions: Tensor) -> tuple[Tensor, ...]:
-    """Expert, row and column of each position, for a parameter that is not contiguous in memory."""
-    matrix = weight.rows * weight.columns
-    inside = positions % matrix
-    return positions // matrix, inside // weight.columns, inside % weight.columns
-
-
-def _read(weight: Weight, positions: Tensor) -> Tensor:
-    with _editing(weight):
-        bits = _bits(weight)
-        if bits.is_contiguous():
-            return bits.view(-1)[weight.flat(positions)]
-        return weight.arrange(bits)[_index(weight, positions)]
-
-
-def _write(weight: Weight, positions: Tensor, values: Tensor | None) -> None:
-    """Write bits, or zeros where ``values`` is None, at the positions."""
-    with _editing(weight):
-        bits = _bits(weight)
-        if bits.is_contiguous():
-            index = weight.flat(positions)
-            if values is None:
-                bits.view(-1).index_fill_(0, index, 0)
-            else:
-                bits.view(-1).index_copy_(0, index, values)
-        else:
-            new = bits.new_zeros(positions.shape) if values is None else values
-            weight.arrange(bits)[_index(weight, positions)] = new
+def bits_of(weight: Weight) -> Tensor:
+    """The weight's memory as integers of the same width: a live view."""
+    return weight.memory().view(_BITS[weight.parameter.element_size()])

@@ -1,17 +1,17 @@
 """Taps: see what every weight multiplies. The one owner of hooks on a base model's inputs.
 
-Fused experts are read by a pre-hook too, which recomputes the intermediate activation where the down
-projection's input is asked for. It costs up to two thirds of the experts' work once more, and in return the
-model computes exactly what it computes without taps, under any ``experts_implementation``, and taps nest like
-all hooks.
+Fused experts hide what their down projection multiplies. Where all rows pass their gate at once (``grouped_mm``,
+the default, and ``batched_mm``) it is overheard there, and costs nothing; elsewhere (``eager``) it is computed once
+more, which is up to two thirds of the experts' work. Either way the model computes exactly what it computes without
+taps.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,24 +42,24 @@ def tapped(model: nn.Module, weights: Sequence[Weight], on_input: OnInput) -> It
     Raises:
         FamilyError: A tap's module is not in this model.
     """
-    handles: list[Any] = []
-    try:
+    with ExitStack() as stack:
         fused: dict[str, set[str]] = {}
-        for tap, layout in dict.fromkeys((w.tap, w.layout.startswith("experts")) for w in weights):
+        for tap, layout in dict.fromkeys((w.tap, w.fused) for w in weights):
             if layout:
                 fused.setdefault(tap.rpartition(".")[0], set()).add(tap)
             else:
-                handles.append(_module(model, tap).register_forward_pre_hook(_dense(tap, on_input), with_kwargs=True))
+                hook = _module(model, tap).register_forward_pre_hook(_dense(tap, on_input), with_kwargs=True)
+                stack.callback(hook.remove)
         for path, taps in fused.items():
             experts = family_of(model).experts
             if experts is None:
                 raise FamilyError(f"{path} is asked for, but family {family_of(model).name!r} has no fused experts.")
-            hook = _experts(path, taps, experts, on_input)
-            handles.append(_module(model, path).register_forward_pre_hook(hook, with_kwargs=True))
+            module = _module(model, path)
+            gate = stack.enter_context(_overhear(module))
+            before, after = _experts(path, taps, experts, gate, on_input)
+            stack.callback(module.register_forward_pre_hook(before).remove)
+            stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _module(model: nn.Module, path: str) -> nn.Module:
@@ -83,32 +83,101 @@ def _dense(tap: str, on_input: OnInput) -> Callable[..., None]:
     return hook
 
 
-def _experts(path: str, taps: set[str], experts: Experts, on_input: OnInput) -> Callable[..., None]:
+class _Gate(NamedTuple):
+    """The experts' own gate, and what it gave out since ``heard`` was last cleared: the down projection's input."""
+
+    own: Callable[[Tensor], Tensor]
+    heard: list[Tensor]
+
+
+@contextmanager
+def _overhear(module: Any) -> Iterator[_Gate]:
+    """Stand in the place of the experts' gate and pass on what it says."""
+    gate = _Gate(module._apply_gate, [])
+    replaced = vars(module).get("_apply_gate")
+
+    def listen(out: Tensor) -> Tensor:
+        gated = gate.own(out)
+        gate.heard.append(gated.detach())
+        return gated
+
+    module._apply_gate = listen
+    try:
+        yield gate
+    finally:
+        if replaced is None:
+            del module._apply_gate
+        else:
+            module._apply_gate = replaced
+
+
+def _experts(
+    path: str, taps: set[str], experts: Experts, gate: _Gate, on_input: OnInput
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Hooks before and after the experts' forward."""
     up, down = f"{path}.{experts.up}", f"{path}.{experts.down}"
 
+    def before(*_: Any) -> None:
+        gate.heard.clear()
+
     @torch.no_grad()
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         # Families name these arguments differently; their order is always hidden states, index, weights.
         hidden, index, *_ = inspect.signature(module.forward).bind(*args, **kwargs).arguments.values()
         hidden = hidden.detach().reshape(-1, hidden.shape[-1])
         index = index.reshape(hidden.shape[0], -1)
-        for expert in range(getattr(module, experts.up).shape[0]):
-            # An index equal to the number of experts marks a dropped slot and is never met here.
-            token = (index == expert).any(dim=1).nonzero().squeeze(1)
-            if token.numel() == 0:
+        heard = _heard(module, experts, gate, hidden, index) if down in taps else None
+        gate.heard.clear()
+        # A slot is one token's use of one expert. An index equal to the number of experts marks a dropped slot.
+        count = getattr(module, experts.up).shape[0]
+        sizes = torch.bincount(index.reshape(-1), minlength=count)[:count].tolist()
+        slots = torch.sort(index.reshape(-1), stable=True).indices[: sum(sizes)]
+        for expert, here in enumerate(slots.split(sizes)):
+            if len(here) == 0:
                 continue
-            x = hidden[token]
+            token = here // index.shape[1]
+            x = hidden.index_select(0, token)
             if up in taps:
                 on_input(up, expert, x, token)
             if down in taps:
-                on_input(down, expert, _intermediate(module, experts, expert, x), token)
+                inner = _intermediate(module, gate, experts, expert, x) if heard is None else heard(here)
+                on_input(down, expert, inner, token)
 
-    return hook
+    return before, after
 
 
-def _intermediate(module: Any, experts: Experts, expert: int, x: Tensor) -> Tensor:
+def _heard(
+    module: Any, experts: Experts, gate: _Gate, hidden: Tensor, index: Tensor
+) -> Callable[[Tensor], Tensor] | None:
+    """How to look up the rows that were overheard of some slots; None where they cannot be told apart.
+
+    Args:
+        module: The experts.
+        experts: Their layout.
+        gate: What was overheard.
+        hidden: (tokens, columns) the experts' input.
+        index: (tokens, k) the experts of each token.
+    """
+    if len(gate.heard) != 1 or len(gate.heard[0]) != index.numel():
+        return None
+    rows, flat = gate.heard[0], index.reshape(-1)
+    place = torch.arange(len(flat), device=flat.device)
+    # batched_mm keeps the slots in their order, grouped_mm sorts them by expert with this very call.
+    if module.config._experts_implementation != "batched_mm":
+        place[torch.sort(flat).indices] = torch.arange(len(flat), device=flat.device)
+    # Another version of transformers may order them otherwise: the first and the last token tell.
+    for token in (0, len(hidden) - 1):
+        slot = token * index.shape[1]
+        expert = int(flat[slot])
+        if expert < getattr(module, experts.up).shape[0]:
+            expected = _intermediate(module, gate, experts, expert, hidden[token : token + 1])[0].float()
+            if (rows[place[slot]].float() - expected).norm() > 0.1 * expected.norm():
+                return None
+    return lambda slots: rows.index_select(0, place[slots])
+
+
+def _intermediate(module: Any, gate: _Gate, experts: Experts, expert: int, x: Tensor) -> Tensor:
     """What the down projection of one expert multiplies: (tokens, intermediate)."""
     weight = getattr(module, experts.up)[expert]
     bias = getattr(module, experts.up_bias)[expert] if experts.up_bias else None
-    out = F.linear(x, weight.t() if experts.layout.endswith("columns") else weight, bias)
-    return module._apply_gate(out)
+    return gate.own(F.linear(x, weight.t() if experts.layout.endswith("columns") else weight, bias))

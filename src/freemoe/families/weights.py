@@ -82,22 +82,30 @@ class Weight:
             tensor = tensor.transpose(-1, -2)
         return tensor if self.fused else tensor.unsqueeze(0)
 
-    def flat(self, positions: Tensor) -> Tensor:
-        """Turn flat indices in canonical order into flat indices into a contiguous parameter.
+    def memory(self) -> Tensor:
+        """The parameter's numbers in the order in which they lie in memory: a live view (n,), n >= ``size``."""
+        own = self.parameter.detach()
+        # A parameter that is itself part of a larger tensor has others' numbers in between.
+        span = 1 + sum((n - 1) * step for n, step in zip(own.shape, own.stride(), strict=True))
+        return own.as_strided((span,), (1,))
+
+    def places(self, positions: Tensor) -> Tensor:
+        """Turn flat indices in canonical order into indices into ``memory()``.
 
         Args:
             positions: (n,) int64, indices into (experts, rows, columns) flattened.
 
         Returns:
-            (n,) int64, indices into ``parameter.view(-1)``; the same tensor where the two orders agree.
+            (n,) int64; the same tensor where the two orders agree.
         """
-        if not self.layout.endswith("columns"):
-            return positions
+        expert_step, row_step, column_step = self.view().stride()
         matrix = self.rows * self.columns
+        if (row_step, column_step) == (self.columns, 1) and (self.experts == 1 or expert_step == matrix):
+            return positions
         expert = torch.div(positions, matrix, rounding_mode="floor")
         inside = positions - expert * matrix
         row = torch.div(inside, self.columns, rounding_mode="floor")
-        return expert * matrix + (inside - row * self.columns) * self.rows + row
+        return expert * expert_step + row * row_step + (inside - row * self.columns) * column_step
 
 
 def find_weights(model: nn.Module, sublayers: str = "both", layers: tuple[int, int] | None = None) -> list[Weight]:

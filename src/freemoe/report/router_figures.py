@@ -14,6 +14,7 @@ from freemoe.report.drawing import INK, PALETTE, SOFT, legend_above, new_figure,
 
 _MOST_NUMBERED = 16
 _BINS = 20
+_TENTHS = 10
 
 
 def _routes(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -79,15 +80,15 @@ def _numbers(
 
 @styled
 def confidence(result: dict[str, Any]) -> Figure | None:
-    """How sure the router was, for right and wrong routes, with the threshold below which it abstains."""
+    """How sure the router was, for right and wrong routes, and how often it was right when it was that sure."""
     documents = _routes(result)
     if not documents:
         return None
     threshold = result["router"].get("threshold")
     right = [d["confidence"] for d in documents if d["router_saw"] == d["subdomain"]]
     wrong = [d["confidence"] for d in documents if d["router_saw"] != d["subdomain"]]
-    figure = new_figure(7.5, 2.8)
-    axes = figure.add_subplot()
+    figure = new_figure(9.0, 2.8)
+    axes, beside = figure.subplots(1, 2, width_ratios=(2.4, 1))
     edges = [i / _BINS for i in range(_BINS + 1)]
     axes.hist([right, wrong], bins=edges, stacked=True, color=[PALETTE[0], PALETTE[1]], rwidth=0.92)
     handles: list[Any] = [
@@ -107,5 +108,22 @@ def confidence(result: dict[str, Any]) -> Figure | None:
     axes.set_xlabel("confidence (product of both levels)", color=SOFT)
     axes.set_ylabel("reported documents")
     axes.grid(axis="y")
+    _reliability(beside, documents)
     legend_above(figure, handles, 3)
     return figure
+
+
+def _reliability(axes: Axes, documents: list[dict[str, Any]]) -> None:
+    """Share of right routes against mean confidence, one dot per tenth of confidence; its area counts documents."""
+    bins: dict[int, list[dict[str, Any]]] = {}
+    for d in documents:
+        bins.setdefault(min(int(d["confidence"] * _TENTHS), _TENTHS - 1), []).append(d)
+    sure = [sum(d["confidence"] for d in part) / len(part) for part in bins.values()]
+    right = [sum(d["router_saw"] == d["subdomain"] for d in part) / len(part) for part in bins.values()]
+    axes.plot([0, 1], [0, 1], color=SOFT, lw=1)
+    axes.scatter(sure, right, [12 + 160 * len(part) / len(documents) for part in bins.values()], color=PALETTE[0])
+    axes.set_xlim(0, 1.06)
+    axes.set_ylim(-0.06, 1.06)
+    axes.set_xlabel("confidence", color=SOFT)
+    axes.set_ylabel("share of right routes")
+    axes.set_aspect("equal", anchor="W")

@@ -1,0 +1,63 @@
+"""Write the README's table of figures from what the benchmarks left in `docs/benchmarks/`.
+
+First: freemoe bench all --data-root FOLDER -o docs/benchmarks
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "benchmarks"
+BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
+
+
+def results(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """What `freemoe bench` wrote, in the order of its own table."""
+    from freemoe.bench.harness import BENCHES
+
+    found = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in folder.glob("*.json")}
+    return [found[name] for name in BENCHES if name in found]
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """A table with one row per figure that has a target, and the machine below it."""
+    lines = ["| benchmark | figure | measured | target | |", "|---|---|---|---|---|"]
+    for result in found:
+        for figure in result["figures"]:
+            if figure["target"] is None:
+                continue
+            value = figure["value"]
+            measured = "not measured" if value is None else f"{value:.{figure['digits']}f}{figure['unit']}"
+            sign = "≥" if figure["better"] == "higher" else "≤"
+            target = f"{sign} {figure['target']:g}{figure['unit']}"
+            name = figure["name"].replace("|", "/")
+            lines.append(f"| `{result['bench']}` | {name} | {measured} | {target} | {_verdict(figure)} |")
+    machine = found[0]["environment"]
+    versions = ", ".join(f"{p} {machine['packages'][p]}" for p in ("torch", "transformers", "lm-eval"))
+    minutes = sum(r["seconds"] for r in found) / 60
+    lines += ["", f"{machine['cpu']}, {machine['cores']} cores; {versions}; {minutes:.0f} minutes in all."]
+    return "\n".join(lines)
+
+
+def _verdict(figure: dict[str, Any]) -> str:
+    return "**missed**" if figure["verdict"] == "missed" else figure["verdict"]
+
+
+def rendered(readme: str, found: list[dict[str, Any]]) -> str:
+    """The README with its table made anew."""
+    before, rest = readme.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{table(found)}\n{END}{after}"
+
+
+def main() -> None:
+    """Write the table into the README."""
+    readme = ROOT / "README.md"
+    readme.write_text(rendered(readme.read_text(encoding="utf-8"), results()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Gradients of a few weights, handed over tensor by tensor as a backward pass makes them, and dropped at once.
+
+Never more than one weight's gradient is alive. A reader keeps what it needs of each: the largest products, or the
+entries of its candidates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.domain_experts.batches import AnswerBatch, answer_loss
+from freemoe.domain_experts.importance import METRICS
+from freemoe.errors import NumericError
+from freemoe.families.spec import family_of, find_layers
+from freemoe.families.weights import Weight
+
+# Leaders that even a small matrix remembers: it may hold all of a small cut.
+_FEWEST = 1024
+
+Take = Callable[[Weight, Tensor], None]
+"""Reader of a gradient: the weight, and its gradient (experts, rows, columns)."""
+
+
+@contextlib.contextmanager
+def gradients_to(model: nn.Module, weights: Sequence[Weight], take: Take, *, checkpointing: bool) -> Iterator[None]:
+    """Inside, every backward pass hands the gradients of ``weights`` to ``take``; flags and gradients come back after.
+
+    Args:
+        model: A causal LM.
+        weights: The weights that shall have gradients; nothing else does.
+        take: Called once per weight and backward pass. It must not keep the gradient itself.
+        checkpointing: Whether layers forget their activations and make them again in the backward pass.
+    """
+    before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+
+    def hook(parameter: Tensor, weight: Weight) -> None:
+        gradient = parameter.grad
+        parameter.grad = None
+        if gradient is not None:
+            take(weight, weight.arrange(gradient))
+
+    with contextlib.ExitStack() as stack:
+        try:
+            for p, _, _ in before:
+                p.requires_grad_(False)
+                p.grad = None
+            for weight in weights:
+                weight.parameter.requires_grad_(True)
+                handle = weight.parameter.register_post_accumulate_grad_hook(partial(hook, weight=weight))
+                stack.callback(handle.remove)
+            if checkpointing:
+                stack.enter_context(_checkpointed_layers(model))
+            yield
+        finally:
+            for p, flag, grad in before:
+                p.requires_grad_(flag)
+                p.grad = grad
+
+
+@contextlib.contextmanager
+def _checkpointed_layers(model: nn.Module) -> Iterator[None]:
+    """Run every decoder layer under activation checkpointing.
+
+    transformers' own switch acts in training mode only, which would also turn dropout on.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    _, layers = find_layers(model, family_of(model))
+    try:
+        for layer in layers:
+            # Nothing random runs in evaluation mode, so no generator's state need be kept for the second run.
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        yield
+    finally:
+        for layer in layers:
+            layer.__dict__.pop("forward", None)
+
+
+def backward(model: Any, batches: Sequence[AnswerBatch]) -> float:
+    """Take the gradient of the mean answer cross-entropy over all batches together; return it, in nats per token."""
+    tokens = sum(b.answer_tokens for b in batches)
+    total = 0.0
+    for batch in batches:
+        loss = answer_loss(model, batch) / tokens
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+def finite(gradient: Tensor, weight: Weight) -> Tensor:
+    """Return (a part of) a weight's gradient.
+
+    Raises:
+        NumericError: When it is NaN or infinite; names the weight.
+    """
+    if not bool(torch.isfinite(gradient).all()):
+        raise NumericError(
+            f"The gradient of {weight.name!r} is NaN or infinite. Try --dtype float32; half precision can overflow."
+        )
+    return gradient
+
+
+def strongest(scores: Sequence[Tensor], count: int) -> list[Tensor]:
+    """The ``count`` largest positive scores over all tensors together.
+
+    Args:
+        scores: Flat scores of each tensor.
+        count: How many to pick at most.
+
+    Returns:
+        For every tensor the sorted positions that were picked; equal scores go to the earlier tensor and position.
+    """
+    if count < 1:
+        return [torch.empty(0, dtype=torch.long, device=flat.device) for flat in scores]
+    tops = [torch.topk(flat, min(count, flat.numel())).values.cpu() for flat in scores]
+    together = torch.cat(tops)
+    # The last value that gets in. topk promises no order among equals, so those at the line are taken by place.
+    line = torch.topk(together, min(count, together.numel())).values[-1].clamp(min=0)
+    room = count - int((together > line).sum())
+    picked = []
+    for flat in scores:
+        above = (flat > line).nonzero().flatten()
+        if float(line) > 0 and room > 0:
+            at = (flat == line).nonzero().flatten()[:room]
+            room -= len(at)
+            above = torch.cat([above, at]).sort().values
+        picked.append(above)
+    return picked
+
+
+def noise_weights(
+    model: Any,
+    weights: Sequence[Weight],
+    batches: Sequence[AnswerBatch],
+    count: int,
+    *,
+    spread: float,
+    without: Mapping[str, Tensor] | None = None,
+    checkpointing: bool = False,
+) -> dict[str, Tensor]:
+    """The ``count`` weights with the largest positive w * dL/dw, in one pass.
+
+    To first order, switching w off changes the mean answer cross-entropy L by minus that product. Products are summed
+    over the batches, but each tensor remembers the sums of its leaders only: ``spread`` times its fair part of
+    ``count``. One batch, or leaders that are the whole tensor, give the exact answer; otherwise a weight that falls
+    behind for a while loses its sum of before.
+
+    Args:
+        model: A causal LM.
+        weights: The weights to rank.
+        batches: The documents of the loss.
+        count: How many weights to name at most.
+        spread: At least 1.
+        without: Positions, by name of the weight, that are not to be named.
+        checkpointing: See `gradients_to`.
+
+    Returns:
+        Name of a weight to its sorted flat positions in (experts, rows, columns) order; weights with none are absent.
+
+    Raises:
+        NumericError: When the loss or a gradient is NaN or infinite.
+    """
+    total = sum(w.size for w in weights)
+    score = METRICS.get("saliency").scores
+    leaders: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def take(weight: Weight, gradient: Tensor) -> None:
+        scores = score(weight.view(), None, finite(gradient, weight), None).flatten()
+        if weight.name in leaders:
+            where, sums = leaders[weight.name]
+            scores[where] += sums
+        if without and weight.name in without:
+            scores[without[weight.name]] = -math.inf
+        keep = min(weight.size, max(math.ceil(spread * count * weight.size / total), _FEWEST))
+        where = torch.topk(scores, keep).indices.sort().values
+        leaders[weight.name] = where, scores[where]
+
+    with gradients_to(model, weights, take, checkpointing=checkpointing):
+        backward(model, batches)
+    reached = [w.name for w in weights if w.name in leaders]
+    picked = strongest([leaders[name][1] for name in reached], count)
+    return {name: leaders[name][0][at] for name, at in zip(reached, picked, strict=True) if len(at)}

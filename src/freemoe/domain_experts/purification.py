@@ -1,0 +1,109 @@
+"""The ways of signed purification, by name: `saliency.method` of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from freemoe.domain_experts.batches import AnswerBatch
+from freemoe.domain_experts.learned import learn
+from freemoe.domain_experts.saliency import OnRound, Purified, purify
+from freemoe.families.weights import Weight
+from freemoe.recipes import SaliencySection
+from freemoe.registry import Registry
+
+
+@dataclass(frozen=True)
+class Task:
+    """One subdomain to purify for.
+
+    Attributes:
+        model: A causal LM; bit-equal afterwards.
+        weights: Weights that may be switched off.
+        gradient: Documents that say which.
+        stop: Other documents, which say when to stop.
+        text: Whether the documents are plain text rather than prompts with answers.
+        seed: Of everything random.
+        on_round: Told after every round.
+    """
+
+    model: Any
+    weights: Sequence[Weight]
+    gradient: Sequence[AnswerBatch]
+    stop: Sequence[AnswerBatch]
+    text: bool
+    seed: int
+    on_round: OnRound
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of purifying.
+
+    Attributes:
+        run: Purifies for one subdomain.
+        rounds: Most rounds it can take, given whether the documents are text.
+    """
+
+    run: Callable[[Task, SaliencySection], Purified]
+    rounds: Callable[[SaliencySection, bool], int]
+
+
+def method_of(section: SaliencySection, text: bool) -> Method:
+    """The way that a recipe asks for; ``auto`` leaves it to the kind of documents."""
+    name = section.method
+    if name == "auto":
+        name = "learned" if text else "greedy"
+    return METHODS.get(name)
+
+
+def _step(section: SaliencySection, text: bool) -> float:
+    return section.text_step if text else section.step
+
+
+def _greedy(task: Task, section: SaliencySection) -> Purified:
+    return purify(
+        task.model,
+        task.weights,
+        task.gradient,
+        task.stop,
+        step=_step(section, task.text),
+        budget=section.budget,
+        patience=section.patience,
+        part_tokens=section.part_tokens,
+        checkpointing=section.checkpointing,
+        on_round=task.on_round,
+    )
+
+
+def _learned(task: Task, section: SaliencySection) -> Purified:
+    return learn(
+        task.model,
+        task.weights,
+        task.gradient,
+        task.stop,
+        budget=section.budget,
+        candidates=section.candidates,
+        steps=section.steps,
+        rate=section.rate,
+        step_tokens=section.step_tokens,
+        every=section.every,
+        patience=section.patience,
+        seed=task.seed,
+        checkpointing=section.checkpointing,
+        on_round=task.on_round,
+    )
+
+
+METHODS: Registry[Method] = Registry("way of signed purification")
+METHODS.add(
+    "greedy",
+    Method(_greedy, lambda section, text: max(1, int(section.budget / _step(section, text)))),
+    "cut the strongest few weights, rank anew, until the stopping documents no longer gain",
+)
+METHODS.add(
+    "learned",
+    Method(_learned, lambda section, text: max(1, section.steps // section.every)),
+    "train which of the candidates are off, within the budget; no value changes",
+)

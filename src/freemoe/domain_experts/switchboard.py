@@ -1,0 +1,264 @@
+"""Switch between experts that were used before, in about the time in which their weights could be copied.
+
+What an expert switches off is held once: the places, and the base's values there. Values are integers here (the
+weights' bits), and switching is adding: W + values puts an expert's weights back, W - values makes them zero. Integers
+add exactly, so that every bit comes back.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from freemoe.domain_experts.switching import Positions, bits_of, check, editing
+from freemoe.domain_experts.threads import on_threads
+from freemoe.errors import DataError
+from freemoe.families.weights import Weight
+
+# A block of a weight stays in the CPU's cache from putting back one expert's values to taking out the other's.
+_BLOCK_BYTES = 1 << 21
+# For fewer switched-off weights, threads cost more than they bring.
+_WORTH_THREADS = 1 << 17
+
+
+class _Block(NamedTuple):
+    """A stretch [start, stop) of a weight's memory; ``weight`` is its number."""
+
+    weight: int
+    start: int
+    stop: int
+
+
+@dataclass(eq=False)
+class _Part:
+    """What one expert switches off of one block.
+
+    Attributes:
+        places: (n,) int32, ascending, from the block's start.
+        values: (n,) the base's bits there; None until they are first needed.
+        row: Both as a sparse matrix (1, length of the block), which torch adds fastest on the CPU; they share memory.
+    """
+
+    places: Tensor
+    values: Tensor | None = None
+    row: Tensor | None = None
+
+    def to(self, device: torch.device) -> None:
+        """Follow the model to another device."""
+        if self.places.device != device:
+            self.places, self.row = self.places.to(device), None
+            self.values = None if self.values is None else self.values.to(device)
+
+    def read(self, bits: Tensor) -> None:
+        """Take the values from the base, if they are not known."""
+        if self.values is None:
+            self.values, self.row = bits.index_select(0, self.places), None
+
+    def add(self, bits: Tensor, times: int) -> None:
+        """Put the values back where zeros are (``times`` 1), or make zeros of them (-1)."""
+        assert self.values is not None
+        if bits.device.type != "cpu":
+            bits.index_add_(0, self.places, self.values, alpha=times)
+            return
+        if self.row is None:
+            ends = torch.tensor([0, len(self.places)], dtype=torch.int32)
+            shape = (1, len(bits))
+            self.row = torch.sparse_csr_tensor(ends, self.places, self.values, size=shape, check_invariants=False)
+        torch.add(bits[None], self.row, alpha=times, out=bits[None])
+
+    def overwrite(self, bits: Tensor) -> None:
+        """Put the values back, whatever stands there now; nothing where they are not known."""
+        if self.values is not None:
+            bits.index_copy_(0, self.places.long(), self.values)
+
+
+Parts = list[_Part | None]
+"""One per block; None where an expert switches nothing off."""
+
+State = list[tuple[torch.dtype, int, int]]
+
+
+class Switchboard:
+    """Experts of one base, one or none of them switched in.
+
+    Of every expert that was used it holds 4 bytes and the value for each switched-off weight; the model is never
+    copied. Others may edit the weights in between (`switched_off` does): that is noticed, unless they go through
+    ``.data``, and values are read anew.
+
+    Args:
+        weights: From ``find_weights``.
+    """
+
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        self._weights = list(weights)
+        self._blocks = [block for number, weight in enumerate(self._weights) for block in _blocks(number, weight)]
+        self._experts: dict[str, Parts] = {}
+        self._active: str | None = None
+        # The experts between which a switching was broken off.
+        self._broken: tuple[str | None, str | None] | None = None
+        self._left: State = []
+        _no_beta_warning()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._experts
+
+    @property
+    def active(self) -> str | None:
+        """The expert that is switched in; None for the base."""
+        return self._active
+
+    def held_bytes(self, name: str) -> int:
+        """Memory that is held for an expert, in bytes."""
+        tensors = [t for part in self._experts[name] if part is not None for t in (part.places, part.values)]
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+    def learn(self, name: str, positions: Positions) -> None:
+        """Take in an expert, or another one under its name; the model is not touched.
+
+        Args:
+            name: What it shall be called here.
+            positions: What it switches off, as for `switch_off`; not kept.
+
+        Raises:
+            DataError: The expert of this name is switched in.
+            PositionsError: As for `switch_off`.
+        """
+        if name == self._active:
+            raise DataError(f"Expert {name!r} is switched in: switch to another before it is learned anew.")
+        check(self._weights, positions)
+        places: dict[int, Tensor] = {}
+        for number, weight in enumerate(self._weights):
+            where = positions.get(weight.name)
+            if where is not None and where.numel():
+                where = where.to(weight.parameter.device)
+                own = weight.places(where)
+                # Positions ascend; in a layout of another order their places do not.
+                places[number] = own if own is where else own.sort().values
+        parts: Parts = []
+        for number, start, stop in self._blocks:
+            own = places.get(number)
+            first, end = (0, 0) if own is None else torch.searchsorted(own, own.new_tensor([start, stop])).tolist()
+            parts.append(None if own is None or first == end else _Part((own[first:end] - start).to(torch.int32)))
+        self._experts[name] = parts
+
+    def forget(self, name: str) -> None:
+        """Let go of an expert's memory.
+
+        Raises:
+            DataError: It is switched in.
+        """
+        if name == self._active:
+            raise DataError(f"Expert {name!r} is switched in: switch to another before it is forgotten.")
+        self._experts.pop(name, None)
+
+    def switch(self, name: str | None) -> None:
+        """Switch to an expert that was learned, or with None back to the base, bit by bit.
+
+        After an error or an interrupt the base is switched in.
+
+        Raises:
+            DataError: The expert was never learned, or the model changed its type of numbers under an expert.
+        """
+        if name is not None and name not in self._experts:
+            raise DataError(f"Expert {name!r} was never learned. Known: {', '.join(self._experts) or 'none'}.")
+        if self._broken is not None:
+            self._recover(*self._broken)
+        if name == self._active:
+            return
+        now = self._state()
+        untouched = now == self._left
+        if not untouched:
+            self._read_anew(now)
+        old, new = self._parts(self._active), self._parts(name)
+
+        def step(out: _Part | None, into: _Part | None, bits: Tensor) -> None:
+            if out is not None:
+                # What stands there is zero, unless others were at it.
+                out.add(bits, 1) if untouched else out.overwrite(bits)
+            if into is not None:
+                into.read(bits)
+                into.add(bits, -1)
+
+        self._broken = (self._active, name)
+        try:
+            self._each(step, old, new)
+        except BaseException:
+            self._recover(self._active, name)
+            raise
+        self._active, self._broken, self._left = name, None, self._state()
+
+    def _parts(self, name: str | None) -> Parts:
+        return self._experts[name] if name is not None else [None] * len(self._blocks)
+
+    def _each(self, step: Callable[[_Part | None, _Part | None, Tensor], None], old: Parts, new: Parts) -> None:
+        """Do a step for every block that one of two experts touches, on several threads where that pays."""
+        memories = [bits_of(weight) for weight in self._weights]
+
+        def work(number: int) -> None:
+            where = self._blocks[number]
+            out, into = old[number], new[number]
+            bits = memories[where.weight]
+            for part in (out, into):
+                if part is not None:
+                    part.to(bits.device)
+            with editing(self._weights[where.weight]):
+                step(out, into, bits[where.start : where.stop])
+
+        touched = [n for n in range(len(self._blocks)) if old[n] is not None or new[n] is not None]
+        off = sum(len(part.places) for part in [*old, *new] if part is not None)
+        if off >= _WORTH_THREADS and all(bits.device.type == "cpu" for bits in memories):
+            on_threads(work, touched)
+            return
+        for number in touched:
+            work(number)
+
+    def _state(self) -> State:
+        """Changes when a weight is edited, moved or converted by anyone."""
+        parameters = [w.parameter for w in self._weights]
+        # Tensors made under inference_mode do not count their edits.
+        return [(p.dtype, p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
+
+    def _read_anew(self, now: State) -> None:
+        """Others edited the weights: only what the active expert replaced is still known."""
+        changed = [w.name for w, a, b in zip(self._weights, self._left, now, strict=False) if a[0] != b[0]]
+        if changed and self._active is not None:
+            raise DataError(
+                f"The model's numbers changed their type while expert {self._active!r} was switched in (the first is "
+                f"{changed[0]!r}), so its weights cannot be put back. Switch to the base before converting a model."
+            )
+        for name, parts in self._experts.items():
+            for part in parts:
+                if part is not None and name != self._active:
+                    part.values = part.row = None
+
+    def _recover(self, old: str | None, new: str | None) -> None:
+        """Make it the base again, however far a switching came: the values of both experts are the base's."""
+
+        def step(out: _Part | None, into: _Part | None, bits: Tensor) -> None:
+            for part in (out, into):
+                if part is not None:
+                    part.overwrite(bits)
+
+        self._each(step, self._parts(old), self._parts(new))
+        self._active, self._broken, self._left = None, None, self._state()
+
+
+def _blocks(number: int, weight: Weight) -> list[_Block]:
+    memory = weight.memory()
+    length = _BLOCK_BYTES // memory.element_size() if memory.device.type == "cpu" else len(memory)
+    # Places within a block are int32.
+    length = min(length, 2**31 - 1)
+    return [_Block(number, start, min(start + length, len(memory))) for start in range(0, len(memory), length)]
+
+
+def _no_beta_warning() -> None:
+    """Let torch say here, unheard, what it says once per process about sparse tensors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        none = torch.zeros(0, dtype=torch.int32)
+        torch.sparse_csr_tensor(none.new_zeros(2), none, none, size=(1, 1), check_invariants=False)

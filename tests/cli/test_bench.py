@@ -1,0 +1,74 @@
+"""`freemoe bench`: what is run, what is printed and kept, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from freemoe.bench.harness import BENCHES, Figure, Outcome, Settings
+from freemoe.cli.bench import names_of
+from tests.cli.conftest import Freemoe
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """A benchmark ``pretend`` whose figure is met, and one ``fails`` whose figure is not; their settings."""
+    settings: list[Settings] = []
+    for name, value in (("pretend", 7.0), ("fails", 5.0)):
+        module = types.ModuleType(f"freemoe.bench.{name}")
+
+        def run(given: Settings, value: float = value) -> Outcome:
+            settings.append(given)
+            return Outcome((Figure("speed", value, 6.0),))
+
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(BENCHES._entries, name, module.__name__)
+        monkeypatch.setitem(BENCHES._about, name, "for this test")
+    return settings
+
+
+def test_all_means_every_benchmark_and_names_keep_the_order_of_the_table() -> None:
+    assert names_of(["all"]) == BENCHES.names()
+    assert names_of(["router", "scorer", "router"]) == ["scorer", "router"]
+
+
+def test_a_met_figure_exits_with_0_and_a_missed_one_with_1(
+    seen: list[Settings], freemoe: Freemoe, folder: Path
+) -> None:
+    done = freemoe("bench", "pretend", "-q")
+    assert (done.code, done.out.strip()) == (0, "speed: 7.00x (target >= 6x) met")
+    done = freemoe("bench", "pretend", "fails", "-q", "-o", "kept")
+    assert done.code == 1
+    assert done.out.splitlines() == ["speed: 7.00x (target >= 6x) met", "speed: 5.00x (target >= 6x) missed"]
+    assert {p.name for p in Path("kept").iterdir()} == {"pretend.json", "fails.json"}
+    assert freemoe("bench", "fails", "-q", "--quick").code == 0
+
+
+def test_flags_reach_the_benchmark(seen: list[Settings], freemoe: Freemoe, folder: Path) -> None:
+    (folder / "data").mkdir()
+    done = freemoe("bench", "pretend", "--quick", "--repeats", "3", "--seed", "4", "--data-root", "data", "--json")
+    assert json.loads(done.out)[0]["figures"][0]["verdict"] == "not judged"
+    (settings,) = seen
+    assert (settings.quick, settings.repeats, settings.seed, settings.rounds) == (True, 3, 4, 1)
+    assert settings.data_root == Path("data")
+
+
+def test_what_cannot_be_run_is_refused_before_anything_runs(seen: list[Settings], freemoe: Freemoe) -> None:
+    done = freemoe("bench", "pretend", "scorers")
+    assert done.code == 2
+    assert "Did you mean 'scorer'" in done.err
+    done = freemoe("bench", "pretend", "--data-root", "nowhere")
+    assert done.code == 2
+    assert "--data-root" in done.err
+    assert not seen
+
+
+def test_a_dry_run_runs_nothing(seen: list[Settings], freemoe: Freemoe) -> None:
+    done = freemoe("bench", "all", "--dry-run", "--json")
+    assert list(json.loads(done.out)) == BENCHES.names()
+    assert not seen

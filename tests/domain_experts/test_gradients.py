@@ -1,0 +1,219 @@
+"""Gradients tensor by tensor: equal to autograd's, gone at once, the strongest products, and checkpointing."""
+
+import math
+
+import pytest
+import torch
+
+from freemoe.domain_experts.batches import mean_loss
+from freemoe.domain_experts.gradients import backward, gradients_to, noise_weights, strongest
+from freemoe.domain_experts.switching import switched_off
+from freemoe.errors import NumericError
+from freemoe.families.weights import find_weights
+from tests.domain_experts.test_saliency import LAYOUTS, batches, canonical
+from tests.tiny import CASES, tiny_model
+
+
+def slow_gradients(model, weights, rows):
+    """dL/dW of the mean answer loss in canonical order, flat, by one plain call of autograd."""
+    total, tokens = torch.zeros(()), 0
+    for batch in rows:
+        logits = model(input_ids=batch.ids).logits
+        keep = batch.targets != -100
+        total = total - torch.log_softmax(logits[keep], -1)[range(int(keep.sum())), batch.targets[keep]].sum()
+        tokens += int(keep.sum())
+    found = torch.autograd.grad(total / tokens, [w.parameter for w in weights], allow_unused=True)
+    zeros = [torch.zeros_like(w.parameter) if g is None else g for w, g in zip(weights, found, strict=True)]
+    return [canonical(w, g) for w, g in zip(weights, zeros, strict=True)], float(total.detach() / tokens)
+
+
+def fast_gradients(model, weights, rows, checkpointing=False):
+    sums = [torch.zeros(w.size) for w in weights]
+    index = {w.name: i for i, w in enumerate(weights)}
+
+    def take(weight, gradient):
+        assert gradient.shape == weight.shape
+        assert all(w.parameter.grad is None for w in weights)
+        sums[index[weight.name]] += gradient.reshape(-1)
+
+    with gradients_to(model, weights, take, checkpointing=checkpointing):
+        loss = backward(model, rows)
+    return sums, loss
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_gradients_equal_autograd(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    rows = batches(0)
+    expected, loss = slow_gradients(model, weights, rows)
+    found, told = fast_gradients(model, weights, rows)
+    assert told == pytest.approx(loss, rel=1e-5)
+    for weight, a, b in zip(weights, found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6, msg=weight.name)
+
+
+def test_flags_gradients_and_hooks_come_back():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    flags = {}
+    for i, (name, p) in enumerate(model.named_parameters()):
+        p.requires_grad_(i % 2 == 0)
+        p.grad = torch.full_like(p, 2.0) if i % 3 == 0 else None
+        flags[name] = (p.requires_grad, p.grad)
+    taken = []
+
+    def broken(weight, gradient):
+        taken.append(weight.name)
+        if len(taken) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), gradients_to(model, weights[:3], broken, checkpointing=True):
+        backward(model, batches(0))
+    for name, p in model.named_parameters():
+        assert p.requires_grad == flags[name][0]
+        assert p.grad is flags[name][1]
+        assert p.grad is None or (p.grad == 2).all()
+    for p in model.parameters():
+        p.requires_grad_(True)
+    backward(model, batches(0))
+    assert len(taken) == 2
+    assert weights[0].parameter.grad is not None
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_checkpointing_changes_nothing(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    rows = batches(0, count=4)
+    runs = []
+    handle = weights[0].parameter.register_hook(lambda g: g)
+    (layers,) = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == weights[-1].layer + 1][:1]
+    first = type(layers[0])
+    inner = first.forward
+
+    def counted(self, *args, **kwargs):
+        runs.append(1)
+        return inner(self, *args, **kwargs)
+
+    first.forward = counted
+    try:
+        plain, loss = fast_gradients(model, weights, rows)
+        once = len(runs)
+        again, same = fast_gradients(model, weights, rows, checkpointing=True)
+    finally:
+        first.forward = inner
+        handle.remove()
+    # Every layer ran once more: in the backward pass.
+    assert len(runs) == 3 * once
+    assert loss == same
+    for a, b in zip(plain, again, strict=True):
+        assert torch.equal(a, b)
+    assert not any("forward" in m.__dict__ for m in model.modules())
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_a_score_foretells_the_change_of_the_loss(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    rows = batches(0)
+    gradients, before = fast_gradients(model, weights, rows)
+    for weight, gradient in zip(weights, gradients, strict=True):
+        score = weight.view().reshape(-1) * gradient
+        at = int(score.abs().argmax())
+        e, inside = divmod(at, weight.rows * weight.columns)
+        r, c = divmod(inside, weight.columns)
+        old = weight.view()[e, r, c].clone()
+        weight.view()[e, r, c] = old * 0.99
+        change = mean_loss(model, rows) - before
+        weight.view()[e, r, c] = old
+        assert change == pytest.approx(-0.01 * float(score[at]), rel=0.2, abs=3e-6), weight.name
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("count", [1, 30, 3000])
+def test_noise_weights_equal_ranking_everything(case, count):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    rows = batches(0)
+    assert len(rows) > 1
+    gradients, _ = fast_gradients(model, weights, rows)
+    scores = [w.view().reshape(-1) * g for w, g in zip(weights, gradients, strict=True)]
+    line = torch.cat(scores).sort(descending=True).values[count - 1]
+    total = sum(w.size for w in weights)
+    found = noise_weights(model, weights, rows, count, spread=total / count)
+    assert sum(map(len, found.values())) == count
+    for weight, score in zip(weights, scores, strict=True):
+        where = found.get(weight.name, torch.empty(0, dtype=torch.long))
+        assert (where[1:] > where[:-1]).all()
+        # The sums are taken in another order, so that a score at the line may fall on either side of it.
+        assert (score[where] >= line - 1e-6).all()
+        assert set((score > line + 1e-6).nonzero().flatten().tolist()) <= set(where.tolist())
+
+
+def test_leaders_of_a_share_still_hold_the_strongest():
+    model = tiny_model("llama", hidden_size=64, intermediate_size=96)
+    weights = find_weights(model)
+    rows = batches(0, count=40, budget=100)
+    total = sum(w.size for w in weights)
+    assert len(rows) > 1
+    assert max(w.size for w in weights) > 4 * 1024
+    exact = noise_weights(model, weights, rows, total // 10, spread=10)
+    close = noise_weights(model, weights, rows, total // 10, spread=2)
+    assert sum(map(len, exact.values())) == sum(map(len, close.values())) == total // 10
+    both = sum(len(set(exact[n].tolist()) & set(close[n].tolist())) for n in exact if n in close)
+    assert both > 0.8 * (total // 10)
+
+
+def test_the_top_weight_is_noise_and_a_random_one_is_not():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    rows = batches(1)
+    base = mean_loss(model, rows)
+    top = noise_weights(model, weights, rows, 1, spread=10)
+    assert sum(map(len, top.values())) == 1
+    with switched_off(weights, top):
+        lowered = base - mean_loss(model, rows)
+    assert lowered > 0
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        weight = weights[int(torch.randint(len(weights), (1,), generator=generator))]
+        at = torch.randint(weight.size, (1,), generator=generator)
+        with switched_off(weights, {weight.name: at}):
+            assert base - mean_loss(model, rows) < lowered
+
+
+def test_a_weight_that_is_off_is_not_named_again():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    first = noise_weights(model, weights, batches(0), 50, spread=10)
+    with switched_off(weights, first):
+        second = noise_weights(model, weights, batches(0), 50, spread=10)
+    for name in first:
+        assert not set(first[name].tolist()) & set(second.get(name, torch.empty(0)).tolist())
+
+
+def test_a_broken_gradient_names_its_weight():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    weights[3].parameter.register_hook(lambda g: g * math.inf)
+    with pytest.raises(NumericError, match=weights[3].name):
+        noise_weights(model, weights, batches(0), 5, spread=10)
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("count", [1, 3, 10, 1000])
+def test_strongest_equals_sorting_everything(count):
+    generator = torch.Generator().manual_seed(count)
+    scores = [torch.randn(n, generator=generator) for n in (5, 40, 1, 200)]
+    flat = sorted(((-float(v), t, i) for t, s in enumerate(scores) for i, v in enumerate(s)))
+    expected = [sorted(i for v, t, i in flat[:count] if t == k and v < 0) for k in range(4)]
+    assert [p.tolist() for p in strongest(scores, count)] == expected
+
+
+def test_strongest_breaks_ties_by_place():
+    ties = [torch.tensor([1.0, 2.0, 1.0]), torch.ones(200), torch.zeros(4)]
+    assert [p.tolist() for p in strongest(ties, 3)] == [[0, 1, 2], [], []]
+    assert [p.tolist() for p in strongest(ties, 7)] == [[0, 1, 2], [0, 1, 2, 3], []]
+    assert [p.tolist() for p in strongest([torch.ones(5000)], 10)] == [list(range(10))]
+    assert [p.tolist() for p in strongest([-torch.ones(3), torch.zeros(2)], 2)] == [[], []]

@@ -1,0 +1,284 @@
+"""lm-eval's model ``freemoe``: document by document what lm-eval's own backend says, under the right expert."""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.errors import DataError, RecipeError, UnknownNameError
+from tests.tiny import tiny_model, tiny_tokenizer
+
+# lm-eval and its libraries warn of their own affairs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTEXT = 160
+SHOTS = "12+5=17\n30+4=34\n"
+
+
+def rows(count=8):
+    sums = [(f"{i}+{3 * i}=", f"{4 * i}") for i in range(count)]
+    return [{"q": SHOTS + q, "choices": [a, f"{a}.", "none"], "answer": i % 3} for i, (q, a) in enumerate(sums)]
+
+
+def task_config(kind, **changes):
+    """A choice, a generation or a perplexity over the same rows, made without files."""
+    from datasets import Dataset
+
+    config = {
+        "task": kind,
+        "custom_dataset": lambda **_: {"test": Dataset.from_list(rows())},
+        "test_split": "test",
+        "doc_to_text": "{{q}}",
+        "doc_to_target": "answer",
+    }
+    if kind == "choice":
+        config |= {"output_type": "multiple_choice", "doc_to_choice": "choices", "metric_list": [{"metric": "acc"}]}
+    elif kind == "generate":
+        config |= {
+            "output_type": "generate_until",
+            "generation_kwargs": {"until": ["\n", "e"], "max_gen_toks": 9, "do_sample": False},
+            "metric_list": [{"metric": "exact_match"}],
+        }
+    else:
+        long = ["".join(f"{i}+{n}={i + n}\n" for i in range(n)) for n in (2, 19, 31, 50)]
+        config |= {
+            "output_type": "loglikelihood_rolling",
+            "custom_dataset": lambda **_: {"test": Dataset.from_list([{"q": q} for q in long])},
+            "doc_to_text": "",
+            "doc_to_target": "{{q}}",
+            "metric_list": [{"metric": "byte_perplexity"}],
+        }
+    return {**config, **changes}
+
+
+@functools.cache
+def manager():
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_defaults=False)
+
+
+def samples(model, config, **options):
+    """lm-eval's log of every document."""
+    import lm_eval
+
+    loaded = manager().load([config])["tasks"]
+    task = next(iter(loaded.values())) if isinstance(loaded, dict) else loaded[0]
+    result = lm_eval.simple_evaluate(
+        model, tasks=[task], task_manager=manager(), log_samples=True, bootstrap_iters=0, **options
+    )
+    (found,) = result["samples"].values()
+    return found
+
+
+def hflm(model, **options):
+    from lm_eval.models.huggingface import HFLM
+
+    return HFLM(
+        pretrained=model,
+        tokenizer=tiny_tokenizer(),
+        batch_size=4,
+        max_length=CONTEXT,
+        softmax_dtype="float32",
+        **options,
+    )
+
+
+def ours(**arguments):
+    from freemoe.domain_experts.lm_eval_model import FreeMoELM
+
+    return FreeMoELM(**{"max_length": CONTEXT, **arguments})
+
+
+def values(sample):
+    """A document's answers: flat numbers, or its text."""
+    flat = [r[0] if isinstance(r, list | tuple) and len(r) == 1 else r for r in sample["resps"]]
+    return [v for r in flat for v in (r if isinstance(r, list | tuple) else [r])]
+
+
+@pytest.mark.parametrize("kind", ["choice", "generate", "perplexity"])
+def test_every_document_as_lm_evals_own_backend(kind):
+    model = tiny_model("llama")
+    theirs = samples(hflm(model), task_config(kind))
+    options = {"pretrained": model, "tokenizer": tiny_tokenizer(), "max_length": CONTEXT, "batch_tokens": 500}
+    import freemoe.domain_experts.lm_eval_model  # noqa: F401  registers the name
+
+    mine = samples("freemoe", task_config(kind), model_args=options)
+    assert len(mine) == len(theirs) == (4 if kind == "perplexity" else 8)
+    for a, b in zip(mine, theirs, strict=True):
+        assert a["doc"] == b["doc"]
+        assert a["arguments"] == b["arguments"]
+        if kind == "generate":
+            assert values(a) == values(b)
+        else:
+            assert values(a) == pytest.approx(values(b), abs=2e-4)
+    if kind == "generate":
+        assert len({values(a)[0] for a in mine}) > 1
+    if kind == "perplexity":
+        assert max(len(a["doc"]["q"]) for a in mine) > 2 * CONTEXT  # several windows
+
+
+def asked(pairs, kind="loglikelihood"):
+    from lm_eval.api.instance import Instance
+
+    return [Instance(kind, {}, pair, i) for i, pair in enumerate(pairs)]
+
+
+@pytest.fixture
+def moe(world, artefact):
+    return FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")
+
+
+PROMPTS = ["treaty judge claim 5?", "12+7*3=", "court appeal party 9?", "881+5*2=", "treaty judge claim 5?"]
+
+
+def test_each_request_is_answered_by_the_expert_of_its_context(world, artefact, moe):
+    pairs = [(p, a) for p in PROMPTS for a in (" yes", " no.")]
+    lm = ours(pretrained=str(artefact), device="cpu")
+    assert lm.expert == "auto"
+    found = lm.loglikelihood(asked(pairs), disable_tqdm=True)
+    names = [moe.route(torch.tensor([tiny_tokenizer().encode(p, add_special_tokens=False)]))[0][0] for p, _ in pairs]
+    assert len(set(names)) > 1
+    for pair, name, (value, greedy) in zip(pairs, names, found, strict=True):
+        with moe.expert(name):
+            ((expected, other),) = hflm(moe.model).loglikelihood(asked([pair]), disable_tqdm=True)
+        assert (value, greedy) == (pytest.approx(expected, abs=2e-4), other)
+    assert lm.moe.active == "base"
+    texts = lm.generate_until(asked([(p, {"until": ["\n"], "max_gen_toks": 5}) for p in PROMPTS], "generate_until"))
+    whole = lm.loglikelihood_rolling(asked([(p,) for p in PROMPTS], "loglikelihood_rolling"))
+    for i, prompt in enumerate(PROMPTS):
+        name = moe.route(torch.tensor([tiny_tokenizer().encode(prompt, add_special_tokens=False)]))[0][0]
+        with moe.expert(name):
+            rival = hflm(moe.model)
+            assert rival.generate_until(asked([(prompt, {"until": ["\n"], "max_gen_toks": 5})]), True) == [texts[i]]
+            (expected,) = rival.loglikelihood_rolling(asked([(prompt,)]), disable_tqdm=True)
+        assert whole[i] == pytest.approx(expected, abs=2e-4)
+
+
+def test_a_named_expert_answers_everything(world, artefact, moe):
+    pairs = [(p, " yes") for p in PROMPTS]
+    for arguments in (
+        {"pretrained": str(world.base), "artefact": str(artefact), "expert": "law/1"},
+        {"pretrained": moe, "expert": "law/1"},
+    ):
+        lm = ours(**arguments, **({} if "artefact" not in arguments else {"device": "cpu"}))
+        found = lm.loglikelihood(asked(pairs), disable_tqdm=True)
+        with moe.expert("law/1"):
+            expected = hflm(moe.model).loglikelihood(asked(pairs), disable_tqdm=True)
+        assert [v for v, _ in found] == pytest.approx([v for v, _ in expected], abs=2e-4)
+    base = ours(pretrained=moe, expert="base").loglikelihood(asked(pairs), disable_tqdm=True)
+    assert [v for v, _ in base] != pytest.approx([v for v, _ in found], abs=1e-3)
+    plain = ours(pretrained=str(world.base), device="cuda:0")  # what lm-eval's command asks for everywhere
+    assert plain.expert == "base"
+    if not torch.cuda.is_available():
+        assert plain.device.type == "cpu"
+    same = plain.loglikelihood(asked(pairs), disable_tqdm=True)
+    assert [v for v, _ in same] == pytest.approx([v for v, _ in base], abs=1e-5)
+
+
+def test_a_request_without_context_gets_the_base(moe, monkeypatch):
+    lm = ours(pretrained=moe, expert="auto")
+    seen = []
+    monkeypatch.setattr(moe, "route", lambda ids, mask=None: seen.append(ids) or [("law/0", None)])
+    found = lm.loglikelihood(asked([("", "alone"), ("12+7=", "19")]), disable_tqdm=True)
+    assert len(seen) == 1
+    plain = ours(pretrained=moe, expert="base").loglikelihood(asked([("", "alone")]), disable_tqdm=True)
+    assert found[0] == plain[0]
+
+
+@pytest.mark.parametrize("setting", [{"do_sample": True}, {"temperature": 0.7}, {"num_beams": 4}])
+def test_what_is_not_greedy_is_refused(setting):
+    lm = ours(pretrained=tiny_model("llama"), tokenizer=tiny_tokenizer())
+    with pytest.raises(RecipeError, match="decodes greedily"):
+        lm.generate_until(asked([("a", {"until": ["\n"], **setting})], "generate_until"))
+
+
+def test_bad_arguments(world, moe):
+    with pytest.raises(RecipeError, match=r"no argument 'peft'; it has pretrained"):
+        ours(pretrained=str(world.base), peft="x")
+    with pytest.raises(RecipeError, match="plain model"):
+        ours(pretrained=str(world.base), expert="law/0")
+    with pytest.raises(UnknownNameError, match="law/0"):
+        ours(pretrained=moe, expert="nobody")
+    moe.router = None
+    assert ours(pretrained=moe).expert == "base"
+    with pytest.raises(RecipeError, match=r"no router; allowed: base, law/0"):
+        ours(pretrained=moe, expert="auto")
+    lm = ours(pretrained=moe, expert="base")
+    with pytest.raises(DataError, match="no tokens of its own"):
+        lm.loglikelihood(asked([("some", "")]))
+    lm.tokenizer.bos_token = lm.tokenizer.eos_token = None
+    with pytest.raises(DataError, match="neither a bos nor an eos"):
+        lm.loglikelihood_rolling(asked([("some",)], "loglikelihood_rolling"))
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def installed(folder):
+    """Copy what the wheel puts beside the package, as its own table says."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    files = table["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    for source, name in files.items():
+        shutil.copy(ROOT / source, folder / name)
+    assert sorted(files.values()) == ["freemoe_lm_eval.pth", "freemoe_lm_eval.py"]
+
+
+def shell(folder, *arguments, code="from lm_eval.__main__ import cli_evaluate; cli_evaluate()"):
+    """Run lm-eval's command in a fresh Python that read the folder's start-up file; its own tasks are not indexed."""
+    start = (
+        f"import site, sys; site.addsitedir({str(folder)!r}); "
+        "assert 'torch' not in sys.modules and 'lm_eval' not in sys.modules; "
+        "import functools, lm_eval.tasks as t; t.TaskManager = functools.partial(t.TaskManager, include_defaults=False); "
+    )
+    return subprocess.run(
+        [sys.executable, "-c", start + code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")},
+    )
+
+
+def test_the_shell_command(world, tmp_path):
+    installed(tmp_path)
+    lines = '{"q": "1+1=", "choices": ["2", "3"], "answer": 0}\n{"q": "1+2=", "choices": ["2", "3"], "answer": 1}\n'
+    (tmp_path / "rows.jsonl").write_text(lines)
+    (tmp_path / "sums.yaml").write_text(
+        "task: sums_here\ndataset_path: json\n"
+        f"dataset_kwargs: {{data_files: {{test: {tmp_path / 'rows.jsonl'}}}}}\n"
+        'test_split: test\noutput_type: multiple_choice\ndoc_to_text: "{{q}}"\ndoc_to_choice: choices\n'
+        "doc_to_target: answer\nmetric_list: [{metric: acc}]\n"
+    )
+    arguments = f"--model freemoe --model_args pretrained={world.base} --tasks {tmp_path / 'sums.yaml'}"
+    done = shell(tmp_path, *arguments.split())
+    assert done.returncode == 0, done.stderr
+    assert "freemoe (" in done.stdout
+    assert "|sums_here|" in done.stdout
+
+
+def test_the_hook_stays_out_of_the_way(tmp_path):
+    installed(tmp_path)
+    (tmp_path / "freemoe_lm_eval.py").unlink()
+    code = f"import site; site.addsitedir({str(tmp_path)!r}); print('up')"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "up\n", "")
+    installed(tmp_path)
+    code = (
+        f"import site, sys; before = set(sys.modules); site.addsitedir({str(tmp_path)!r}); "
+        "print(*sorted(set(sys.modules) - before)); "
+        "import types; sys.modules['lm_eval'] = types.ModuleType('lm_eval'); sys.modules['lm_eval'].__path__ = []\n"
+        "try:\n import lm_eval.models\nexcept ModuleNotFoundError as error:\n print(error.name)"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["freemoe_lm_eval", "lm_eval.models"]), done.stderr

@@ -1,0 +1,106 @@
+"""One expert as a plain checkpoint: the same answers without freemoe, the base untouched, nothing half written."""
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from freemoe.domain_experts import mixture
+from freemoe.domain_experts.expert import switch_expert
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.errors import ArtifactError, DataError, UnknownNameError
+from freemoe.families.weights import find_weights
+from tests.domain_experts.test_mixture import EXPERTS, PROMPTS, bits, ids_of, unchanged
+from tests.tiny import tiny_model
+
+
+@pytest.fixture
+def moe(world, artefact):
+    return FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_an_expert_equals_its_merged_checkpoint(moe, name, tmp_path):
+    before = bits(moe.model)
+    folder = moe.merge_and_save(name, tmp_path / "merged")
+    assert folder == tmp_path / "merged"
+    assert unchanged(moe.model, before)
+    merged = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert AutoTokenizer.from_pretrained(folder)("abc")["input_ids"] == moe.tokenizer("abc")["input_ids"]
+    ids, mask = ids_of(*PROMPTS)
+    ours = moe(ids, attention_mask=mask, expert=name).logits
+    assert torch.equal(ours, merged(ids, attention_mask=mask).logits)
+    assert not torch.equal(ours, moe(ids, attention_mask=mask).logits)
+    options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False}
+    assert torch.equal(moe.generate(ids, expert=name, **options), merged.generate(ids, **options))
+    # Nothing but the expert's own weights differs, and those are zero.
+    off = moe.expert_positions(name)
+    state = merged.state_dict()
+    for weight in find_weights(moe.model):
+        expected = weight.view().clone().flatten()
+        expected[off.get(weight.name, torch.zeros(0).long())] = 0
+        assert torch.equal(state[weight.name].flatten(), expected)
+    assert unchanged(moe.model, before)
+    assert not (tmp_path / "merged.partial").exists()
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma", "mixtral", "qwen3_moe", "gpt_oss", "gpt2"])
+def test_merging_in_many_shards(case, tmp_path):
+    """Dense, tied, fused and transposed weights, loaded from disk so that transformers knows their old names."""
+    tiny_model(case).save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
+    generator = torch.Generator().manual_seed(0)
+    off = {w.name: (torch.rand(w.size, generator=generator) < 0.05).nonzero().flatten() for w in find_weights(base)}
+    moe = FreeMoE(base, [switch_expert("d/x", off)])
+    before = bits(base)
+    folder = moe.merge_and_save("d/x", tmp_path / "merged", max_shard_size="40KB")
+    assert unchanged(base, before)
+    assert moe.active == "base"
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+    merged = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids, _ = ids_of(PROMPTS[0])
+    assert torch.equal(merged(ids).logits, moe(ids, expert="d/x").logits)
+    assert not torch.equal(merged(ids).logits, moe(ids).logits)
+    # The very weights that are off, and no others, differ.
+    state = base.state_dict()
+    for name, value in merged.state_dict().items():
+        same = (value.view(torch.int32) == state[name].view(torch.int32)).all()
+        assert bool(same) == (name not in off)
+
+
+def test_merging_that_fails_leaves_nothing(moe, tmp_path, monkeypatch):
+    before = bits(moe.model)
+
+    def fails(error):
+        def save(model, folder, size):
+            folder.mkdir()
+            (folder / "half").write_text("x")
+            raise error
+
+        return save
+
+    for error, seen, message in (
+        (OSError(28, "No space left on device"), ArtifactError, "merged' could not be written: .*No space left"),
+        (SafetensorError("I/O error"), ArtifactError, "could not be written: I/O error"),
+        (KeyboardInterrupt("by hand"), KeyboardInterrupt, "by hand"),
+    ):
+        monkeypatch.setattr(mixture, "save_checkpoint", fails(error))
+        with pytest.raises(seen, match=message):
+            moe.merge_and_save("law/0", tmp_path / "merged")
+        assert list(tmp_path.iterdir()) == []
+        assert unchanged(moe.model, before)
+    monkeypatch.undo()
+    with pytest.raises(DataError, match="max_shard_size is '5 pages'"):
+        moe.merge_and_save("law/0", tmp_path / "merged", max_shard_size="5 pages")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_merging_never_overwrites(moe, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "precious").write_text("x")
+    with pytest.raises(ArtifactError, match="exists already"):
+        moe.merge_and_save("law/0", tmp_path / "here")
+    assert (tmp_path / "here" / "precious").read_text() == "x"
+    with pytest.raises(UnknownNameError):
+        moe.merge_and_save("law/7", tmp_path / "there")
+    assert not list(tmp_path.glob("there*"))
