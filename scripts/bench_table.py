@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from freemoe.bench.harness import BENCHES
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "benchmarks"
 BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
@@ -16,8 +18,6 @@ BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
 
 def results(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """What `freemoe bench` wrote, in the order of its own table."""
-    from freemoe.bench.harness import BENCHES
-
     found = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in folder.glob("*.json")}
     return [found[name] for name in BENCHES if name in found]
 
@@ -39,6 +39,9 @@ def table(found: list[dict[str, Any]]) -> str:
     versions = ", ".join(f"{p} {machine['packages'][p]}" for p in ("torch", "transformers", "lm-eval"))
     minutes = sum(r["seconds"] for r in found) / 60
     lines += ["", f"{machine['cpu']}, {machine['cores']} cores; {versions}; {minutes:.0f} minutes in all."]
+    absent = [f"`{name}`" for name in BENCHES if name not in [r["bench"] for r in found]]
+    if absent:
+        lines.append(f"Not run in full yet: {', '.join(absent)}.")
     return "\n".join(lines)
 
 

@@ -13,7 +13,9 @@ def bytes_beside(model: torch.nn.Module) -> int:
     alive = {}
     for found in gc.get_objects():
         if type(found) in (torch.Tensor, torch.nn.Parameter) and not found.is_meta:
-            storage = found.untyped_storage()
-            if storage.data_ptr() not in mine:
-                alive[storage.data_ptr()] = storage.nbytes()
+            sparse = found.layout == torch.sparse_csr
+            for part in (found.crow_indices(), found.col_indices(), found.values()) if sparse else (found,):
+                storage = part.untyped_storage()
+                if storage.data_ptr() not in mine:
+                    alive[storage.data_ptr()] = storage.nbytes()
     return sum(alive.values())

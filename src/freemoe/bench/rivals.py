@@ -30,7 +30,7 @@ class Schedule:
         patience: Looks without a better loss before the end.
     """
 
-    steps: int = 1000
+    steps: int = 600
     step_tokens: int = 2048
     every: int = 50
     patience: int = 6

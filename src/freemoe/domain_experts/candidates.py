@@ -92,7 +92,7 @@ def make_subdomains(bench: Workbench, divided: dict[str, Subdomains], norms: Nor
                 if METRICS.get(m).needs != "gradients"
                 for b in grid(recipe.bands, m, recipe.seed)
             }
-            rankings = Rankings(bench.weights, _norm_of(norms, number, recipe.bands.p, bench))
+            rankings = Rankings(bench.weights, _norm_of(norms, number, recipe.bands.p, bench), bands.values())
             gradient, stop, guard = shares([d.key for d in split.documents], shared, recipe.seed)
             if SALIENCY in recipe.search.metrics and not (gradient and stop and guard):
                 raise DataError(

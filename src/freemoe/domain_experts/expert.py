@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freemoe.domain_experts.bands import Band, band_scores, inside, positions_from_mask
+from freemoe.domain_experts.bands import Band, positions_between
 from freemoe.domain_experts.importance import METRICS
 from freemoe.errors import ArtifactError, DataError
 from freemoe.families.weights import Weight
@@ -114,11 +114,10 @@ class Expert:
         for name, (lower, upper) in self.ends.items():
             weight = known[name]
             device = weight.parameter.device
-            scores = band_scores(self.band, weight, lambda tap, device=device: self.norms[tap].to(device))
-            mask = inside(
-                scores, None if lower is None else lower.to(device), None if upper is None else upper.to(device)
+            low, high = (None if end is None else end.to(device) for end in (lower, upper))
+            found[name] = positions_between(
+                self.band, weight, lambda tap, device=device: self.norms[tap].to(device), low, high
             )
-            found[name] = positions_from_mask(mask, self.band, weight)
         return found
 
     def describe(self) -> dict[str, Any]:

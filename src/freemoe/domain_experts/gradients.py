@@ -107,32 +107,79 @@ def finite(gradient: Tensor, weight: Weight) -> Tensor:
     return gradient
 
 
-def strongest(scores: Sequence[Tensor], count: int) -> list[Tensor]:
-    """The ``count`` largest positive scores over all tensors together.
+def strongest(scores: Sequence[Tensor], count: int, above: float = 0.0) -> list[Tensor]:
+    """The ``count`` largest scores above a line over all tensors together.
 
     Args:
         scores: Flat scores of each tensor.
         count: How many to pick at most.
+        above: Only scores larger than this are picked.
 
     Returns:
         For every tensor the sorted positions that were picked; equal scores go to the earlier tensor and position.
     """
-    if count < 1:
+    if count < 1 or not scores:
         return [torch.empty(0, dtype=torch.long, device=flat.device) for flat in scores]
     tops = [torch.topk(flat, min(count, flat.numel())).values.cpu() for flat in scores]
     together = torch.cat(tops)
     # The last value that gets in. topk promises no order among equals, so those at the line are taken by place.
-    line = torch.topk(together, min(count, together.numel())).values[-1].clamp(min=0)
+    line = float(torch.topk(together, min(count, together.numel())).values[-1].clamp(min=above))
     room = count - int((together > line).sum())
     picked = []
     for flat in scores:
-        above = (flat > line).nonzero().flatten()
-        if float(line) > 0 and room > 0:
+        inside = (flat > line).nonzero().flatten()
+        if line > above and room > 0:
             at = (flat == line).nonzero().flatten()[:room]
             room -= len(at)
-            above = torch.cat([above, at]).sort().values
-        picked.append(above)
+            inside = torch.cat([inside, at]).sort().values
+        picked.append(inside)
     return picked
+
+
+class Leaders:
+    """The weights with the largest positive w * dL/dw, from gradients that come tensor by tensor, batch by batch.
+
+    To first order, switching w off changes the loss L by minus that product. Products are summed over the batches, but
+    each tensor remembers the sums of its leaders only. One batch, or leaders that are the whole tensor, give the exact
+    answer; otherwise a weight that falls behind for a while loses its sum of before.
+
+    Args:
+        weights: The weights to rank.
+        count: How many to name at most.
+        spread: Leaders of a tensor, as a multiple of its fair part of ``count``; at least 1.
+        without: Positions, by name of the weight, that are not to be named.
+    """
+
+    def __init__(
+        self, weights: Sequence[Weight], count: int, spread: float, without: Mapping[str, Tensor] | None = None
+    ) -> None:
+        self._count = count
+        self._share = spread * count / sum(w.size for w in weights)
+        self._without = without or {}
+        self._names = [w.name for w in weights]
+        self._leaders: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def take(self, weight: Weight, gradient: Tensor) -> None:
+        """Add one batch's gradient ``(experts, rows, columns)`` of one weight; it is not kept.
+
+        Raises:
+            NumericError: When it is NaN or infinite.
+        """
+        scores = METRICS.get("saliency").scores(weight.view(), None, finite(gradient, weight), None).flatten()
+        if weight.name in self._leaders:
+            where, sums = self._leaders[weight.name]
+            scores[where] += sums
+        if weight.name in self._without:
+            scores[self._without[weight.name]] = -math.inf
+        keep = min(weight.size, max(math.ceil(self._share * weight.size), _FEWEST))
+        where = torch.topk(scores, keep).indices.sort().values
+        self._leaders[weight.name] = where, scores[where]
+
+    def positions(self) -> dict[str, Tensor]:
+        """Name of a weight to its sorted flat positions in (experts, rows, columns) order; those with none are absent."""
+        reached = [name for name in self._names if name in self._leaders]
+        picked = strongest([self._leaders[name][1] for name in reached], self._count)
+        return {name: self._leaders[name][0][at] for name, at in zip(reached, picked, strict=True) if len(at)}
 
 
 def noise_weights(
@@ -142,48 +189,14 @@ def noise_weights(
     count: int,
     *,
     spread: float,
-    without: Mapping[str, Tensor] | None = None,
     checkpointing: bool = False,
 ) -> dict[str, Tensor]:
-    """The ``count`` weights with the largest positive w * dL/dw, in one pass.
-
-    To first order, switching w off changes the mean answer cross-entropy L by minus that product. Products are summed
-    over the batches, but each tensor remembers the sums of its leaders only: ``spread`` times its fair part of
-    ``count``. One batch, or leaders that are the whole tensor, give the exact answer; otherwise a weight that falls
-    behind for a while loses its sum of before.
-
-    Args:
-        model: A causal LM.
-        weights: The weights to rank.
-        batches: The documents of the loss.
-        count: How many weights to name at most.
-        spread: At least 1.
-        without: Positions, by name of the weight, that are not to be named.
-        checkpointing: See `gradients_to`.
-
-    Returns:
-        Name of a weight to its sorted flat positions in (experts, rows, columns) order; weights with none are absent.
+    """The ``count`` weights that stand against documents most, in one pass; see `Leaders`.
 
     Raises:
         NumericError: When the loss or a gradient is NaN or infinite.
     """
-    total = sum(w.size for w in weights)
-    score = METRICS.get("saliency").scores
-    leaders: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def take(weight: Weight, gradient: Tensor) -> None:
-        scores = score(weight.view(), None, finite(gradient, weight), None).flatten()
-        if weight.name in leaders:
-            where, sums = leaders[weight.name]
-            scores[where] += sums
-        if without and weight.name in without:
-            scores[without[weight.name]] = -math.inf
-        keep = min(weight.size, max(math.ceil(spread * count * weight.size / total), _FEWEST))
-        where = torch.topk(scores, keep).indices.sort().values
-        leaders[weight.name] = where, scores[where]
-
-    with gradients_to(model, weights, take, checkpointing=checkpointing):
+    leaders = Leaders(weights, count, spread)
+    with gradients_to(model, weights, leaders.take, checkpointing=checkpointing):
         backward(model, batches)
-    reached = [w.name for w in weights if w.name in leaders]
-    picked = strongest([leaders[name][1] for name in reached], count)
-    return {name: leaders[name][0][at] for name, at in zip(reached, picked, strict=True) if len(at)}
+    return leaders.positions()

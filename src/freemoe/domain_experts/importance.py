@@ -68,7 +68,7 @@ def saliency(weight: Tensor, norm: Tensor | None, gradient: Tensor | None, gener
 METRICS.add("wanda", Metric(wanda, "norms"), "|W| * ||X||_p, the papers' metric (MoDE Eq. 5)")
 METRICS.add("magnitude", Metric(magnitude, "nothing"), "|W|, needs no data")
 METRICS.add("random", Metric(random, "seed"), "uniform noise, the control")
-METRICS.add("saliency", Metric(saliency, "gradients"), "signed W * dL/dW, switched off greedily (ours)")
+METRICS.add("saliency", Metric(saliency, "gradients"), "signed W * dL/dW: signed purification (ours)")
 
 
 def seeded(seed: int, name: str) -> torch.Generator:

@@ -21,7 +21,7 @@ from freemoe.artifacts import read_manifest, require_base
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.router import Route, Router
 from freemoe.domain_experts.subdomains import prompt_feature
-from freemoe.domain_experts.switching import Undo, switch_off
+from freemoe.domain_experts.switchboard import Switchboard
 from freemoe.errors import ArtifactError, DataError
 from freemoe.evals.scorer import context_length
 from freemoe.families.loading import load_base
@@ -51,8 +51,7 @@ class FreeMoE(torch.nn.Module):
         self._experts = {e.name: e for e in experts}
         self._weights = find_weights(model)
         self._positions: dict[str, dict[str, Tensor]] = {}
-        self._undo: Undo | None = None
-        self._active = BASE
+        self._board = Switchboard(self._weights)
 
     @classmethod
     def from_pretrained(
@@ -96,10 +95,10 @@ class FreeMoE(torch.nn.Module):
     @property
     def active(self) -> str:
         """The expert that is switched in now, or ``"base"``."""
-        return self._active
+        return self._board.active or BASE
 
     def expert_positions(self, name: str) -> dict[str, Tensor]:
-        """Weights that an expert switches off; regenerated once, from the untouched base."""
+        """Weights that an expert switches off, regenerated from the untouched base; kept until it is first used."""
         if name == BASE:
             return {}
         if name == AUTO:
@@ -115,20 +114,16 @@ class FreeMoE(torch.nn.Module):
     def set_expert(self, name: str | None) -> None:
         """Switch to an expert until told otherwise; None or ``"base"`` restores the base bit by bit."""
         wanted = name or BASE
-        if wanted == self._active:
-            return
-        positions = self.expert_positions(wanted)
-        if self._undo is not None:
-            self._undo.restore()
-            self._undo, self._active = None, BASE
-        if positions:
-            self._undo = switch_off(self._weights, positions)
-        self._active = wanted
+        if wanted != BASE and wanted not in self._board:
+            self._board.learn(wanted, self.expert_positions(wanted))
+            # The board holds from here on what is needed, in less memory.
+            del self._positions[wanted]
+        self._board.switch(None if wanted == BASE else wanted)
 
     @contextlib.contextmanager
     def expert(self, name: str | None) -> Iterator[FreeMoE]:
         """Use an expert inside a ``with`` block, then go back to the one before."""
-        before = self._active
+        before = self.active
         self.set_expert(name)
         try:
             yield self
@@ -160,7 +155,7 @@ class FreeMoE(torch.nn.Module):
     def _names(self, expert: Any, ids: Tensor | None, mask: Tensor | None) -> list[str] | str:
         """The expert of every sequence, or one name for all."""
         if expert is None:
-            return self._active
+            return self.active
         if expert == AUTO:
             if ids is None:
                 raise DataError("expert='auto' reads the prompt's tokens: pass input_ids.")

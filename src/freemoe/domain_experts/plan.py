@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from freemoe.domain_experts.bands import grid
+from freemoe.domain_experts.evidence import is_text
 from freemoe.domain_experts.importance import METRICS
+from freemoe.domain_experts.learned import STATE_BYTES
+from freemoe.domain_experts.purification import method_of
 from freemoe.domain_experts.subdomains import divide, features
 from freemoe.domain_experts.workbench import Workbench, prepare
+from freemoe.evals.documents import Document
 from freemoe.recipes import BuildRecipe
-
-# Rounds that greedy purification takes before it stops, as seen on small models; the budget caps it.
-_TYPICAL_ROUNDS = 25
-# A backward pass costs about two forward passes.
-_BACKWARD = 3
 
 
 def plan(recipe: BuildRecipe) -> dict[str, Any]:
@@ -25,7 +25,8 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
         Name of each figure to its value, in the order to print them.
     """
     bench = prepare(recipe)
-    subdomains, reference, reported = [], 0, 0
+    fitted = any(METRICS.get(m).needs == "gradients" for m in recipe.search.metrics)
+    subdomains, reference, reported, purified = [], 0, 0, 0.0
     for name, data in bench.domains.items():
         ids = [bench.scorer.prompt_ids(d) for d in data.reference.documents]
         part = divide(
@@ -34,25 +35,22 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
         subdomains += list(part.names)
         reference += len(data.reference)
         reported += len(data.reported)
+        if fitted:
+            purified += _documents_to_purify(bench, data.reference.documents, part.labels)
     bands = sum(
         len(grid(recipe.bands, m, recipe.seed)) for m in recipe.search.metrics if METRICS.get(m).needs != "gradients"
     )
-    fitted = any(METRICS.get(m).needs == "gradients" for m in recipe.search.metrics)
     per_document = _seconds_per_document(bench)
     # Halving scores everything on an eighth or so, and half as many candidates on twice as much each round.
     share = 1.0 if recipe.search.method == "exhaustive" else min(1.0, (2 + math.log2(max(2, bands))) / max(1, bands))
     passes = {
         "calibration": float(any(METRICS.get(m).needs == "norms" for m in recipe.search.metrics)),
-        "signed purification": _TYPICAL_ROUNDS
-        * (_BACKWARD * recipe.saliency.gradient_share + recipe.saliency.stop_share)
-        if fitted
-        else 0.0,
         "search": 1 + bands * share + fitted * 0.3,
     }
     evidence = 2 + recipe.evidence.controls + ((bands + fitted) if recipe.evidence.oracle else 0)
-    seconds = per_document * (reference * sum(passes.values()) + reported * evidence)
+    seconds = per_document * (reference * sum(passes.values()) + purified + reported * evidence)
     parameters = sum(p.numel() * p.element_size() for p in bench.model.parameters())
-    trained = sum(w.size * w.parameter.element_size() for w in bench.weights) if fitted else 0
+    trained = _bytes_to_purify(bench) if fitted else 0
     orders = sum(w.size for w in bench.weights) * 2 if bands else 0
     return {
         "domains": ", ".join(
@@ -69,6 +67,25 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
         "time": f"about {_words(seconds)} on this machine, from one batch of this model ({per_document * 1000:.1f} ms a document)",
         "output": recipe.output,
     }
+
+
+def _documents_to_purify(bench: Workbench, documents: Sequence[Document], labels: Sequence[int]) -> float:
+    """Cost of purifying a domain's subdomains, as documents scored once."""
+    section, text = bench.recipe.saliency, is_text(documents)
+    total = 0.0
+    for number in dict.fromkeys(labels):
+        members = [d for d, label in zip(documents, labels, strict=True) if label == number]
+        tokens = sum(len(answer) for _, answer in bench.rows(members))
+        total += method_of(section, text).cost(section, text, len(members), tokens)
+    return total
+
+
+def _bytes_to_purify(bench: Workbench) -> int:
+    """Memory of purification beside the model: a state for every candidate, and one weight's gradient and its ranking."""
+    section = bench.recipe.saliency
+    total = sum(w.size for w in bench.weights)
+    largest = max(w.size * (w.parameter.element_size() + 8) for w in bench.weights)
+    return largest + (0 if section.method == "greedy" else round(STATE_BYTES * section.candidates * total))
 
 
 def _seconds_per_document(bench: Workbench) -> float:

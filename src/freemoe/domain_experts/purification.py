@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,11 @@ from freemoe.domain_experts.saliency import OnRound, Purified, purify
 from freemoe.families.weights import Weight
 from freemoe.recipes import SaliencySection
 from freemoe.registry import Registry
+
+# Rounds that greedy purification takes before it stops, as seen on small models.
+_TYPICAL_ROUNDS = 25
+# A backward pass costs about two forward passes.
+_BACKWARD = 3
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,13 @@ class Method:
     Attributes:
         run: Purifies for one subdomain.
         rounds: Most rounds it can take, given whether the documents are text.
+        cost: What it takes, as documents scored once, given whether they are text, how many reference documents the
+            subdomain has and how many answer tokens these have.
     """
 
     run: Callable[[Task, SaliencySection], Purified]
     rounds: Callable[[SaliencySection, bool], int]
+    cost: Callable[[SaliencySection, bool, int, int], float]
 
 
 def method_of(section: SaliencySection, text: bool) -> Method:
@@ -60,6 +69,15 @@ def method_of(section: SaliencySection, text: bool) -> Method:
 
 def _step(section: SaliencySection, text: bool) -> float:
     return section.text_step if text else section.step
+
+
+def _greedy_rounds(section: SaliencySection, text: bool) -> int:
+    return max(1, int(section.budget / _step(section, text)))
+
+
+def _greedy_cost(section: SaliencySection, text: bool, documents: int, tokens: int) -> float:
+    rounds = min(_TYPICAL_ROUNDS, _greedy_rounds(section, text))
+    return rounds * documents * (_BACKWARD * section.gradient_share + section.stop_share)
 
 
 def _greedy(task: Task, section: SaliencySection) -> Purified:
@@ -77,6 +95,17 @@ def _greedy(task: Task, section: SaliencySection) -> Purified:
     )
 
 
+def _learned_rounds(section: SaliencySection, text: bool) -> int:
+    return math.ceil(section.steps / section.every)
+
+
+def _learned_cost(section: SaliencySection, text: bool, documents: int, tokens: int) -> float:
+    training = section.gradient_share * documents
+    step = min(training, max(1.0, section.step_tokens * documents / max(1, tokens)))
+    looks = _learned_rounds(section, text) * section.stop_share * documents
+    return _BACKWARD * (training + section.steps * step) + looks
+
+
 def _learned(task: Task, section: SaliencySection) -> Purified:
     return learn(
         task.model,
@@ -86,7 +115,6 @@ def _learned(task: Task, section: SaliencySection) -> Purified:
         budget=section.budget,
         candidates=section.candidates,
         steps=section.steps,
-        rate=section.rate,
         step_tokens=section.step_tokens,
         every=section.every,
         patience=section.patience,
@@ -99,11 +127,11 @@ def _learned(task: Task, section: SaliencySection) -> Purified:
 METHODS: Registry[Method] = Registry("way of signed purification")
 METHODS.add(
     "greedy",
-    Method(_greedy, lambda section, text: max(1, int(section.budget / _step(section, text)))),
+    Method(_greedy, _greedy_rounds, _greedy_cost),
     "cut the strongest few weights, rank anew, until the stopping documents no longer gain",
 )
 METHODS.add(
     "learned",
-    Method(_learned, lambda section, text: max(1, section.steps // section.every)),
+    Method(_learned, _learned_rounds, _learned_cost),
     "train which of the candidates are off, within the budget; no value changes",
 )

@@ -10,12 +10,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from freemoe.domain_experts.switching import Positions, bits_of, check, editing
+from freemoe.domain_experts.switching import Positions, bits_of, check, count, editing
 from freemoe.domain_experts.threads import on_threads
 from freemoe.errors import DataError
 from freemoe.families.weights import Weight
@@ -26,59 +25,52 @@ _BLOCK_BYTES = 1 << 21
 _WORTH_THREADS = 1 << 17
 
 
-class _Block(NamedTuple):
-    """A stretch [start, stop) of a weight's memory; ``weight`` is its number."""
-
-    weight: int
-    start: int
-    stop: int
-
-
 @dataclass(eq=False)
 class _Part:
-    """What one expert switches off of one block.
+    """What one expert switches off of one block of a weight; the block's bits are given as (1, length) throughout.
 
     Attributes:
         places: (n,) int32, ascending, from the block's start.
         values: (n,) the base's bits there; None until they are first needed.
-        row: Both as a sparse matrix (1, length of the block), which torch adds fastest on the CPU; they share memory.
+        row: Both as a sparse matrix (1, length), which torch adds fastest on the CPU; they share memory.
     """
 
     places: Tensor
     values: Tensor | None = None
     row: Tensor | None = None
 
-    def to(self, device: torch.device) -> None:
-        """Follow the model to another device."""
-        if self.places.device != device:
-            self.places, self.row = self.places.to(device), None
-            self.values = None if self.values is None else self.values.to(device)
+    def forget(self, device: torch.device) -> None:
+        """Let go of the values; they will be read on this device."""
+        self.places, self.values, self.row = self.places.to(device), None, None
 
     def read(self, bits: Tensor) -> None:
-        """Take the values from the base, if they are not known."""
+        """Take the values from the base, where they are not known."""
         if self.values is None:
-            self.values, self.row = bits.index_select(0, self.places), None
+            self.values = bits[0].index_select(0, self.places)
 
     def add(self, bits: Tensor, times: int) -> None:
         """Put the values back where zeros are (``times`` 1), or make zeros of them (-1)."""
         assert self.values is not None
         if bits.device.type != "cpu":
-            bits.index_add_(0, self.places, self.values, alpha=times)
+            bits[0].index_add_(0, self.places, self.values, alpha=times)
             return
         if self.row is None:
             ends = torch.tensor([0, len(self.places)], dtype=torch.int32)
-            shape = (1, len(bits))
-            self.row = torch.sparse_csr_tensor(ends, self.places, self.values, size=shape, check_invariants=False)
-        torch.add(bits[None], self.row, alpha=times, out=bits[None])
+            self.row = torch.sparse_csr_tensor(ends, self.places, self.values, size=bits.shape, check_invariants=False)
+        # The very same tensor twice: torch would copy another view of it onto itself.
+        torch.add(bits, self.row, alpha=times, out=bits)
 
     def overwrite(self, bits: Tensor) -> None:
         """Put the values back, whatever stands there now; nothing where they are not known."""
         if self.values is not None:
-            bits.index_copy_(0, self.places.long(), self.values)
+            bits[0].index_copy_(0, self.places.to(bits.device).long(), self.values.to(bits.device))
 
 
-Parts = list[_Part | None]
-"""One per block; None where an expert switches nothing off."""
+Parts = list[list[_Part | None]]
+"""Per weight one per block; None where an expert switches nothing off."""
+
+Step = Callable[[_Part | None, _Part | None, Tensor], None]
+"""What to do with a block: takes the parts of the expert that goes and of the one that comes, and the block's bits."""
 
 State = list[tuple[torch.dtype, int, int]]
 
@@ -96,8 +88,10 @@ class Switchboard:
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         self._weights = list(weights)
-        self._blocks = [block for number, weight in enumerate(self._weights) for block in _blocks(number, weight)]
+        self._blocks = [_blocks(weight) for weight in self._weights]
+        self._nothing: Parts = [[None] * len(blocks) for blocks in self._blocks]
         self._experts: dict[str, Parts] = {}
+        self._off: dict[str | None, int] = {None: 0}
         self._active: str | None = None
         # The experts between which a switching was broken off.
         self._broken: tuple[str | None, str | None] | None = None
@@ -114,8 +108,9 @@ class Switchboard:
 
     def held_bytes(self, name: str) -> int:
         """Memory that is held for an expert, in bytes."""
-        tensors = [t for part in self._experts[name] if part is not None for t in (part.places, part.values)]
-        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+        parts = [part for blocks in self._experts[name] for part in blocks if part is not None]
+        tensors = [t for part in parts for t in (part.places, part.values) if t is not None]
+        return sum(t.numel() * t.element_size() for t in tensors)
 
     def learn(self, name: str, positions: Positions) -> None:
         """Take in an expert, or another one under its name; the model is not touched.
@@ -131,20 +126,25 @@ class Switchboard:
         if name == self._active:
             raise DataError(f"Expert {name!r} is switched in: switch to another before it is learned anew.")
         check(self._weights, positions)
-        places: dict[int, Tensor] = {}
-        for number, weight in enumerate(self._weights):
-            where = positions.get(weight.name)
-            if where is not None and where.numel():
-                where = where.to(weight.parameter.device)
-                own = weight.places(where)
-                # Positions ascend; in a layout of another order their places do not.
-                places[number] = own if own is where else own.sort().values
         parts: Parts = []
-        for number, start, stop in self._blocks:
-            own = places.get(number)
-            first, end = (0, 0) if own is None else torch.searchsorted(own, own.new_tensor([start, stop])).tolist()
-            parts.append(None if own is None or first == end else _Part((own[first:end] - start).to(torch.int32)))
-        self._experts[name] = parts
+        for weight, blocks in zip(self._weights, self._blocks, strict=True):
+            where = positions.get(weight.name)
+            if where is None or where.numel() == 0:
+                parts.append([None] * len(blocks))
+                continue
+            where = where.to(weight.parameter.device)
+            places = weight.places(where)
+            if places is not where:
+                # Positions ascend; in a layout of another order their places do not.
+                places = places.sort().values
+            cuts = torch.searchsorted(places, places.new_tensor([b.start for b in blocks] + [blocks[-1].stop])).tolist()
+            parts.append(
+                [
+                    _Part((places[first:end] - block.start).to(torch.int32)) if first < end else None
+                    for block, first, end in zip(blocks, cuts, cuts[1:], strict=False)
+                ]
+            )
+        self._experts[name], self._off[name] = parts, count(positions)
 
     def forget(self, name: str) -> None:
         """Let go of an expert's memory.
@@ -155,6 +155,7 @@ class Switchboard:
         if name == self._active:
             raise DataError(f"Expert {name!r} is switched in: switch to another before it is forgotten.")
         self._experts.pop(name, None)
+        self._off.pop(name, None)
 
     def switch(self, name: str | None) -> None:
         """Switch to an expert that was learned, or with None back to the base, bit by bit.
@@ -174,47 +175,47 @@ class Switchboard:
         untouched = now == self._left
         if not untouched:
             self._read_anew(now)
-        old, new = self._parts(self._active), self._parts(name)
 
         def step(out: _Part | None, into: _Part | None, bits: Tensor) -> None:
-            if out is not None:
-                # What stands there is zero, unless others were at it.
-                out.add(bits, 1) if untouched else out.overwrite(bits)
+            if out is not None and untouched:
+                out.add(bits, 1)
+            elif out is not None:
+                # What stands there may be anything.
+                out.overwrite(bits)
+                out.forget(bits.device)
             if into is not None:
                 into.read(bits)
                 into.add(bits, -1)
 
         self._broken = (self._active, name)
         try:
-            self._each(step, old, new)
+            self._each(step, self._active, name)
         except BaseException:
             self._recover(self._active, name)
             raise
         self._active, self._broken, self._left = name, None, self._state()
 
     def _parts(self, name: str | None) -> Parts:
-        return self._experts[name] if name is not None else [None] * len(self._blocks)
+        return self._nothing if name is None else self._experts[name]
 
-    def _each(self, step: Callable[[_Part | None, _Part | None, Tensor], None], old: Parts, new: Parts) -> None:
+    def _each(self, step: Step, old: str | None, new: str | None) -> None:
         """Do a step for every block that one of two experts touches, on several threads where that pays."""
-        memories = [bits_of(weight) for weight in self._weights]
+        gone, come = self._parts(old), self._parts(new)
 
         def work(number: int) -> None:
-            where = self._blocks[number]
-            out, into = old[number], new[number]
-            bits = memories[where.weight]
-            for part in (out, into):
-                if part is not None:
-                    part.to(bits.device)
-            with editing(self._weights[where.weight]):
-                step(out, into, bits[where.start : where.stop])
+            weight = self._weights[number]
+            with editing(weight):
+                bits = bits_of(weight)[None]
+                for block, out, into in zip(self._blocks[number], gone[number], come[number], strict=True):
+                    if out is not None or into is not None:
+                        step(out, into, bits[:, block])
 
-        touched = [n for n in range(len(self._blocks)) if old[n] is not None or new[n] is not None]
-        off = sum(len(part.places) for part in [*old, *new] if part is not None)
-        if off >= _WORTH_THREADS and all(bits.device.type == "cpu" for bits in memories):
-            on_threads(work, touched)
+        numbers = range(len(self._weights))
+        on_cpu = all(w.parameter.device.type == "cpu" for w in self._weights)
+        if on_cpu and self._off[old] + self._off[new] >= _WORTH_THREADS:
+            on_threads(work, numbers)
             return
-        for number in touched:
+        for number in numbers:
             work(number)
 
     def _state(self) -> State:
@@ -232,9 +233,10 @@ class Switchboard:
                 f"{changed[0]!r}), so its weights cannot be put back. Switch to the base before converting a model."
             )
         for name, parts in self._experts.items():
-            for part in parts:
-                if part is not None and name != self._active:
-                    part.values = part.row = None
+            for weight, blocks in zip(self._weights, parts, strict=True):
+                for part in blocks:
+                    if part is not None and name != self._active:
+                        part.forget(weight.parameter.device)
 
     def _recover(self, old: str | None, new: str | None) -> None:
         """Make it the base again, however far a switching came: the values of both experts are the base's."""
@@ -244,16 +246,16 @@ class Switchboard:
                 if part is not None:
                     part.overwrite(bits)
 
-        self._each(step, self._parts(old), self._parts(new))
+        self._each(step, old, new)
         self._active, self._broken, self._left = None, None, self._state()
 
 
-def _blocks(number: int, weight: Weight) -> list[_Block]:
+def _blocks(weight: Weight) -> list[slice]:
     memory = weight.memory()
     length = _BLOCK_BYTES // memory.element_size() if memory.device.type == "cpu" else len(memory)
     # Places within a block are int32.
     length = min(length, 2**31 - 1)
-    return [_Block(number, start, min(start + length, len(memory))) for start in range(0, len(memory), length)]
+    return [slice(start, min(start + length, len(memory))) for start in range(0, len(memory), length)]
 
 
 def _no_beta_warning() -> None:

@@ -1,0 +1,160 @@
+"""The candidates of a build: parts that never meet, gains that could never be proven, who purifies, broken numbers."""
+
+import math
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from freemoe.domain_experts import purification
+from freemoe.domain_experts.candidates import make_subdomains, purify_all
+from freemoe.domain_experts.saliency import Purified
+from freemoe.domain_experts.subdomains import divide
+from freemoe.domain_experts.workbench import prepare
+from freemoe.errors import DataError, NumericError
+from freemoe.runs import RunFolder
+from tests.domain_experts.conftest import choice_rows, task_recipe, text_recipe, write_jsonl
+
+
+class Told:
+    """Progress that remembers what it was told."""
+
+    def __init__(self):
+        self.lines, self.advanced, self.totals = [], 0, []
+
+    @contextmanager
+    def stage(self, name, total):
+        self.totals.append(total)
+
+        def advance(steps):
+            self.advanced += steps
+
+        yield advance
+
+    def say(self, line):
+        self.lines.append(line)
+
+
+def made(world, folder, counts, **changes):
+    """Subdomains of one domain per number of reference documents, without the expensive steps."""
+    folder.mkdir(exist_ok=True)
+    domains = {
+        f"d{i}": [str(write_jsonl(folder / f"d{i}.jsonl", choice_rows(2 * n, seed=i)))] for i, n in enumerate(counts)
+    }
+    recipe = task_recipe(
+        world,
+        folder / "out",
+        domains=domains,
+        **{"search": {"metrics": ["saliency"], "select": "guarded"}, **changes},
+    )
+    told = Told()
+    bench = prepare(recipe, told)
+    told.lines.clear()
+    for i, n in enumerate(counts):
+        assert len(bench.domains[f"d{i}"].reference) == n
+    return bench, told, make_subdomains(bench, divided(bench), None)
+
+
+def divided(bench):
+    return {
+        name: divide(name, data.reference, torch.zeros(len(data.reference), 32), bench.recipe.subdomains, 0)
+        for name, data in bench.domains.items()
+    }
+
+
+def test_parts_are_disjoint_and_whole(world, tmp_path):
+    _, told, (sub,) = made(world, tmp_path, [40])
+    gradient, stop, guard = sub.parts
+    assert sorted(gradient + stop + guard) == list(range(40))
+    assert (len(gradient), len(stop), len(guard)) == (16, 10, 14)
+    assert sub.guard == guard
+    assert told.lines == []
+
+
+def test_a_subdomain_that_can_prove_nothing_is_named(world, tmp_path):
+    _, told, subs = made(world, tmp_path, [60, 8])
+    assert len(subs) == 2
+    (line,) = told.lines
+    assert line.startswith("warning: d1/all, saliency: 3 different documents test it")
+    assert "at alpha 0.05 among 2 tests; 18 reference documents would do" in line
+    # The number it names would do, and one less would not: 35 % of the documents guard.
+    assert made(world, tmp_path / "more", [60, 18])[1].lines == []
+
+
+def test_a_build_that_can_prove_nothing_is_refused(world, tmp_path):
+    with pytest.raises(DataError, match="No subdomain has enough reference documents") as caught:
+        made(world, tmp_path, [8, 9])
+    assert "d0/all, saliency: 3 different" in str(caught.value)
+    assert "--select argmax" in str(caught.value)
+    # Without a guard nothing need be proven; with a looser one it can be.
+    made(world, tmp_path / "argmax", [8, 9], search={"metrics": ["saliency"], "select": "argmax"})
+    made(world, tmp_path / "loose", [8, 9], search={"metrics": ["saliency"], "alpha": 0.5})
+    # A metric whose candidates are tested on all documents still can.
+    _, told, _ = made(world, tmp_path / "more", [8, 9], search={"metrics": ["saliency", "random"]})
+    assert [line.split(":")[1].split(", ")[1] for line in told.lines] == ["saliency", "saliency"]
+
+
+def test_too_few_documents_to_part(world, tmp_path):
+    with pytest.raises(DataError, match=r"'d0/all' has 1 reference documents: too few to give gradients"):
+        made(world, tmp_path, [1], search={"metrics": ["saliency"], "select": "argmax"})
+
+
+@pytest.mark.parametrize("method", ["auto", "greedy", "learned"])
+@pytest.mark.parametrize("make", [task_recipe, text_recipe], ids=["tasks", "text"])
+def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make):
+    calls = []
+
+    def stub(name):
+        def run(model, weights, gradient, stop, **more):
+            calls.append((name, more))
+            more["on_round"](1, 1.0, 0.0)
+            return Purified({weights[0].name: torch.tensor([1, 4])}, (2.0, 1.0), 1)
+
+        return run
+
+    monkeypatch.setattr(purification, "purify", stub("greedy"))
+    monkeypatch.setattr(purification, "learn", stub("learned"))
+    section = {"method": method, "patience": 3, "budget": 0.02, "checkpointing": True, "steps": 70, "every": 20}
+    search = {"metrics": ["saliency"], "select": "argmax"}
+    common = {"saliency": section, "seed": 1, "search": search, "subdomains": {"by": "none"}}
+    recipe = make(world, tmp_path / "out", **common)
+    told = Told()
+    bench = prepare(recipe, told)
+    subs = make_subdomains(bench, divided(bench), None)
+    purify_all(bench, RunFolder(tmp_path / "out", {}), subs)
+    expected = {"auto": "learned" if make is text_recipe else "greedy"}.get(method, method)
+    assert [name for name, _ in calls] == [expected] * len(subs)
+    for _, more in calls:
+        assert (more["patience"], more["budget"], more["checkpointing"]) == (3, 0.02, True)
+        if expected == "learned":
+            assert (more["steps"], more["every"], more["candidates"], more["seed"]) == (70, 20, 0.1, 1)
+        else:
+            assert more["step"] == (3e-4 if make is text_recipe else 5e-5)
+    for sub in subs:
+        assert sub.curve == (2.0, 1.0)
+        assert sub.positions("saliency")[bench.weights[0].name].tolist() == [1, 4]
+    # The bar ends full, though every subdomain took one round only.
+    rounds = 4 if expected == "learned" else int(0.02 / (3e-4 if make is text_recipe else 5e-5))
+    assert told.advanced == told.totals[-1] == len(subs) * rounds
+
+
+def test_broken_numbers_name_the_subdomain_and_keep_what_is_done(world, tmp_path):
+    bench, _, (first, second) = made(world, tmp_path, [40, 44])
+    before = {k: v.clone() for k, v in bench.model.state_dict().items()}
+    run = RunFolder(tmp_path / "out", {})
+    real = bench.batches
+    spoilt = {id(second.split.documents[i]) for i in second.parts[0]}
+
+    def batches(documents, labels=None):
+        found = real(documents, labels)
+        if id(documents[0]) in spoilt:
+            bench.model.model.norm.weight.data.fill_(math.nan)
+        return found
+
+    bench.batches = batches
+    with pytest.raises(NumericError, match=r"Subdomain 'd1/all': .*loss.*\n?.*subdomains done before are kept"):
+        purify_all(bench, run, [first, second])
+    assert f"purify|{first.name}" in run.journal
+    assert f"purify|{second.name}" not in run.journal
+    for name, value in bench.model.state_dict().items():
+        assert name == "model.norm.weight" or torch.equal(value, before[name])
