@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
@@ -47,7 +48,7 @@ SPLIT_PATTERN = r"\n|\p{N}|[^\s\p{L}\p{N}]| ?\p{L}+| +"
 Row = tuple[list[int], list[float]]  # token ids, loss weight of each token
 
 
-def train_tokenizer(world: World) -> PreTrainedTokenizerFast:
+def train_tokenizer(world: World) -> Any:
     """Byte-level BPE of 512 entries; `encode` adds no special token by itself."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.Sequence(
@@ -75,7 +76,7 @@ def train_tokenizer(world: World) -> PreTrainedTokenizerFast:
     )
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
     """A Llama of about 1.2 million parameters with random weights."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -95,7 +96,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM
     return LlamaForCausalLM(config)
 
 
-def rows(documents: Iterator[Document], tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Iterator[list[Row]]:
+def rows(documents: Iterator[Document], tokenizer: Any, rng: random.Random) -> Iterator[list[Row]]:
     """Pools of rows; a row is one document from position 0 on, or many joined to `PACKED_LENGTH`."""
     end = tokenizer.eos_token_id
     newline = tokenizer.encode("\n")
@@ -118,7 +119,7 @@ def rows(documents: Iterator[Document], tokenizer: PreTrainedTokenizerFast, rng:
         yield pool
 
 
-def encode(documents: list[Document], tokenizer: PreTrainedTokenizerFast) -> list[Row]:
+def encode(documents: list[Document], tokenizer: Any) -> list[Row]:
     """Tokens and loss weights; prompt and completion meet where the benchmark's scorer cuts them."""
     prompts = tokenizer([document.prompt or "\n" for document in documents])["input_ids"]
     wholes = tokenizer([document.text for document in documents])["input_ids"]
@@ -188,12 +189,12 @@ def train(model: LlamaForCausalLM, stream: Iterator[tuple[torch.Tensor, torch.Te
     return tokens
 
 
-def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, object], out: Path) -> None:
+def save(model: LlamaForCausalLM, tokenizer: Any, record: dict[str, object], out: Path) -> None:
     """Write everything beside `out` first, then swap, so that `out` is never half a model."""
     fresh = out.with_name(out.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    model.to(torch.bfloat16).save_pretrained(fresh)
+    model.to(torch.bfloat16).save_pretrained(fresh)  # pyright: ignore[reportArgumentType]
     tokenizer.save_pretrained(fresh)
     GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
