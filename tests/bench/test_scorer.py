@@ -22,8 +22,8 @@ def test_a_quick_run_has_every_figure():
 
 
 def test_the_shape_is_that_of_few_shot_letters():
-    documents = bench._texts(bench.LETTERS, 722, 0)
-    tokenizer = bench._tokenizer(722)
+    documents = bench.questions(bench.LETTERS, 722, 0)
+    tokenizer = bench.word_tokenizer(722)
     lengths = [len(tokenizer.encode(d[0][0])) for d in documents]
     assert sum(lengths) / len(lengths) == pytest.approx(318, abs=1)
     assert {len(tokenizer.encode(c)) for d in documents for _, c in d} == {1}
@@ -39,8 +39,8 @@ def test_tokens_are_counted_once():
 @pytest.fixture
 def contest():
     settings = Settings(quick=True)
-    documents = bench._texts(bench.QUICK_SHORT, 90, 0)
-    return bench.Contest(bench._model(90, settings), bench._tokenizer(90), documents, settings)
+    documents = bench.questions(bench.QUICK_SHORT, 90, 0)
+    return bench.Contest(bench.letters_model(90, settings), bench.word_tokenizer(90), documents, settings)
 
 
 def test_another_answer_is_an_error(contest, monkeypatch):

@@ -24,10 +24,11 @@ from freemoe.domain_experts.batches import AnswerBatch, answer_batches, mean_los
 from freemoe.domain_experts.expert import switch_expert
 from freemoe.domain_experts.learned import learn
 from freemoe.domain_experts.saliency import purify
+from freemoe.domain_experts.scores import Evaluator
 from freemoe.domain_experts.switching import count, switched_off
 from freemoe.evals.documents import Document
 from freemoe.evals.scorer import Pair, Scorer
-from freemoe.evals.tasks import grade_choice
+from freemoe.evals.tasks import Grader, grade_choice
 from freemoe.families.loading import load_base
 from freemoe.families.weights import find_weights
 from freemoe.runs import Progress, peak_memory_bytes
@@ -149,17 +150,12 @@ def _batches(scorer: Scorer, pairs: Sequence[Pair]) -> list[AnswerBatch]:
 
 
 def _score(scorer: Scorer, documents: Sequence[Document]) -> dict[str, Any]:
-    pairs = [scorer.document_pairs(d) for d in documents]
-    scored = iter(scorer.score([p for group in pairs for p in group]))
-    answers = [[next(scored) for _ in group] for group in pairs]
+    grader = Grader(documents[0].task, "acc", lambda d, found: grade_choice(d, found, [len(a) for a in d.answers]))
+    scores = Evaluator(scorer, {grader.name: grader}).score(documents)
     keys = [d.key for d in documents]
     if documents[0].kind == "text":
-        return {"keys": keys, "nll": [-a[0].loglikelihood for a in answers], "tokens": [a[0].tokens for a in answers]}
-    right = []
-    for document, found in zip(documents, answers, strict=True):
-        lengths = [len(a) for a in document.answers]
-        right.append(grade_choice(document, [(a.loglikelihood, a.is_greedy) for a in found], lengths)["acc"])
-    return {"keys": keys, "right": right}
+        return {"keys": keys, "nll": [-s.loglikelihood for s in scores], "tokens": [s.tokens for s in scores]}
+    return {"keys": keys, "right": [s.value for s in scores]}
 
 
 @contextmanager

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
 from dataclasses import replace
@@ -21,7 +22,8 @@ from freemoe.bench.bases import SEEDS, benchmark_specs, fresh_bases
 from freemoe.bench.contest import Job, compete, side_by_side
 from freemoe.bench.harness import Figure, Outcome, Settings
 from freemoe.bench.rivals import Schedule
-from freemoe.evals.statistics import Interval, cluster_bootstrap, mean_of_bootstraps, ratio_bootstrap
+from freemoe.domain_experts.evidence import gains, mean_gain
+from freemoe.evals.statistics import Interval, cluster_bootstrap, ratio_bootstrap
 
 TEXTS = {"wikitext": 0.22, "gsm8k": 0.08}
 TASKS = {"gsm8k-matching": 9.0, "arc-easy": None}
@@ -94,8 +96,6 @@ def demo_gain(settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
 
 def built(recipe: dict[str, Any]) -> dict[str, Any]:
     """Build one base's experts and return the result (in a process of its own)."""
-    import json
-
     from freemoe.domain_experts.build import build
     from freemoe.recipes import BuildRecipe, recipe_from
 
@@ -105,17 +105,12 @@ def built(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gain(domain: dict[str, Any], row: str) -> float:
-    return 100 * float(np.mean([d.get(row, d["base"]) - d["base"] for d in domain["documents"]]))
+    return 100 * float(np.mean(gains(domain, row)[0]))
 
 
 def _over_bases(results: list[dict[str, Any]], row: str, seed: int) -> Interval:
-    """Mean over bases and domains, each counting the same; a row that a domain lacks counts as its base there."""
-    parts = [
-        ([d.get(row, d["base"]) - d["base"] for d in domain["documents"]], [d["key"] for d in domain["documents"]])
-        for result in results
-        for domain in result["domains"]
-    ]
-    return mean_of_bootstraps(parts, seed).scaled(100)
+    """Mean over bases and domains, each counting the same."""
+    return mean_gain([domain for result in results for domain in result["domains"]], row, seed)
 
 
 def _over_seeds(values: list[float]) -> Interval:
@@ -158,7 +153,7 @@ def text_gain(settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
                 target,
                 "lower",
                 digits=3,
-                note=f"{base_ppl(base):.2f} -> {one['perplexity']:.2f}, {one['share_off']:.2%} off, "
+                note=f"{perplexity(base):.2f} -> {one['perplexity']:.2f}, {one['share_off']:.2%} off, "
                 f"95 % [{one['ratio']['low']:.3f}, {one['ratio']['high']:.3f}]; LoRA r=1 {lora['ratio']['mean']:.3f}",
             )
         )
@@ -202,7 +197,7 @@ def chosen(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(best.values())
 
 
-def base_ppl(result: dict[str, Any]) -> float:
+def perplexity(result: dict[str, Any]) -> float:
     """Perplexity on the reported documents."""
     return math.exp(sum(result["nll"]) / sum(result["tokens"]))
 
@@ -210,7 +205,7 @@ def base_ppl(result: dict[str, Any]) -> float:
 def _text_row(result: dict[str, Any], base: dict[str, Any], seed: int) -> dict[str, Any]:
     ratio = ratio_bootstrap(result["nll"], base["nll"], base["tokens"], base["keys"], seed)
     gain = Interval(-math.log(ratio.mean), -math.log(ratio.high), -math.log(ratio.low))
-    return {**_row(result), "perplexity": base_ppl(result), "ratio": vars(ratio), "gain": vars(gain)}
+    return {**_row(result), "perplexity": perplexity(result), "ratio": vars(ratio), "gain": vars(gain)}
 
 
 def _row(result: dict[str, Any]) -> dict[str, Any]:

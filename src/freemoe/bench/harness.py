@@ -20,8 +20,6 @@ from typing import Any, Literal
 from freemoe.registry import Registry
 from freemoe.runs import Progress, Quiet, environment, write_atomic
 
-JUDGED = ("met", "missed", "not judged")
-
 
 @dataclass(frozen=True)
 class Figure:

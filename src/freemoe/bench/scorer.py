@@ -75,14 +75,14 @@ def run(settings: Settings) -> Outcome:
     short = QUICK_SHORT if settings.quick else SHORT
     with settings.progress.stage("scorer", len(contests) + 1) as advance:
         for number, (size, letters, target) in enumerate(contests):
-            model, tokenizer = _model(size, settings), _tokenizer(size)
-            contest = Contest(model, tokenizer, _texts(letters, size, settings.seed), settings)
+            model, tokenizer = letters_model(size, settings), word_tokenizer(size)
+            contest = Contest(model, tokenizer, questions(letters, size, settings.seed), settings)
             figures.append(contest.figure(f"5-shot letters, vocabulary {size}", target))
             details[f"letters, vocabulary {size}"] = contest.details
             advance(1)
             if number == 0:
                 figures.append(contest.figure_from_text())
-                contest = Contest(model, tokenizer, _texts(short, size, settings.seed), settings)
+                contest = Contest(model, tokenizer, questions(short, size, settings.seed), settings)
                 figures.append(contest.figure(f"choices of several tokens, no shots, vocabulary {size}", None))
                 details[f"several tokens, vocabulary {size}"] = contest.details
                 advance(1)
@@ -203,7 +203,7 @@ def _tokens_once(pairs: Sequence[Pair]) -> int:
     return total
 
 
-def _model(vocabulary: int, settings: Settings) -> Any:
+def letters_model(vocabulary: int, settings: Settings) -> Any:
     """A random Llama of four layers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -229,7 +229,7 @@ def _model(vocabulary: int, settings: Settings) -> Any:
     return model.eval()
 
 
-def _tokenizer(vocabulary: int) -> Any:
+def word_tokenizer(vocabulary: int) -> Any:
     """One token per word; the words are ``w3``, ``w4`` ... behind three special tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -242,7 +242,7 @@ def _tokenizer(vocabulary: int) -> Any:
     )
 
 
-def _texts(shape: Shape, vocabulary: int, seed: int) -> list[list[Text]]:
+def questions(shape: Shape, vocabulary: int, seed: int) -> list[list[Text]]:
     """Documents of a shape; four choices each, which begin with different words."""
     rng = random.Random(seed)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, ratio
-from freemoe.bench.scorer import Contest, Shape, _model, _texts, _tokenizer
+from freemoe.bench.scorer import Contest, Shape, letters_model, questions, word_tokenizer
 from freemoe.domain_experts.bands import Band, Rankings, grid, rank_range
 from freemoe.domain_experts.batches import answer_batches
 from freemoe.domain_experts.calibrate import Norms, calibrate
@@ -143,8 +143,8 @@ def _details(world: World, found: Sides, seconds: Seconds) -> dict[str, Any]:
 
 def _world(vocabulary: int, shape: Shape, settings: Settings) -> World:
     shape = QUICK_SHAPE if settings.quick else shape
-    model, tokenizer = _model(vocabulary, settings), _tokenizer(vocabulary)
-    texts = _texts(shape, vocabulary, settings.seed)
+    model, tokenizer = letters_model(vocabulary, settings), word_tokenizer(vocabulary)
+    texts = questions(shape, vocabulary, settings.seed)
     rng = random.Random(settings.seed)
     documents = [
         Document("letters", str(i), str(i), "choice", t[0][0], tuple(a for _, a in t), rng.randrange(len(t)), index=i)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from freemoe.domain_experts.scores import Score
 from freemoe.evals.documents import Document
-from freemoe.evals.statistics import cluster_bootstrap, mcnemar, mean_of_bootstraps, ratio_bootstrap
+from freemoe.evals.statistics import Interval, cluster_bootstrap, mcnemar, mean_of_bootstraps, ratio_bootstrap
 from freemoe.families.weights import Weight
 
 # (unit name, positions to switch off, documents) -> scores
@@ -223,6 +223,17 @@ def _router_on(routes: Sequence[tuple[str, str, float]], known: Sequence[str]) -
     }
 
 
+def gains(domain: dict[str, Any], row: str) -> tuple[list[float], list[str]]:
+    """A row's paired differences to the base, and the content keys; a row that the domain lacks counts as its base."""
+    documents = domain["documents"]
+    return [doc.get(row, doc["base"]) - doc["base"] for doc in documents], [doc["key"] for doc in documents]
+
+
+def mean_gain(domains: Sequence[dict[str, Any]], row: str, seed: int) -> Interval:
+    """Mean over domains, each counting the same, of a row's gain in points."""
+    return mean_of_bootstraps([gains(d, row) for d in domains], seed).scaled(100)
+
+
 def overall(domains: Sequence[dict[str, Any]], seed: int) -> dict[str, Any]:
     """Average over the task domains of the gain in points, each domain counting the same, with its 95 % interval.
 
@@ -232,12 +243,5 @@ def overall(domains: Sequence[dict[str, Any]], seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"domains": [d["name"] for d in tasks]}
     for row in ("expert", "routed", "control", "oracle"):
         if any(row in d["rows"] for d in tasks):
-            parts = [
-                (
-                    [doc.get(row, doc["base"]) - doc["base"] for doc in d["documents"]],
-                    [doc["key"] for doc in d["documents"]],
-                )
-                for d in tasks
-            ]
-            found[row] = _interval(mean_of_bootstraps(parts, seed).scaled(100))
+            found[row] = _interval(mean_gain(tasks, row, seed))
     return found
