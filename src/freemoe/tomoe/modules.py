@@ -18,6 +18,7 @@ from freemoe.kernels.crossover import Crossover, known_crossover, measure_crosso
 from freemoe.kernels.experts import Plan, Weights, can_read_rows, grouped, index_mask, masked, one_token
 from freemoe.kernels.gates import route, top_k_mask, value_scores
 from freemoe.kernels.rows import rows_available, rows_sum, rows_times
+from freemoe.kernels.triton_experts import triton_available, triton_experts
 
 
 class ValueGate(nn.Module):
