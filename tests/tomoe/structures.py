@@ -13,7 +13,9 @@ from freemoe.tomoe.structure import LayerStructure, Structure, ValueGate
 INNER = 16
 
 
-def random_structure(model: Any, experts: int = 4, seed: int = 0, share: float = 0.5, static: bool = False) -> Structure:
+def random_structure(
+    model: Any, experts: int = 4, seed: int = 0, share: float = 0.5, static: bool = False
+) -> Structure:
     """About ``share`` of everything, drawn at random; a gate for values, or a fixed choice."""
     generator = torch.Generator().manual_seed(seed)
     return [_layer(layer, experts, generator, share, static) for layer in find_sublayers(model)]

@@ -77,7 +77,7 @@ def test_bfloat16_keeps_routers_and_gates_in_float32(tmp_path: Path) -> None:
 
 
 def test_the_folder_says_what_it_is(exported: tuple[Path, Any, Any]) -> None:
-    folder, model, structure = exported
+    folder, _model, structure = exported
     config = AutoConfig.from_pretrained(folder)
     assert config.model_type == "tomoe_qwen2"
     assert config.tomoe["scale"] == pytest.approx(8**-0.5)

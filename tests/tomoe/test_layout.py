@@ -14,7 +14,9 @@ from freemoe.tomoe.structure import LayerStructure
 
 def layer(experts: torch.Tensor) -> LayerStructure:
     count = len(experts)
-    return LayerStructure(torch.ones(4).bool(), torch.ones(8).bool(), torch.zeros(count, 6), torch.zeros(count), experts)
+    return LayerStructure(
+        torch.ones(4).bool(), torch.ones(8).bool(), torch.zeros(count, 6), torch.zeros(count), experts
+    )
 
 
 def test_order_is_the_union_with_equal_patterns_together() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +45,7 @@ def decoded(model: Any, prompt: int, **inputs: Tensor) -> Tensor:
     """Logits of a prompt and then of one token after the other, with a cache."""
     cache, parts = None, []
     edges = [0, prompt, *range(prompt + 1, inputs["input_ids"].shape[1] + 1)]
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    for begin, end in itertools.pairwise(edges):
         output = model(
             input_ids=inputs["input_ids"][:, begin:end],
             attention_mask=inputs["attention_mask"][:, :end],

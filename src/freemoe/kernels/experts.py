@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from freemoe.kernels.rows import expert_rows, rows_available
+from freemoe.kernels.rows import expert_rows, few_tokens, rows_available
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,6 +260,23 @@ def one_token(x: Tensor, number: int, weights: Weights, plan: Plan) -> Tensor:
     return output.unsqueeze(0)
 
 
+def few(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
+    """Some tokens; each neuron is read once, and multiplied by the tokens that use it. CPU, no gradients.
+
+    Args:
+        x: (T, d).
+        expert: (T,) int64.
+        weights: Of the layer.
+        plan: Of the layer.
+
+    Returns:
+        (T, d).
+    """
+    mask = plan.mask(torch.bool, x.device)
+    output = few_tokens(x, expert, mask, weights.up, weights.up_bias, weights.down, weights.name)
+    return output if weights.down_bias is None else output.add_(weights.down_bias)
+
+
 def can_read_rows(x: Tensor, weights: Weights) -> bool:
-    """Whether ``one_token`` works here: on a CPU, with numba, for this type and activation."""
+    """Whether ``one_token`` and ``few`` work here: on a CPU, with numba, for this type and activation."""
     return x.device.type == "cpu" and rows_available(x.dtype, weights.name)

@@ -6,6 +6,7 @@ loops compiled by numba; where it is not installed, ``rows_available`` says no a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -58,6 +59,38 @@ def expert_rows(
         return out
 
     outputs = _in_threads(part, len(rows), len(rows) * len(x) * (len(up) + 1))
+    return torch.from_numpy(sum(outputs[1:], outputs[0])).to(x.dtype)
+
+
+def few_tokens(
+    x: Tensor, expert: Tensor, mask: Tensor, up: Tensor, up_bias: Tensor | None, down: Tensor, activation: str
+) -> Tensor:
+    """The MLP of several tokens, each neuron multiplied by the tokens whose expert has it.
+
+    Args:
+        x: (T, d).
+        expert: (T,) int64.
+        mask: (N, u) bool.
+        up: (parts, u, d): gate and up, or fc1 alone.
+        up_bias: (parts, u), or None.
+        down: (u, d).
+        activation: A name in ``ACTIVATIONS``.
+
+    Returns:
+        (T, d) of ``x``'s type.
+    """
+    loops = _loops()
+    matrices, last = _memory(up), _memory(down)
+    bias = np.zeros((len(up), 0), np.float32) if up_bias is None else up_bias.detach().float().numpy()
+    values, owners, members = x.detach().float().contiguous().numpy(), expert.numpy(), mask.numpy()
+
+    def part(begin: int, end: int) -> np.ndarray:
+        out = np.zeros(values.shape, np.float32)
+        kind = ACTIVATIONS[activation]
+        loops.few(values, owners, members, matrices[0], matrices[-1], bias, last, begin, end, kind, out)
+        return out
+
+    outputs = _in_threads(part, len(last), last.size)
     return torch.from_numpy(sum(outputs[1:], outputs[0])).to(x.dtype)
 
 
@@ -132,7 +165,7 @@ def _in_threads(part: Callable[[int, int], Any], rows: int, weights: int) -> lis
         return [part(0, rows)]
     edges = [rows * i // threads for i in range(threads + 1)]
     # One range is ours: the pool has a thread less to wake.
-    others = [_pool(threads - 1).submit(part, a, b) for a, b in zip(edges[1:-1], edges[2:], strict=True)]
+    others = [_pool(threads - 1).submit(part, a, b) for a, b in itertools.pairwise(edges)]
     return [part(edges[0], edges[1]), *(other.result() for other in others)]
 
 

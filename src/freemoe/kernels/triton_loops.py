@@ -4,7 +4,6 @@ Names of sizes: T tokens, C columns of the result and K summed numbers of a bloc
 """
 
 # Compile-time constants of a kernel are written in capitals.
-# ruff: noqa: N803
 from __future__ import annotations
 
 try:
@@ -34,7 +33,7 @@ def up(
     PARTS: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr,
     UPCAST: tl.constexpr, T: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """hidden[place, n] = act(gate row of neuron n . x) * (up row . x), for a block of tokens and of an expert's neurons."""
+    """Set hidden[place, n] = act(gate row of neuron n . x) * (up row . x), for a block of tokens and of an expert's neurons."""
     block = tl.program_id(0)
     expert = tl.load(owner + block)
     if expert >= 0:
@@ -78,7 +77,7 @@ def down(
     hidden, order, owner, begins, ends, index, widths, weight, bias, output, d, widest,
     BIAS: tl.constexpr, UPCAST: tl.constexpr, T: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """output[token] = hidden[place] . rows of the expert's neurons, for a block of tokens and of columns."""
+    """Set output[token] = hidden[place] . rows of the expert's neurons, for a block of tokens and of columns."""
     block = tl.program_id(0)
     expert = tl.load(owner + block)
     if expert >= 0:
@@ -93,9 +92,13 @@ def down(
             own = n < width
             row = tl.load(index + expert * widest + n, mask=own, other=0).to(tl.int64)
             a = tl.load(
-                hidden + place.to(tl.int64)[:, None] * widest + n[None, :], mask=alive[:, None] & own[None, :], other=0.0
+                hidden + place.to(tl.int64)[:, None] * widest + n[None, :],
+                mask=alive[:, None] & own[None, :],
+                other=0.0,
             )
-            b = tl.load(weight + row[:, None] * d + column[None, :], mask=own[:, None] & (column < d)[None, :], other=0.0)
+            b = tl.load(
+                weight + row[:, None] * d + column[None, :], mask=own[:, None] & (column < d)[None, :], other=0.0
+            )
             if UPCAST:
                 a, b = a.to(tl.float32), b.to(tl.float32)
             total = tl.dot(a, b, total, input_precision="ieee")

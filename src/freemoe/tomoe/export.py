@@ -68,9 +68,7 @@ def converted(model: Any, structure: Structure, mode: str = "shared") -> Any:
     values = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures", "auto_map")}
     config = config_class(**values, tomoe=settings)
     with no_init_weights():
-        new = model_class._from_config(
-            config, dtype=model.dtype, attn_implementation=model.config._attn_implementation
-        )
+        new = model_class._from_config(config, dtype=model.dtype, attn_implementation=model.config._attn_implementation)
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items() if not _replaced(name, sublayers)}
     for _, own in layers:
         tensors |= own
@@ -143,7 +141,9 @@ def _norms(attention: nn.Module, queries: Tensor) -> dict[str, Tensor]:
     """Norms of query and key heads, where the family has them."""
     norms = {name: getattr(attention, name, None) for name in ("q_norm", "k_norm")}
     return {
-        f"{name}.weight": norm.weight[queries.to(norm.weight.device)] for name, norm in norms.items() if norm is not None
+        f"{name}.weight": norm.weight[queries.to(norm.weight.device)]
+        for name, norm in norms.items()
+        if norm is not None
     }
 
 

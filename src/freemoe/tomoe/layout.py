@@ -77,7 +77,9 @@ def equal_widths(structure: Structure, scores: Sequence[Tensor]) -> Structure:
         DataError: Scores of other shapes, or NaN among them.
     """
     if len(scores) != len(structure):
-        raise DataError(f"Scores of {len(scores)} layers for a structure of {len(structure)}; give one tensor per layer.")
+        raise DataError(
+            f"Scores of {len(scores)} layers for a structure of {len(structure)}; give one tensor per layer."
+        )
     raised = []
     for number, (layer, score) in enumerate(zip(structure, scores, strict=True)):
         if score.shape != layer.experts.shape or bool(score.isnan().any()):

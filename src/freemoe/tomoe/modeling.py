@@ -81,7 +81,9 @@ class _Converted:
         model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)  # pyright: ignore
         wrong = {name: sorted(info[name]) for name in ("missing_keys", "unexpected_keys") if info[name]}
         if wrong:
-            raise OSError(f"{str(source)!r} is damaged: weights and config.json differ, {wrong}. Export the model again.")
+            raise OSError(
+                f"{str(source)!r} is damaged: weights and config.json differ, {wrong}. Export the model again."
+            )
         return (model, info) if output_loading_info else model
 
 

@@ -15,10 +15,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
 
 from freemoe.kernels.crossover import Crossover, known_crossover, measure_crossover
-from freemoe.kernels.experts import Plan, Weights, can_read_rows, grouped, index_mask, masked, one_token
+from freemoe.kernels.experts import Plan, Weights, grouped, index_mask, masked, one_token
 from freemoe.kernels.gates import route, top_k_mask, value_scores
 from freemoe.kernels.rows import rows_available, rows_sum, rows_times
-from freemoe.kernels.triton_experts import triton_available, triton_experts
 
 
 class ValueGate(nn.Module):
