@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from freemoe.errors import DataError, RecipeError
 
 BUNDLED = "freemoe-demo"
 """The name that stands for the bundled tiny model, so that an artefact of the demo loads on any machine."""
+
+EXPORTED = "tomoe_"
+"""How the model types of converted models begin."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -50,6 +55,7 @@ def load_base(
         raise RecipeError(f"dtype is {dtype!r}; allowed: {', '.join(DTYPES)}.")
     model = _source(model)
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+    _register(model)
     try:
         base = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=wanted)
     except (OSError, ValueError) as error:
@@ -74,6 +80,20 @@ def _source(model: str | Path) -> str | Path:
             "hub id such as meta-llama/Llama-2-7b-chat-hf."
         )
     return model
+
+
+def _register(model: str | Path) -> None:
+    """Make transformers know the classes of a model that an export of ours wrote."""
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        return
+    try:
+        model_type = str(json.loads(path.read_text(encoding="utf-8")).get("model_type"))
+    except (ValueError, AttributeError):
+        return  # transformers will say what is wrong with it
+    if model_type.startswith(EXPORTED):
+        # By name: this room stands below the one that it registers.
+        importlib.import_module("freemoe.tomoe.modeling")
 
 
 def load_tokenizer(model: str | Path, revision: str | None = None) -> Any:

@@ -1,0 +1,282 @@
+"""The experts of one MLP, their weights held once: a readable reference, and the ways to compute them at every size.
+
+Letters: T tokens, d hidden, u neurons held, N experts, w neurons of an expert. A neuron is a row of every matrix, and an
+expert is a list of rows. One token reads its expert's rows and no others (`rows`); many tokens are sorted by expert, and
+each expert multiplies its runs of neighbouring rows as they stand (`grouped`); in between nearly every neuron is wanted
+by some token, and the whole MLP with a mask is the least work (`masked`). On a GPU, `triton_experts` does all sizes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from freemoe.kernels.rows import expert_rows, few_tokens, rows_available
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The neurons of an MLP.
+
+    Attributes:
+        up: (parts, u, d): gate and up; or fc1 alone.
+        down: (u, d), the down projection transposed.
+        up_bias: (parts, u), or None.
+        down_bias: (d,), or None.
+        activation: Between up and down; ``name`` is its name in a configuration.
+        name: ``silu``, ``gelu``, ``gelu_new``, ``gelu_pytorch_tanh``, ``relu`` or another.
+    """
+
+    up: Tensor
+    down: Tensor
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    activation: Callable[[Tensor], Tensor]
+    name: str
+
+
+class Plan:
+    """What the ways to compute need to know of the index lists, found once.
+
+    Args:
+        index: (N, w) integers, the rows of each expert, ascending; the rest of a shorter list is -1.
+        neurons: u.
+    """
+
+    def __init__(self, index: Tensor, neurons: int) -> None:
+        self.rows = [row[row >= 0].long() for row in index.cpu()]
+        self.neurons = neurons
+        self._masks: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._pieces: dict[int, list[list[tuple[int, int, bool]]]] = {}
+
+    @cached_property
+    def arrays(self) -> list:
+        """The rows of each expert as numpy arrays."""
+        return [rows.numpy() for rows in self.rows]
+
+    def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """(N, u) of zeros and ones."""
+        key = (dtype, device)
+        if key not in self._masks:
+            held = torch.zeros(len(self.rows), self.neurons, dtype=dtype)
+            for row, rows in zip(held, self.rows, strict=True):
+                row[rows] = 1
+            self._masks[key] = held.to(device)
+        return self._masks[key]
+
+    def pieces(self, gap: int) -> list[list[tuple[int, int, bool]]]:
+        """Per expert, [begin, end) of rows to multiply as they stand, and whether foreign neurons lie between.
+
+        Args:
+            gap: Runs that lie at most so many rows apart are one piece: a few rows of needless work cost less than
+                another multiplication.
+        """
+        if gap not in self._pieces:
+            self._pieces[gap] = [_pieces(rows.tolist(), gap) for rows in self.rows]
+        return self._pieces[gap]
+
+
+def _pieces(rows: list[int], gap: int) -> list[tuple[int, int, bool]]:
+    found: list[tuple[int, int, bool]] = []
+    begin, end, mixed = rows[0], rows[0] + 1, False
+    for row in rows[1:]:
+        if row - end <= gap:
+            mixed |= row > end
+        else:
+            found.append((begin, end, mixed))
+            begin, mixed = row, False
+        end = row + 1
+    return [*found, (begin, end, mixed)]
+
+
+def index_mask(index: Tensor, neurons: int, dtype: torch.dtype) -> Tensor:
+    """``Plan.mask`` in tensor operations alone: (N, w) rows, -1 where a list is short -> (N, u) zeros and ones."""
+    # One column more takes what the short lists are filled up with.
+    held = torch.zeros(len(index), neurons + 1, dtype=dtype, device=index.device)
+    return held.scatter(1, torch.where(index < 0, neurons, index).long(), 1.0)[:, :neurons]
+
+
+def reference(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
+    """Every token through the rows of its expert, one after the other (ToMoE Eq. 13): slow and plain.
+
+    Args:
+        x: (T, d).
+        expert: (T,) int64.
+        weights: Of the layer.
+        index: (N, w) rows, -1 where a list is short.
+
+    Returns:
+        (T, d).
+    """
+    outputs = []
+    for token, number in zip(x, expert.tolist(), strict=True):
+        rows = index[number][index[number] >= 0].long()
+        parts = [matrix[rows] @ token for matrix in weights.up]
+        if weights.up_bias is not None:
+            parts = [part + bias[rows] for part, bias in zip(parts, weights.up_bias, strict=True)]
+        inner = weights.activation(parts[0])
+        if len(parts) == 2:
+            inner = inner * parts[1]
+        output = inner @ weights.down[rows]
+        outputs.append(output if weights.down_bias is None else output + weights.down_bias)
+    return torch.stack(outputs)
+
+
+def masked(x: Tensor, expert: Tensor, weights: Weights, mask: Tensor) -> Tensor:
+    """The whole MLP, then zero at what a token's expert does not use (ToMoE Eq. 17).
+
+    Args:
+        x: (T, d).
+        expert: (T,) int64.
+        weights: Of the layer.
+        mask: (N, u), of ``x``'s type.
+
+    Returns:
+        (T, d); differentiable, and without Python that depends on values.
+    """
+    bias = None if weights.up_bias is None else weights.up_bias.flatten()
+    inner = F.linear(x, weights.up.flatten(0, 1), bias)
+    inner = _activated(inner, weights, len(weights.up))
+    chosen = mask[expert]
+    # Memory traffic is all that this way adds to the dense layer: write into what is there where nobody looks back.
+    inner = inner * chosen if inner.requires_grad else inner.mul_(chosen)
+    if weights.down_bias is None:
+        return inner @ weights.down
+    return torch.addmm(weights.down_bias, inner, weights.down)
+
+
+def _activated(inner: Tensor, weights: Weights, parts: int) -> Tensor:
+    """(T, parts * u) -> (T, u)."""
+    if parts == 1:
+        return weights.activation(inner)
+    gate, up = inner.chunk(2, dim=-1)
+    if inner.requires_grad:
+        return weights.activation(gate) * up
+    return _activate_(gate, weights).mul_(up)
+
+
+def _activate_(gate: Tensor, weights: Weights) -> Tensor:
+    """The activation, in place where torch has it so."""
+    if weights.name == "silu":
+        return F.silu(gate, inplace=True)
+    if weights.name == "relu":
+        return F.relu_(gate)
+    return weights.activation(gate)
+
+
+BLOCK = 512
+"""Tokens of an expert that are multiplied at once: their intermediate activations stay in a cache."""
+
+
+class _Scratch(threading.local):
+    """Memory for intermediate activations, used again: fresh pages cost as much as writing them."""
+
+    def __init__(self) -> None:
+        self.held: dict[torch.dtype, Tensor] = {}
+
+    def take(self, parts: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        size = parts * rows * columns
+        if dtype not in self.held or len(self.held[dtype]) < size:
+            self.held[dtype] = torch.empty(size, dtype=dtype)
+        return self.held[dtype][:size].view(parts, rows, columns)
+
+
+_SCRATCH = _Scratch()
+
+
+def grouped(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
+    """Sort tokens by expert; every expert multiplies its pieces of the matrices where they stand. CPU, no gradients.
+
+    Args:
+        x: (T, d).
+        expert: (T,) int64.
+        weights: Of the layer.
+        plan: Of the layer.
+
+    Returns:
+        (T, d).
+    """
+    order = expert.argsort(stable=True)
+    counts = torch.bincount(expert, minlength=len(plan.rows)).tolist()
+    output = torch.empty_like(x)
+    begin = 0
+    for number, count in enumerate(counts):
+        # Skipping a row costs three products per token, another piece a few calls and a smaller multiplication.
+        pieces = plan.pieces(0 if count >= 128 else 4)[number]
+        for start in range(begin, begin + count, BLOCK):
+            tokens = order[start : min(start + BLOCK, begin + count)]
+            output[tokens] = _through(x[tokens], weights, pieces, plan, number)
+        begin += count
+    return output
+
+
+def _through(x: Tensor, weights: Weights, pieces: list[tuple[int, int, bool]], plan: Plan, number: int) -> Tensor:
+    """The tokens of one expert (T', d) -> (T', d)."""
+    columns = sum(end - begin for begin, end, _ in pieces)
+    inner = _SCRATCH.take(len(weights.up), len(x), columns, x.dtype)
+    at = 0
+    for begin, end, _ in pieces:
+        for part, matrix in enumerate(weights.up):
+            torch.mm(x, matrix[begin:end].T, out=inner[part, :, at : at + end - begin])
+        at += end - begin
+    if weights.up_bias is not None:
+        chosen = torch.cat([weights.up_bias[:, begin:end] for begin, end, _ in pieces], dim=1)
+        inner.add_(chosen.unsqueeze(1))
+    hidden = _activate_(inner[0], weights)
+    if len(inner) == 2:
+        hidden.mul_(inner[1])
+    output = torch.zeros_like(x) if weights.down_bias is None else weights.down_bias.repeat(len(x), 1)
+    at = 0
+    for begin, end, mixed in pieces:
+        own = hidden[:, at : at + end - begin]
+        if mixed:
+            own.mul_(plan.mask(x.dtype, x.device)[number, begin:end])
+        torch.addmm(output, own, weights.down[begin:end], out=output)
+        at += end - begin
+    return output
+
+
+def one_token(x: Tensor, number: int, weights: Weights, plan: Plan) -> Tensor:
+    """One token through the rows of its expert, each read once. CPU, no gradients.
+
+    Args:
+        x: (1, d).
+        number: Of the expert.
+        weights: Of the layer.
+        plan: Of the layer.
+
+    Returns:
+        (1, d).
+    """
+    output = expert_rows(x[0], weights.up, weights.up_bias, weights.down, plan.arrays[number], weights.name)
+    if weights.down_bias is not None:
+        output += weights.down_bias
+    return output.unsqueeze(0)
+
+
+def few(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
+    """Some tokens; each neuron is read once, and multiplied by the tokens that use it. CPU, no gradients.
+
+    Args:
+        x: (T, d).
+        expert: (T,) int64.
+        weights: Of the layer.
+        plan: Of the layer.
+
+    Returns:
+        (T, d).
+    """
+    mask = plan.mask(torch.bool, x.device)
+    output = few_tokens(x, expert, mask, weights.up, weights.up_bias, weights.down, weights.name)
+    return output if weights.down_bias is None else output.add_(weights.down_bias)
+
+
+def can_read_rows(x: Tensor, weights: Weights) -> bool:
+    """Whether ``one_token`` and ``few`` work here: on a CPU, with numba, for this type and activation."""
+    return x.device.type == "cpu" and rows_available(x.dtype, weights.name)
