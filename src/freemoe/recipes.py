@@ -344,14 +344,14 @@ class TrainSection(_Section):
     steps: int = Field(default=400, ge=0)
     batch_tokens: int = Field(default=4096, ge=2, description="Tokens per step, about.")
     block: int | None = Field(default=None, ge=2, description="Tokens of a block. [2048, or the model's context]")
-    rate: float = Field(default=1e-3, gt=0, description="Learning rate of hypernetwork, routers and decoders.")
-    offset_rate: float = Field(default=2e-2, ge=0, description="Learning rate of the logits' own offsets.")
+    rate: float = Field(default=3e-4, gt=0, description="Learning rate of hypernetwork, routers and decoders.")
+    offset_rate: float = Field(default=3e-2, ge=0, description="Learning rate of the logits' own offsets.")
     weight_decay: float = Field(default=0.0, ge=0)
     schedule: Literal["constant", "cosine"] = Field(
         default="cosine", description="Cosine falls to a tenth of the rates."
     )
     ramp: float = Field(
-        default=0.5, ge=0, le=1, description="Share of the steps over which the budget falls to its end."
+        default=0.0, ge=0, le=1, description="Share of the steps over which the budget falls to its end."
     )
     checkpointing: bool = Field(default=False, description="Make activations again in the backward pass: less memory.")
     chunk_tokens: int = Field(default=1024, ge=1, description="Tokens whose logits are held at once.")
@@ -363,7 +363,7 @@ _PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {
         "gates": {"budget": "loss", "start": "random", "mlp_masks": "tokens", "noise": True},
         "losses": {"union": 2.0, "balance": 1.0},
-        "train": {"steps": 10000, "weight_decay": 0.05, "ramp": 0.0, "batch_tokens": 2048, "schedule": "constant"},
+        "train": {"steps": 10000, "rate": 1e-3, "weight_decay": 0.05, "batch_tokens": 2048, "schedule": "constant"},
     },
     "authors": {
         "gates": {
@@ -379,7 +379,7 @@ _PROFILES: dict[str, dict[str, dict[str, Any]]] = {
             "equal_widths": False,
         },
         "losses": {"distillation": 2.0, "union": 1.5, "balance": 1.0, "balance_form": "hard", "size_smoothing": 0.001},
-        "train": {"steps": 20000, "weight_decay": 0.05, "ramp": 0.0, "batch_tokens": 2048, "schedule": "constant"},
+        "train": {"steps": 20000, "rate": 1e-3, "weight_decay": 0.05, "batch_tokens": 2048, "schedule": "constant"},
     },
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -18,6 +19,20 @@ Example:
 """
 
 
+def _show(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    for key, value in found.items():
+        if isinstance(value, list):
+            out.print(f"{key}:", markup=False)
+            for item in value:
+                line = "  " + "  ".join(f"{k}={v}" for k, v in item.items())
+                out.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            out.print(f"{key}: {value}", markup=False, highlight=False, soft_wrap=True)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
@@ -30,17 +45,11 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         calm_libraries()
         from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
+        from freemoe.tomoe.inspection import inspect_converted, is_converted
 
+        if is_converted(artefact):
+            _show(inspect_converted(artefact, base), as_json)
+            return
         is_model = (artefact / "config.json").is_file() or str(artefact) == "freemoe-demo"
         found = inspect_model(str(artefact)) if is_model else inspect_artefact(artefact, base)
-        if as_json:
-            print_json(found)
-            return
-        for key, value in found.items():
-            if isinstance(value, list):
-                out.print(f"{key}:", markup=False)
-                for item in value:
-                    line = "  " + "  ".join(f"{k}={v}" for k, v in item.items())
-                    out.print(line, markup=False, highlight=False, soft_wrap=True)
-            else:
-                out.print(f"{key}: {value}", markup=False, highlight=False, soft_wrap=True)
+        _show(found, as_json)

@@ -47,6 +47,7 @@ from freemoe.tomoe.structure import (
 )
 from freemoe.tomoe.train import History, Trainer
 
+_WORTHS = ("qk", "vo", "vo_ranked", "mlp")
 # Text for the statistics that training and rivals begin with.
 STATISTICS_TOKENS = 65536
 # Largest difference of logits between the exported model and masks on the dense one, at float32.
@@ -196,7 +197,7 @@ def prepare(recipe: ConvertRecipe, run: RunFolder, progress: Progress | None) ->
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     if recipe.train.checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(model)
     length = block_length(recipe, model)
     parts = read_text(recipe)
     blocks = {
@@ -204,6 +205,23 @@ def prepare(recipe: ConvertRecipe, run: RunFolder, progress: Progress | None) ->
         for part in ("train", "held_out", "test")
     }
     return Bench(recipe, model, tokenizer, sublayers, **blocks, run=run, progress=progress or Quiet())
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Let the model make activations again in the backward pass; it must be in training mode for that.
+
+    Dropout that the configuration may ask for is switched off: the base computes as in use.
+    """
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    else:  # an older name of the same
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
 
 
 def _same_inputs(bench: Bench, base: str) -> None:
@@ -231,13 +249,14 @@ def decide(bench: Bench) -> tuple[Structure, list[list[float]], list[dict[str, f
     if recipe.gates.start == "statistics":
         trainer.begin(_worth(bench))
     curve = _train(bench, trainer)
-
-    def finish() -> dict[str, Tensor]:
-        return to_tensors(_structure(bench, trainer))
-
-    structure = from_tensors(run.tensors("structure", finish))
+    best = _best(recipe, curve)
+    structure = from_tensors(run.tensors(f"structure|{int(best['step'])}", lambda: _lost(run)))
     check(structure, bench.sublayers)
     return structure, trainer.history.rows, curve
+
+
+def _lost(run: RunFolder) -> dict[str, Tensor]:
+    raise DataError(f"A saved state is missing from {str(run.partial)!r}. Start over with --no-resume.")
 
 
 def _structure(bench: Bench, trainer: Trainer) -> Structure:
@@ -262,56 +281,72 @@ def _worth(bench: Bench) -> list[Worth]:
     def work() -> dict[str, Tensor]:
         with bench.progress.stage("statistics", len(bench.statistics)) as advance:
             found = worths(bench.model, bench.sublayers, bench.statistics, routers, advance)
-        return {f"{n}.{kind}": getattr(w, kind) for n, w in enumerate(found) for kind in ("qk", "vo", "mlp")}
+        return {f"{n}.{kind}": getattr(w, kind) for n, w in enumerate(found) for kind in _WORTHS}
 
     kept = bench.run.tensors("worth", work)
-    return [Worth(*router, *(kept[f"{n}.{kind}"] for kind in ("qk", "vo", "mlp"))) for n, router in enumerate(routers)]
+    return [Worth(*router, *(kept[f"{n}.{kind}"] for kind in _WORTHS)) for n, router in enumerate(routers)]
 
 
 def _train(bench: Bench, trainer: Trainer) -> list[dict[str, float]]:
-    """Train to the end, from the last saved state where there is one; returns the curve on held-out text."""
+    """Train to the end, from the last saved state where there is one; returns the curve on held-out text.
+
+    Only the state of the last mark and the structure of the best one are kept on disk.
+    """
     recipe, run = bench.recipe, bench.run
     steps, every = recipe.train.steps, recipe.train.save_every
-    marks = [*range(every, steps, every), steps] if steps else []
-
-    def unit(step: int) -> str:
-        return f"state|{step}"
-
+    marks = [0, *range(every, steps, every), *([steps] if steps else [])]
+    kept = max((m for m in marks if f"held-out|{m}" in run.journal), default=-1)
     curve: list[dict[str, float]] = []
-    kept = max((m for m in marks if unit(m) in run.journal), default=0)
     with bench.progress.stage("training", steps) as advance:
-        before = 0
         for mark in marks:
             if mark < kept:
+                curve.append(run.journal.unit(f"held-out|{mark}", dict))
                 continue
 
             def work(mark: int = mark) -> dict[str, Tensor]:
                 trainer.run(mark, lambda: advance(1))
                 return trainer.state()
 
-            state = run.tensors(unit(mark), work)
+            state = run.tensors(f"state|{mark}", work)
             if trainer.step < mark:
                 trainer.load(state)
                 advance(mark)
-            if before:
-                run.drop(unit(before))
-            before = mark
-            curve_now = run.journal.unit(f"held-out|{mark}", lambda: _on_held_out(bench, trainer))
-            latest = dict(zip(History.columns, trainer.history.rows[-1], strict=True))
-            bench.progress.say(
-                f"step {mark}: active {latest['active']:.3f}, KL {latest['distillation']:.4f}, balance "
-                f"{latest['balance']:.3f}, held-out perplexity {curve_now['perplexity']:.3f} at {curve_now['active']:.3f} active"
+            tensors = run.tensors(f"structure|{mark}", lambda: to_tensors(_structure(bench, trainer)))
+            point = run.journal.unit(
+                f"held-out|{mark}", lambda t=tensors, m=mark: _on_held_out(bench, m, from_tensors(t))
             )
-        curve = [run.journal.unit(f"held-out|{m}", dict) for m in marks if f"held-out|{m}" in run.journal]
+            curve.append(point)
+            _forget(bench, curve)
+            if mark:
+                latest = dict(zip(History.columns, trainer.history.rows[-1], strict=True))
+                bench.progress.say(
+                    f"step {mark}: active {latest['active']:.3f}, KL {latest['distillation']:.4f}, balance "
+                    f"{latest['balance']:.3f}, held-out perplexity {point['perplexity']:.3f} at {point['active']:.3f} active"
+                )
     return curve
 
 
-def _on_held_out(bench: Bench, trainer: Trainer) -> dict[str, float]:
-    structure = _structure(bench, trainer)
+def _best(recipe: ConvertRecipe, curve: list[dict[str, float]]) -> dict[str, float]:
+    """The saved state that is best on held-out text among those within the budget; the last where none is."""
+    within = [point for point in curve if point["active"] <= 1.01 * recipe.active]
+    return min(within, key=lambda point: point["perplexity"]) if within else curve[-1]
+
+
+def _forget(bench: Bench, curve: list[dict[str, float]]) -> None:
+    """Delete the states before the last, and every structure that is not the best."""
+    best = _best(bench.recipe, curve)["step"]
+    for point in curve:
+        if point["step"] != best:
+            bench.run.drop(f"structure|{int(point['step'])}")
+        if point is not curve[-1]:
+            bench.run.drop(f"state|{int(point['step'])}")
+
+
+def _on_held_out(bench: Bench, step: int, structure: Structure) -> dict[str, float]:
     with masked(bench.model, structure, bench.sublayers):
         score = score_text(bench.model, bench.held_out)
     share = active_parameters(structure, bench.sublayers) / dense_parameters(bench.sublayers)
-    return {"step": trainer.step, "perplexity": score.perplexity, "accuracy": score.accuracy, "active": share}
+    return {"step": step, "perplexity": score.perplexity, "accuracy": score.accuracy, "active": share}
 
 
 def _scored(bench: Bench, name: str, blocks: Blocks, structure: Structure | None, part: str = "test") -> TextScore:

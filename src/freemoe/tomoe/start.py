@@ -25,6 +25,7 @@ from freemoe.tomoe.hypernetwork import Hypernetwork
 # A cluster's worth is drawn towards all tokens' by this many tokens' weight: small clusters know little.
 _PRIOR_TOKENS = 64
 _CLUSTERED_TOKENS = 8192
+_ROWS = 4
 _CLIP = 3.0
 # How far apart the logits begin, in their own unit, which is that of the gradient's temperature.
 _SPREAD = 1.0
@@ -39,6 +40,7 @@ class Worth:
         router_bias: (experts,), minus half their squared lengths: the nearest centre has the largest score.
         qk: (bits,), worth per token of all text.
         vo: (head_dim,).
+        vo_ranked: (head_dim,), mean over tokens of the r-th best: what is left to gain where every token has its own choice.
         mlp: (experts, width), per token of the cluster.
     """
 
@@ -46,6 +48,7 @@ class Worth:
     router_bias: Tensor
     qk: Tensor
     vo: Tensor
+    vo_ranked: Tensor
     mlp: Tensor
 
 
@@ -93,7 +96,7 @@ def worths(
     with ExitStack() as stack, torch.enable_grad():
         for layer, own in zip(sublayers, sums, strict=True):
             own.listen(stack, layer)
-        for batch in blocks.batches(1):
+        for batch in blocks.batches(_ROWS):
             ids, positions = batch.ids.to(device), batch.positions.to(device)
             embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
             logits = model(inputs_embeds=embedded, position_ids=positions, use_cache=False).logits
@@ -102,9 +105,9 @@ def worths(
             torch.autograd.grad(losses, embedded)
             tokens += ids.numel()
             for own in sums:
-                own.end_of_row()
+                own.end_of_batch()
             if on_rows is not None:
-                on_rows(1)
+                on_rows(len(batch))
     return [own.worth(tokens) for own in sums]
 
 
@@ -116,6 +119,7 @@ class _Sums:
         self.weight, self.bias = (t.to(device) for t in router)
         self.qk = torch.zeros(layer.rotary.bits, device=device)
         self.vo = torch.zeros(layer.rotary.head_dim, device=device)
+        self.vo_ranked = torch.zeros(layer.rotary.head_dim, device=device)
         self.mlp = torch.zeros(len(self.weight), layer.width, device=device)
         self.counts = torch.zeros(len(self.weight), device=device)
         self._query: Tensor | float = 0.0
@@ -130,7 +134,7 @@ class _Sums:
 
         def on_query(module: nn.Module, args: Any, output: Tensor) -> None:
             def back(grad: Tensor) -> None:
-                self._query = self._query + heads(output, grad).sum(dim=(0, 1))
+                self._query = self._query + heads(output, grad).sum(dim=1)
 
             output.register_hook(back)
 
@@ -161,55 +165,71 @@ class _Sums:
         stack.callback(layer.up[0].register_forward_pre_hook(on_mlp).remove)
         stack.callback(layer.down.register_forward_pre_hook(on_down).remove)
 
-    def end_of_row(self) -> None:
-        """One sequence is through: its gradients are squared, those of V and O together per token."""
+    def end_of_batch(self) -> None:
+        """Gradients are squared: those of Q and K together per row, those of V and O together per token."""
         assert isinstance(self._query, Tensor)
         assert isinstance(self._value, Tensor)
         pairs = self.rotary.turned // 2
-        turned = self._query[: 2 * pairs].view(2, pairs).sum(dim=0)
-        self.qk += torch.cat([turned, self._query[2 * pairs :]]) ** 2
-        self.vo += (self._value**2).sum(dim=(0, 1))
+        turned = self._query[:, : 2 * pairs].unflatten(1, (2, pairs)).sum(dim=1)
+        self.qk += (torch.cat([turned, self._query[:, 2 * pairs :]], dim=1) ** 2).sum(dim=0)
+        squared = self._value**2
+        self.vo += squared.sum(dim=(0, 1))
+        self.vo_ranked += squared.sort(dim=-1, descending=True).values.sum(dim=(0, 1))
         self._query = self._value = 0.0
 
     def worth(self, tokens: int) -> Worth:
         """Means per token."""
         overall = self.mlp.sum(dim=0) / tokens
         mlp = (self.mlp + _PRIOR_TOKENS * overall) / (self.counts + _PRIOR_TOKENS)[:, None]
-        return Worth(self.weight.cpu(), self.bias.cpu(), (self.qk / tokens).cpu(), (self.vo / tokens).cpu(), mlp.cpu())
+        means = (self.qk / tokens, self.vo / tokens, self.vo_ranked / tokens, mlp)
+        return Worth(self.weight.cpu(), self.bias.cpu(), *(t.cpu() for t in means))
 
 
-def offsets(worth: Sequence[Worth], sublayers: Sequence[Sublayers]) -> list[tuple[Tensor, Tensor]]:
+@dataclass(frozen=True, eq=False)
+class Offsets:
     """Logits to begin with, on one scale for the whole model: the logarithm of worth per weight.
 
-    Returns:
-        Per layer (head_dim + bits,) for the attention, values first, and (experts, width) for the MLP.
+    Attributes:
+        qk: (bits,).
+        vo: (head_dim,).
+        vo_ranked: (head_dim,), descending.
+        mlp: (experts, width).
     """
+
+    qk: Tensor
+    vo: Tensor
+    vo_ranked: Tensor
+    mlp: Tensor
+
+
+def offsets(worth: Sequence[Worth], sublayers: Sequence[Sublayers]) -> list[Offsets]:
+    """Put the worths of every layer on one scale."""
     found = []
     for own, layer in zip(worth, sublayers, strict=True):
         per_dim = layer.hidden * (layer.heads + layer.kv_heads)
-        vo, qk = own.vo / per_dim, own.qk / (per_dim * layer.rotary.sizes)
-        found.append((torch.cat([vo, qk]), own.mlp / ((len(layer.up) + 1) * layer.hidden)))
-    every = torch.cat([part.flatten() for pair in found for part in pair])
+        per_neuron = (len(layer.up) + 1) * layer.hidden
+        qk = own.qk / (per_dim * layer.rotary.sizes)
+        found.append(Offsets(qk, own.vo / per_dim, own.vo_ranked / per_dim, own.mlp / per_neuron))
+    every = torch.cat([part.flatten() for own in found for part in (own.qk, own.vo, own.mlp)])
     # What nothing ever used is worth as little as the least that was used.
     least = every[every > 0].min() if bool((every > 0).any()) else torch.tensor(1.0)
     logs = every.clamp(min=least).log()
     middle, spread = logs.median(), logs.std().clamp(min=1e-6)
-    return [
-        tuple(_SPREAD * ((part.clamp(min=least).log() - middle) / spread).clamp(-_CLIP, _CLIP) for part in pair)
-        for pair in found
-    ]  # pyright: ignore[reportReturnType]
+
+    def scaled(part: Tensor) -> Tensor:
+        return _SPREAD * ((part.clamp(min=least).log() - middle) / spread).clamp(-_CLIP, _CLIP)
+
+    return [Offsets(scaled(o.qk), scaled(o.vo), scaled(o.vo_ranked), scaled(o.mlp)) for o in found]
 
 
 @torch.no_grad()
 def begin(hypernetwork: Hypernetwork, worth: Sequence[Worth], sublayers: Sequence[Sublayers]) -> None:
     """Write routers and offsets into a hypernetwork whose decoders begin at zero."""
     logits = offsets(worth, sublayers)
-    for attention, mlp, own, (for_attention, for_mlp) in zip(
-        hypernetwork.attention, hypernetwork.mlp, worth, logits, strict=True
-    ):
+    for attention, mlp, own, start in zip(hypernetwork.attention, hypernetwork.mlp, worth, logits, strict=True):
         # Scores as large as a softmax can tell apart; the nearest centre stays the same.
         distance = (own.router_weight - own.router_weight.mean(dim=0)).pow(2).sum(dim=1).mean().clamp(min=1e-6)
         mlp.router.weight.copy_(own.router_weight / distance)  # pyright: ignore
         mlp.router.bias.copy_(own.router_bias / distance)  # pyright: ignore
-        attention.offset.copy_(for_attention)  # pyright: ignore
-        mlp.offset.copy_(for_mlp)  # pyright: ignore
+        attention.offset.copy_(torch.cat([start.vo, start.qk]))  # pyright: ignore
+        mlp.offset.copy_(start.mlp)  # pyright: ignore

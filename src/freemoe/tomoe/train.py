@@ -76,9 +76,9 @@ class Trainer:
         that follow them empty the attention within a hundred steps.
         """
         begin(self.hypernetwork, worth, self.sublayers)
-        for layer, (attention, mlp) in zip(self.sublayers, offsets(worth, self.sublayers), strict=True):
-            values, qk = attention.split([layer.rotary.head_dim, layer.rotary.bits])
-            self._profiles.append(profile(qk, layer.rotary.sizes, values, mlp))
+        local = self.recipe.gates.value_masks == "tokens" and self.recipe.gates.local_embedding
+        for layer, own in zip(self.sublayers, offsets(worth, self.sublayers), strict=True):
+            self._profiles.append(profile(own.qk, layer.rotary.sizes, own.vo_ranked if local else own.vo, own.mlp))
 
     # ------------------------------------------------------------------------------------- state
 
@@ -169,8 +169,8 @@ class Trainer:
             loss = sum((weight * parts[name] for name, weight in weights.items()), student.new_zeros(()))
             if not bool(torch.isfinite(loss)):
                 raise NumericError(
-                    f"The loss of step {step} is {float(loss)}: "
-                    + ", ".join(f"{n} {float(parts[n]):.4g}" for n in weights)
+                    f"The loss of step {step} is {loss.item()}: "
+                    + ", ".join(f"{n} {parts[n].item():.4g}" for n in weights)
                     + ". The state of the step before is kept. Lower train.rate and train.offset_rate, or use float32."
                 )
             self.optimizer.zero_grad(set_to_none=True)
