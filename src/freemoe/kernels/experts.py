@@ -1,9 +1,10 @@
 """The experts of one MLP, their weights held once: a readable reference, and the ways to compute them at every size.
 
 Letters: T tokens, d hidden, u neurons held, N experts, w neurons of an expert. A neuron is a row of every matrix, and an
-expert is a list of rows. One token reads its expert's rows and no others (`rows`); many tokens are sorted by expert, and
-each expert multiplies its runs of neighbouring rows as they stand (`grouped`); in between nearly every neuron is wanted
-by some token, and the whole MLP with a mask is the least work (`masked`). On a GPU, `triton_experts` does all sizes.
+expert is a list of rows. Up to some hundred tokens, each row is multiplied by the tokens that use it (`few`, compiled);
+more tokens are sorted by expert, and each expert multiplies its runs of neighbouring rows as they stand (`grouped`). The
+whole MLP with a mask (`masked`) is what gradients, compilers and machines without numba get. On a GPU, `triton_experts`
+does all sizes.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from freemoe.kernels.rows import expert_rows, few_tokens, rows_available
+from freemoe.kernels.rows import experts_times, rows_available
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +54,6 @@ class Plan:
         self.neurons = neurons
         self._masks: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._pieces: dict[int, list[list[tuple[int, int, bool]]]] = {}
-
-    @cached_property
-    def arrays(self) -> list:
-        """The rows of each expert as numpy arrays."""
-        return [rows.numpy() for rows in self.rows]
 
     def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """(N, u) of zeros and ones."""
@@ -242,26 +237,8 @@ def _through(x: Tensor, weights: Weights, pieces: list[tuple[int, int, bool]], p
     return output
 
 
-def one_token(x: Tensor, number: int, weights: Weights, plan: Plan) -> Tensor:
-    """One token through the rows of its expert, each read once. CPU, no gradients.
-
-    Args:
-        x: (1, d).
-        number: Of the expert.
-        weights: Of the layer.
-        plan: Of the layer.
-
-    Returns:
-        (1, d).
-    """
-    output = expert_rows(x[0], weights.up, weights.up_bias, weights.down, plan.arrays[number], weights.name)
-    if weights.down_bias is not None:
-        output += weights.down_bias
-    return output.unsqueeze(0)
-
-
 def few(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
-    """Some tokens; each neuron is read once, and multiplied by the tokens that use it. CPU, no gradients.
+    """Each neuron is read where it stands, and multiplied by the tokens that use it. CPU, no gradients.
 
     Args:
         x: (T, d).
@@ -273,10 +250,10 @@ def few(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
         (T, d).
     """
     mask = plan.mask(torch.bool, x.device)
-    output = few_tokens(x, expert, mask, weights.up, weights.up_bias, weights.down, weights.name)
+    output = experts_times(x, expert, mask, weights.up, weights.up_bias, weights.down, weights.name)
     return output if weights.down_bias is None else output.add_(weights.down_bias)
 
 
 def can_read_rows(x: Tensor, weights: Weights) -> bool:
-    """Whether ``one_token`` and ``few`` work here: on a CPU, with numba, for this type and activation."""
+    """Whether ``few`` works here: on a CPU, with numba, for this type and activation."""
     return x.device.type == "cpu" and rows_available(x.dtype, weights.name)

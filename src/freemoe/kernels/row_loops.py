@@ -27,13 +27,13 @@ def _jit(function: Callable[..., Any]) -> Any:
         return njit(**settings)(function)
 
 
-def _number(weight: Any) -> Any:
+def _number(weight):
     """A weight as float32."""
     raise NotImplementedError(f"{type(weight)} is only known to compiled code")
 
 
 @overload(_number, inline="always")
-def _typed_number(weight: Any) -> Any:
+def _typed_number(weight):
     if isinstance(weight, types.Float):
         return lambda weight: weight
     # The bits of a bfloat16 are the upper half of those of a float32.
@@ -52,114 +52,6 @@ def act(value, kind):
     if kind == 2:
         return half * value * (one + np.float32(math.erf(value * np.float32(0.7071067811865476))))
     return max(value, np.float32(0))
-
-
-@_jit
-def dots(x, matrix, r0, r1, r2, r3):
-    """Four rows of a matrix times x."""
-    a = b = c = d = np.float32(0)
-    for i in range(len(x)):
-        v = x[i]
-        a += v * _number(matrix[r0, i])
-        b += v * _number(matrix[r1, i])
-        c += v * _number(matrix[r2, i])
-        d += v * _number(matrix[r3, i])
-    return a, b, c, d
-
-
-@_jit
-def dot(x, matrix, row):
-    """One row of a matrix times x."""
-    total = np.float32(0)
-    for i in range(len(x)):
-        total += x[i] * _number(matrix[row, i])
-    return total
-
-
-@_jit
-def add_rows(matrix, r0, r1, r2, r3, a, b, c, d, out):
-    """Add four weighted rows to out."""
-    for i in range(len(out)):
-        out[i] += (a * _number(matrix[r0, i]) + b * _number(matrix[r1, i])) + (
-            c * _number(matrix[r2, i]) + d * _number(matrix[r3, i])
-        )
-
-
-@_jit
-def add_row(matrix, row, weight, out):
-    """Add a weighted row to out."""
-    for i in range(len(out)):
-        out[i] += weight * _number(matrix[row, i])
-
-
-@_jit
-def gated(x, gate, up, bias, down, rows, kind, out):
-    """Add to out: sum over rows of act(gate x) * (up x) * down; bias (2, u), or (2, 0) for none."""
-    none = bias.shape[1] == 0
-    whole = len(rows) // 4 * 4
-    h = np.empty(4, np.float32)
-    for j in range(0, whole, 4):
-        r0, r1, r2, r3 = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
-        g = dots(x, gate, r0, r1, r2, r3)
-        u = dots(x, up, r0, r1, r2, r3)
-        for n in range(4):
-            row = rows[j + n]
-            if none:
-                h[n] = act(g[n], kind) * u[n]
-            else:
-                h[n] = act(g[n] + bias[0, row], kind) * (u[n] + bias[1, row])
-        add_rows(down, r0, r1, r2, r3, h[0], h[1], h[2], h[3], out)
-    for j in range(whole, len(rows)):
-        row = rows[j]
-        a, b = dot(x, gate, row), dot(x, up, row)
-        if not none:
-            a += bias[0, row]
-            b += bias[1, row]
-        add_row(down, row, act(a, kind) * b, out)
-
-
-@_jit
-def plain(x, up, bias, down, rows, kind, out):
-    """Add to out: sum over rows of act(up x) * down; bias (1, u), or (1, 0) for none."""
-    none = bias.shape[1] == 0
-    whole = len(rows) // 4 * 4
-    h = np.empty(4, np.float32)
-    for j in range(0, whole, 4):
-        r0, r1, r2, r3 = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
-        u = dots(x, up, r0, r1, r2, r3)
-        for n in range(4):
-            h[n] = act(u[n] if none else u[n] + bias[0, rows[j + n]], kind)
-        add_rows(down, r0, r1, r2, r3, h[0], h[1], h[2], h[3], out)
-    for j in range(whole, len(rows)):
-        row = rows[j]
-        a = dot(x, up, row)
-        add_row(down, row, act(a if none else a + bias[0, row], kind), out)
-
-
-@_jit
-def times(x, matrix, bias, rows, out):
-    """Set out[rows] = matrix[rows] x + bias[rows]; bias (n,), or (0,) for none."""
-    whole = len(rows) // 4 * 4
-    for j in range(0, whole, 4):
-        found = dots(x, matrix, rows[j], rows[j + 1], rows[j + 2], rows[j + 3])
-        for n in range(4):
-            out[rows[j + n]] = found[n]
-    for j in range(whole, len(rows)):
-        out[rows[j]] = dot(x, matrix, rows[j])
-    if len(bias):
-        for row in rows:
-            out[row] += bias[row]
-
-
-@_jit
-def total(weights, matrix, rows, out):
-    """Add to out: weights[rows] matrix[rows]."""
-    whole = len(rows) // 4 * 4
-    for j in range(0, whole, 4):
-        r0, r1, r2, r3 = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
-        add_rows(matrix, r0, r1, r2, r3, weights[r0], weights[r1], weights[r2], weights[r3], out)
-    for j in range(whole, len(rows)):
-        add_row(matrix, rows[j], weights[rows[j]], out)
 
 
 @_jit
@@ -203,49 +95,100 @@ def row_products(x, tokens, count, first, second, a, b, p, q):
 
 
 @_jit
-def add_rows_to_tokens(matrix, row, rows, weights, tokens, count, out):
-    """Add to out[t]: sum over k < 4 of weights[k, t] * matrix[row + k], for the first ``count`` tokens of a list."""
-    # Rows beyond the last one have weights of zero.
-    r1, r2, r3 = min(row + 1, rows - 1), min(row + 2, rows - 1), min(row + 3, rows - 1)
+def add_rows_to_tokens(matrix, r0, r1, r2, r3, weights, tokens, count, out):
+    """Add to out[t]: four rows weighted by weights[:, t], for the first ``count`` tokens of a list."""
     for begin in range(0, out.shape[1], 512):
         end = min(begin + 512, out.shape[1])
         for j in range(count):
             t = tokens[j]
             a, b, c, d = weights[0, t], weights[1, t], weights[2, t], weights[3, t]
             for i in range(begin, end):
-                out[t, i] += (a * _number(matrix[row, i]) + b * _number(matrix[r1, i])) + (
+                out[t, i] += (a * _number(matrix[r0, i]) + b * _number(matrix[r1, i])) + (
                     c * _number(matrix[r2, i]) + d * _number(matrix[r3, i])
                 )
 
 
 @_jit
-def few(x, expert, mask, first, second, bias, down, begin, end, kind, out):
-    """Add to out[t]: the MLP of t's expert, over the neurons [begin, end); ``mask`` (N, u) says whose they are.
+def experts(x, owner, mask, first, second, bias, down, begin, end, kind, out):
+    """Add to out[t]: what the neurons [begin, end) that token t's expert has contribute; ``mask`` (N, u) says who has what.
 
-    ``second`` is the up projection beside the gate ``first``, or the same matrix where there is but one.
+    ``second`` is the up projection beside the gate ``first``, or the same matrix where there is but one; bias is
+    (parts, u), or (parts, 0) for none.
     """
     gated, biased, tokens = bias.shape[0] == 2, bias.shape[1] > 0, len(x)
     own, some = np.empty(tokens, np.int64), np.empty(tokens, np.int64)
     p, q = np.empty(tokens, np.float32), np.empty(tokens, np.float32)
-    h = np.zeros((4, tokens), np.float32)
-    for row in range(begin, end, 4):
-        h[:] = 0
-        for k in range(min(4, end - row)):
-            neuron, count = row + k, 0
-            for t in range(tokens):
-                if mask[expert[t], neuron]:
-                    own[count] = t
-                    count += 1
+    h, rows, filled = np.zeros((4, tokens), np.float32), np.zeros(4, np.int64), 0
+    for neuron in range(begin, end):
+        count = 0
+        for t in range(tokens):
+            if mask[owner[t], neuron]:
+                own[count] = t
+                count += 1
+        if count > 0:
             row_products(x, own, count, first, second, neuron, neuron, p, q)
             for j in range(count):
                 t = own[j]
                 inner = act(p[t] + bias[0, neuron] if biased else p[t], kind)
                 if gated:
                     inner *= q[t] + bias[1, neuron] if biased else q[t]
-                h[k, t] = inner
+                h[filled, t] = inner
+            rows[filled] = neuron
+            filled += 1
+        # Four wanted neurons go down together; what is left of a last four weighs nothing.
+        if filled == 4 or (neuron == end - 1 and filled > 0):
+            count = 0
+            for t in range(tokens):
+                if h[0, t] != 0 or h[1, t] != 0 or h[2, t] != 0 or h[3, t] != 0:
+                    some[count] = t
+                    count += 1
+            add_rows_to_tokens(down, rows[0], rows[1], rows[2], rows[3], h, some, count, out)
+            h[:] = 0
+            filled = 0
+
+
+@_jit
+def heads_times(x, mask, matrix, bias, begin, end, out):
+    """Set out[t, row] = matrix[row] x[t] + bias[row] for the dimensions [begin, end) of every head that mask[t] keeps.
+
+    A row is a dimension of a head; mask (T, head_dim); bias (rows,), or (0,) for none.
+    """
+    tokens, head_dim = mask.shape
+    own = np.empty(tokens, np.int64)
+    p, q = np.empty(tokens, np.float32), np.empty(tokens, np.float32)
+    for dimension in range(begin, end):
         count = 0
         for t in range(tokens):
-            if h[0, t] != 0 or h[1, t] != 0 or h[2, t] != 0 or h[3, t] != 0:
-                some[count] = t
+            if mask[t, dimension]:
+                own[count] = t
                 count += 1
-        add_rows_to_tokens(down, row, down.shape[0], h, some, count, out)
+        # Two heads at a time: they are wanted by the same tokens.
+        for row in range(dimension, matrix.shape[0], 2 * head_dim):
+            other = row + head_dim if row + head_dim < matrix.shape[0] else row
+            row_products(x, own, count, matrix, matrix, row, other, p, q)
+            for j in range(count):
+                t = own[j]
+                out[t, other] = q[t] + bias[other] if len(bias) else q[t]
+                out[t, row] = p[t] + bias[row] if len(bias) else p[t]
+
+
+@_jit
+def heads_sum(weights, mask, matrix, begin, end, out):
+    """Add to out[t]: weights[t, row] * matrix[row] over the dimensions [begin, end) of every head that mask[t] keeps."""
+    tokens, head_dim = mask.shape
+    own = np.empty(tokens, np.int64)
+    h = np.empty((4, tokens), np.float32)
+    rows = np.empty(4, np.int64)
+    for dimension in range(begin, end):
+        count = 0
+        for t in range(tokens):
+            if mask[t, dimension]:
+                own[count] = t
+                count += 1
+        for row in range(dimension, matrix.shape[0], 4 * head_dim):
+            for k in range(4):
+                here = row + k * head_dim
+                rows[k] = here if here < matrix.shape[0] else row
+                for j in range(count):
+                    h[k, own[j]] = weights[own[j], rows[k]] if here < matrix.shape[0] else np.float32(0)
+            add_rows_to_tokens(matrix, rows[0], rows[1], rows[2], rows[3], h, own, count, out)
