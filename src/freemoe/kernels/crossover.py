@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from freemoe.kernels.experts import Plan, Weights, grouped, masked
+from freemoe.kernels.experts import Plan, Weights, can_read_rows, few, grouped, masked
 
 SIZES = (32, 64, 128, 256, 512, 1024)
 """Token counts that are tried."""
@@ -28,7 +28,7 @@ class Crossover:
     """Where a layer changes its way.
 
     Attributes:
-        grouped: The least number of tokens that are sorted by expert; below it the whole MLP is computed and masked.
+        grouped: The least number of tokens that are sorted by expert.
     """
 
     grouped: int = 512
@@ -89,10 +89,12 @@ def measure_crossover(weights: Weights, plan: Plan, repeats: int = 3) -> Crossov
         expert = torch.randint(len(plan.rows), (tokens,), generator=generator).to(up.device)
         ways: tuple[Callable[[], Tensor], ...] = (
             lambda x=x, expert=expert: grouped(x, expert, weights, plan),
-            lambda x=x, expert=expert: masked(x, expert, weights, mask),
+            (lambda x=x, expert=expert: few(x, expert, weights, plan))
+            if can_read_rows(x, weights)
+            else (lambda x=x, expert=expert: masked(x, expert, weights, mask)),
         )
-        sorted_by_expert, whole = _fastest(ways, repeats)
-        if sorted_by_expert > whole:
+        sorted_by_expert, other = _fastest(ways, repeats)
+        if sorted_by_expert > other:
             break
         best = tokens
     found = Crossover(grouped=best)
