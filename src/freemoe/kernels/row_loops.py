@@ -95,17 +95,24 @@ def row_products(x, tokens, count, first, second, a, b, p, q):
 
 
 @_jit
-def add_rows_to_tokens(matrix, r0, r1, r2, r3, weights, tokens, count, out):
-    """Add to out[t]: four rows weighted by weights[:, t], for the first ``count`` tokens of a list."""
+def add_rows(matrix, rows, weights, tokens, count, out):
+    """Add to out[t]: eight rows weighted by weights[:, t], for the first ``count`` tokens of a list."""
     for begin in range(0, out.shape[1], 512):
         end = min(begin + 512, out.shape[1])
+        m0, m1 = matrix[rows[0], begin:end], matrix[rows[1], begin:end]
+        m2, m3 = matrix[rows[2], begin:end], matrix[rows[3], begin:end]
+        m4, m5 = matrix[rows[4], begin:end], matrix[rows[5], begin:end]
+        m6, m7 = matrix[rows[6], begin:end], matrix[rows[7], begin:end]
         for j in range(count):
             t = tokens[j]
             a, b, c, d = weights[0, t], weights[1, t], weights[2, t], weights[3, t]
-            for i in range(begin, end):
-                out[t, i] += (a * _number(matrix[r0, i]) + b * _number(matrix[r1, i])) + (
-                    c * _number(matrix[r2, i]) + d * _number(matrix[r3, i])
-                )
+            e, f, g, h = weights[4, t], weights[5, t], weights[6, t], weights[7, t]
+            # Counting from zero: an index that might be negative is not vectorised.
+            to = out[t, begin:end]
+            for i in range(len(to)):
+                first = (a * _number(m0[i]) + b * _number(m1[i])) + (c * _number(m2[i]) + d * _number(m3[i]))
+                second = (e * _number(m4[i]) + f * _number(m5[i])) + (g * _number(m6[i]) + h * _number(m7[i]))
+                to[i] += first + second
 
 
 @_jit
@@ -118,7 +125,7 @@ def experts(x, owner, mask, first, second, bias, down, begin, end, kind, out):
     gated, biased, tokens = bias.shape[0] == 2, bias.shape[1] > 0, len(x)
     own, some = np.empty(tokens, np.int64), np.empty(tokens, np.int64)
     p, q = np.empty(tokens, np.float32), np.empty(tokens, np.float32)
-    h, rows, filled = np.zeros((4, tokens), np.float32), np.zeros(4, np.int64), 0
+    h, rows, filled = np.zeros((8, tokens), np.float32), np.zeros(8, np.int64), 0
     for neuron in range(begin, end):
         count = 0
         for t in range(tokens):
@@ -135,14 +142,17 @@ def experts(x, owner, mask, first, second, bias, down, begin, end, kind, out):
                 h[filled, t] = inner
             rows[filled] = neuron
             filled += 1
-        # Four wanted neurons go down together; what is left of a last four weighs nothing.
-        if filled == 4 or (neuron == end - 1 and filled > 0):
+        # Eight wanted neurons go down together; where a last group is not full, the rest of it weighs nothing.
+        if filled == 8 or (neuron == end - 1 and filled > 0):
             count = 0
             for t in range(tokens):
-                if h[0, t] != 0 or h[1, t] != 0 or h[2, t] != 0 or h[3, t] != 0:
+                used = False
+                for k in range(filled):
+                    used |= h[k, t] != 0
+                if used:
                     some[count] = t
                     count += 1
-            add_rows_to_tokens(down, rows[0], rows[1], rows[2], rows[3], h, some, count, out)
+            add_rows(down, rows, h, some, count, out)
             h[:] = 0
             filled = 0
 
@@ -177,18 +187,18 @@ def heads_sum(weights, mask, matrix, begin, end, out):
     """Add to out[t]: weights[t, row] * matrix[row] over the dimensions [begin, end) of every head that mask[t] keeps."""
     tokens, head_dim = mask.shape
     own = np.empty(tokens, np.int64)
-    h = np.empty((4, tokens), np.float32)
-    rows = np.empty(4, np.int64)
+    h, rows = np.zeros((8, tokens), np.float32), np.zeros(8, np.int64)
     for dimension in range(begin, end):
         count = 0
         for t in range(tokens):
             if mask[t, dimension]:
                 own[count] = t
                 count += 1
-        for row in range(dimension, matrix.shape[0], 4 * head_dim):
-            for k in range(4):
+        # Eight heads at a time: they are wanted by the same tokens.
+        for row in range(dimension, matrix.shape[0], 8 * head_dim):
+            for k in range(8):
                 here = row + k * head_dim
                 rows[k] = here if here < matrix.shape[0] else row
                 for j in range(count):
                     h[k, own[j]] = weights[own[j], rows[k]] if here < matrix.shape[0] else np.float32(0)
-            add_rows_to_tokens(matrix, rows[0], rows[1], rows[2], rows[3], h, own, count, out)
+            add_rows(matrix, rows, h, own, count, out)
