@@ -31,7 +31,7 @@ class Crossover:
         grouped: The least number of tokens that are sorted by expert.
     """
 
-    grouped: int = 512
+    grouped: int = 256
 
 
 def cache_file() -> Path:

@@ -21,6 +21,10 @@ from freemoe.kernels.rows import heads_sum, heads_times, rows_available
 from freemoe.kernels.triton_experts import triton_available, triton_experts
 
 
+SPARSE_TOKENS = 32
+"""Up to so many tokens, each is multiplied by the value dimensions it keeps; beyond, all are computed and masked."""
+
+
 class ValueGate(nn.Module):
     """Which value dimensions of a head a token uses (ToMoE Eq. 4), in float32.
 
@@ -165,7 +169,9 @@ class Attention(nn.Module):
     def _reads_rows(self, x: Tensor) -> bool:
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or self.config.tomoe["mode"] == "pseudo":
             return False
-        return x.device.type == "cpu" and rows_available(x.dtype)
+        if x.device.type != "cpu" or x.numel() > SPARSE_TOKENS * x.shape[-1]:
+            return False
+        return rows_available(x.dtype)
 
     def _attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None, **kwargs: Any
