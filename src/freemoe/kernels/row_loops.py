@@ -84,6 +84,28 @@ def tile1(x, token, first, second, a, b):
 
 
 @_jit
+def dots8(x, first, second, a, b, out):
+    """Set out: four rows ``a`` of one matrix, then four rows ``b`` of another, times one token.
+
+    Eight streams through memory at once, which is what one core needs to use the whole of it.
+    """
+    a0, a1, a2, a3 = first[a[0]], first[a[1]], first[a[2]], first[a[3]]
+    b0, b1, b2, b3 = second[b[0]], second[b[1]], second[b[2]], second[b[3]]
+    p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = np.float32(0)
+    for i in range(len(x)):
+        v = x[i]
+        p0 += v * _number(a0[i])
+        p1 += v * _number(a1[i])
+        p2 += v * _number(a2[i])
+        p3 += v * _number(a3[i])
+        q0 += v * _number(b0[i])
+        q1 += v * _number(b1[i])
+        q2 += v * _number(b2[i])
+        q3 += v * _number(b3[i])
+    out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7] = p0, p1, p2, p3, q0, q1, q2, q3
+
+
+@_jit
 def row_products(x, tokens, count, first, second, a, b, p, q):
     """Set p[t] = row a of one matrix times x[t], q[t] = row b of another, for the first ``count`` tokens of a list."""
     whole = count // 4 * 4
@@ -113,6 +135,30 @@ def add_rows(matrix, rows, weights, tokens, count, out):
                 first = (a * _number(m0[i]) + b * _number(m1[i])) + (c * _number(m2[i]) + d * _number(m3[i]))
                 second = (e * _number(m4[i]) + f * _number(m5[i])) + (g * _number(m6[i]) + h * _number(m7[i]))
                 to[i] += first + second
+
+
+@_jit
+def one_expert(x, member, first, second, bias, down, begin, end, kind, out):
+    """As ``experts`` for one token (1, d), whose expert's neurons ``member`` (u,) names."""
+    gated, biased = bias.shape[0] == 2, bias.shape[1] > 0
+    h, rows, found = np.zeros((8, 1), np.float32), np.zeros(8, np.int64), np.empty(8, np.float32)
+    token, filled = np.zeros(1, np.int64), 0
+    for neuron in range(begin, end):
+        if member[neuron]:
+            rows[filled] = neuron
+            filled += 1
+        if filled == 8 or (neuron == end - 1 and filled > 0):
+            # What is left of a last group is neurons of the one before, and weighs nothing.
+            for half in range(0, 8, 4):
+                four = rows[half : half + 4]
+                dots8(x[0], first, second, four, four, found)
+                for k in range(4):
+                    inner = act(found[k] + bias[0, four[k]] if biased else found[k], kind)
+                    if gated:
+                        inner *= found[4 + k] + bias[1, four[k]] if biased else found[4 + k]
+                    h[half + k, 0] = inner if half + k < filled else np.float32(0)
+            add_rows(down, rows, h, token, 1, out)
+            filled = 0
 
 
 @_jit
@@ -158,6 +204,33 @@ def experts(x, owner, mask, first, second, bias, down, begin, end, kind, out):
 
 
 @_jit
+def keepers(mask, dimension, own):
+    """Write into ``own`` which tokens keep a dimension; returns how many."""
+    count = 0
+    for t in range(len(mask)):
+        if mask[t, dimension]:
+            own[count] = t
+            count += 1
+    return count
+
+
+@_jit
+def _one_heads_times(x, mask, matrix, bias, begin, end, out):
+    """``heads_times`` for one token: eight heads at a time."""
+    head_dim = mask.shape[1]
+    rows, found = np.zeros(8, np.int64), np.empty(8, np.float32)
+    for head in range(0, matrix.shape[0], 8 * head_dim):
+        for dimension in range(begin, end):
+            if mask[0, dimension]:
+                for k in range(8):
+                    row = head + k * head_dim + dimension
+                    rows[k] = row if row < matrix.shape[0] else head + dimension
+                dots8(x[0], matrix, matrix, rows[:4], rows[4:], found)
+                for k in range(8):
+                    out[0, rows[k]] = found[k] + bias[rows[k]] if len(bias) else found[k]
+
+
+@_jit
 def heads_times(x, mask, matrix, bias, begin, end, out):
     """Set out[t, row] = matrix[row] x[t] + bias[row] for the dimensions [begin, end) of every head that mask[t] keeps.
 
@@ -166,14 +239,14 @@ def heads_times(x, mask, matrix, bias, begin, end, out):
     tokens, head_dim = mask.shape
     own = np.empty(tokens, np.int64)
     p, q = np.empty(tokens, np.float32), np.empty(tokens, np.float32)
-    for dimension in range(begin, end):
-        count = 0
-        for t in range(tokens):
-            if mask[t, dimension]:
-                own[count] = t
-                count += 1
-        # Two heads at a time: they are wanted by the same tokens.
-        for row in range(dimension, matrix.shape[0], 2 * head_dim):
+    if tokens == 1:
+        _one_heads_times(x, mask, matrix, bias, begin, end, out)
+        return
+    # Two heads at a time, which the same tokens want; dimensions inside, so that memory is read in order.
+    for head in range(0, matrix.shape[0], 2 * head_dim):
+        for dimension in range(begin, end):
+            count = keepers(mask, dimension, own)
+            row = head + dimension
             other = row + head_dim if row + head_dim < matrix.shape[0] else row
             row_products(x, own, count, matrix, matrix, row, other, p, q)
             for j in range(count):
@@ -188,17 +261,13 @@ def heads_sum(weights, mask, matrix, begin, end, out):
     tokens, head_dim = mask.shape
     own = np.empty(tokens, np.int64)
     h, rows = np.zeros((8, tokens), np.float32), np.zeros(8, np.int64)
-    for dimension in range(begin, end):
-        count = 0
-        for t in range(tokens):
-            if mask[t, dimension]:
-                own[count] = t
-                count += 1
-        # Eight heads at a time: they are wanted by the same tokens.
-        for row in range(dimension, matrix.shape[0], 8 * head_dim):
+    for head in range(0, matrix.shape[0], 8 * head_dim):
+        for dimension in range(begin, end):
+            count = keepers(mask, dimension, own)
             for k in range(8):
-                here = row + k * head_dim
-                rows[k] = here if here < matrix.shape[0] else row
+                row = head + k * head_dim + dimension
+                rows[k] = row if row < matrix.shape[0] else head + dimension
                 for j in range(count):
-                    h[k, own[j]] = weights[own[j], rows[k]] if here < matrix.shape[0] else np.float32(0)
-            add_rows(matrix, rows, h, own, count, out)
+                    h[k, own[j]] = weights[own[j], rows[k]] if row < matrix.shape[0] else np.float32(0)
+            if count > 0:
+                add_rows(matrix, rows, h, own, count, out)

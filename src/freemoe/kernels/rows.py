@@ -59,6 +59,10 @@ def experts_times(
 
     def part(begin: int, end: int) -> np.ndarray:
         out = np.zeros(values.shape, np.float32)
+        if len(values) == 1:
+            member = members[owners[0]]
+            loops.one_expert(values, member, matrices[0], matrices[-1], bias, last, begin, end, kind, out)
+            return out
         for some in _token_blocks(values):
             loops.experts(
                 values[some], owners[some], members, matrices[0], matrices[-1], bias, last, begin, end, kind, out[some]
