@@ -221,10 +221,11 @@ def ceilings(model: Any, structure: Structure, count: int) -> tuple[float, float
         values = own.value_width if few else whole
         extra = gate + own.router_weight.numel()
         mlp = parts * layer.hidden
-        # The scores and sums over a prompt's other tokens, at the width of a value in either model.
-        among = layer.heads * whole * (count + 1) if count > 1 else 2 * layer.heads * whole * PAST
-        dense_work += 2 * per_dimension * whole + mlp * layer.width + among
-        ours_work += per_dimension * (query_width + values) + mlp * max(own.widths) + extra + among
+        # Scores, and sums of values, among a prompt's tokens or with those in the cache.
+        others = layer.heads * ((count + 1) / 2 if count > 1 else PAST)
+        dense_work += 2 * per_dimension * whole + mlp * layer.width + 2 * others * whole
+        ours_work += per_dimension * (query_width + values) + mlp * max(own.widths) + extra
+        ours_work += others * (query_width + whole)
         asked = min(len(own.experts), round(len(own.experts) * (1 - (1 - 1 / len(own.experts)) ** count)))
         touched = int(own.experts[: max(1, asked)].any(dim=0).sum())
         dense_read += 2 * per_dimension * whole + mlp * layer.width

@@ -14,6 +14,7 @@ from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
 
+from freemoe.kernels.attention import narrow_applies, narrow_causal
 from freemoe.kernels.crossover import Crossover, known_crossover, measure_crossover
 from freemoe.kernels.experts import Plan, Weights, can_read_rows, few, grouped, index_mask, masked
 from freemoe.kernels.gates import route, top_k_mask, value_scores
@@ -179,6 +180,9 @@ class Attention(nn.Module):
         name = self.config._attn_implementation
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
         width = max(self.query_width, self.value_width)
+        free = not (torch.compiler.is_compiling() or torch.is_grad_enabled())
+        if free and name == "sdpa" and attention_mask is None and narrow_applies(queries, keys, values):
+            return narrow_causal(queries, keys, values, self.scaling), None
         # Fused attention wants one width for all three, and zeros change nothing; one query is a plain product.
         if queries.shape[2] > 1 and name != "eager":
             queries, keys = (F.pad(t, (0, width - self.query_width)) for t in (queries, keys))
