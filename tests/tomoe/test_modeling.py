@@ -145,7 +145,8 @@ def test_sliding_windows_pass_through() -> None:
 @torch.no_grad()
 def test_long_prompts_have_an_attention_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama", max_position_embeddings=1024)
-    structure = random_structure(model)
+    few = torch.tensor([True, False, True, False])
+    structure = [replace(layer, qk=few) for layer in random_structure(model)]
     new = converted(model, structure)
     ids = torch.randint(3, 200, (2, LEAST + 5), generator=torch.Generator().manual_seed(0))
     with masked(model, structure):

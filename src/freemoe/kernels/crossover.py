@@ -6,6 +6,7 @@ and shape.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -124,4 +125,5 @@ def _keep(key: str, found: Crossover) -> None:
         partial.write_text(json.dumps(_known() | {key: asdict(found)}, indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()

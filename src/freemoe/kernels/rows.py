@@ -156,7 +156,7 @@ def _in_threads(part: Callable[[int, int], Any], rows: int, weights: int) -> lis
         return [part(0, rows)]
     edges = [rows * i // threads for i in range(threads + 1)]
     # One range is ours: the pool has a thread less to wake.
-    others = [_pool(threads - 1).submit(part, a, b) for a, b in itertools.pairwise(edges)]
+    others = [_pool(threads - 1).submit(part, a, b) for a, b in itertools.pairwise(edges[1:])]
     return [part(edges[0], edges[1]), *(other.result() for other in others)]
 
 
