@@ -100,6 +100,10 @@ class Attention(nn.Module):
     training: bool
     attention_dropout: float
 
+    turned_index: Tensor
+    query_mask: Tensor | None
+    value_mask: Tensor | None
+
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)  # pyright: ignore[reportCallIssue]
         own, dense_dim = config.tomoe["layers"][layer_idx], config.tomoe["head_dim"]
@@ -221,6 +225,9 @@ class MixtureMLP(nn.Module):
         layer_idx: Number of the layer.
         dense: The family's own MLP, which tells biases, parts and activation.
     """
+
+    experts: Tensor
+    activation: Any
 
     def __init__(self, config: Any, layer_idx: int, dense: nn.Module) -> None:
         super().__init__()
