@@ -217,6 +217,18 @@ def test_generation_equals_the_masked_models() -> None:
     assert torch.equal(converted(model, structure).generate(IDS, **settings), want)
 
 
+def test_inference_mode_leaves_nothing_behind() -> None:
+    model = tiny_model("llama")
+    structure = random_structure(model)
+    for way in ("grouped", "masked"):
+        new = through(converted(model, structure), way)
+        with torch.inference_mode():
+            first = logits(new)
+        with torch.no_grad():
+            torch.testing.assert_close(logits(new), first.clone(), **CLOSE)
+        logits(new).sum().backward()
+
+
 def test_gradients_equal_the_masked_models() -> None:
     model = tiny_model("llama")
     structure = random_structure(model)

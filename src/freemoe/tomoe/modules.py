@@ -204,7 +204,9 @@ def _per_head(states: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return states
     mask = mask.to(states.dtype)
-    return states * (mask if mask.ndim == 1 else mask.unsqueeze(-2))
+    mask = mask if mask.ndim == 1 else mask.unsqueeze(-2)
+    # Only ever of states that were just computed: where nobody looks back, they can be written over.
+    return states * mask if torch.is_grad_enabled() else states.mul_(mask)
 
 
 def _turned(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, turned: int) -> tuple[Tensor, Tensor]:
@@ -271,15 +273,14 @@ class MixtureMLP(nn.Module):
         weights = self.weights()
         if torch.compiler.is_compiling() or torch.is_grad_enabled():
             return masked(x, expert, weights, index_mask(self.experts, len(self.down), x.dtype))
-        if self.mode == "pseudo":
-            return masked(x, expert, weights, self.plan().mask(x.dtype, x.device))
-        if x.device.type == "cuda" and triton_available(self.activation_name):
+        if x.device.type == "cuda" and self.mode != "pseudo" and triton_available(self.activation_name):
             return triton_experts(x, expert, weights, self.experts)
+        if self.mode == "pseudo" or x.device.type != "cpu":
+            return masked(x, expert, weights, self.plan().mask(x.dtype, x.device))
         compiled, crossover = can_read_rows(x, weights), self.crossover()
         if compiled and len(x) < crossover.grouped:
             return few(x, expert, weights, self.plan())
-        # Without loops of our own, one token is best served by its expert's runs, and a few by the whole MLP.
-        if len(x) == 1 or self.mode == "materialised" or len(x) >= crossover.grouped:
+        if self.mode == "materialised" or len(x) >= crossover.grouped:
             return grouped(x, expert, weights, self.plan())
         return masked(x, expert, weights, self.plan().mask(x.dtype, x.device))
 
