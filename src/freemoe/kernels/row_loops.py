@@ -19,6 +19,10 @@ except ImportError as error:
     raise ImportError("numba is not installed") from error
 
 
+COLUMNS = 512
+"""Columns of eight rows that a core's first cache holds beside a token's."""
+
+
 def _jit(function: Callable[..., Any]) -> Any:
     settings: dict[str, Any] = {"fastmath": True, "nogil": True, "error_model": "numpy"}
     try:
@@ -58,7 +62,7 @@ def act(value, kind):
 def tile4(x, t0, t1, t2, t3, first, second, a, b):
     """Row a of one matrix and row b of another times four tokens."""
     p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = np.float32(0)
-    for i in range(x.shape[1]):
+    for i in range(first.shape[1]):
         f, s = _number(first[a, i]), _number(second[b, i])
         v0, v1, v2, v3 = x[t0, i], x[t1, i], x[t2, i], x[t3, i]
         p0 += f * v0
@@ -76,7 +80,7 @@ def tile4(x, t0, t1, t2, t3, first, second, a, b):
 def tile1(x, token, first, second, a, b):
     """Row a of one matrix and row b of another times one token."""
     p = q = np.float32(0)
-    for i in range(x.shape[1]):
+    for i in range(first.shape[1]):
         v = x[token, i]
         p += _number(first[a, i]) * v
         q += _number(second[b, i]) * v
@@ -92,7 +96,7 @@ def dots8(x, first, second, a, b, out):
     a0, a1, a2, a3 = first[a[0]], first[a[1]], first[a[2]], first[a[3]]
     b0, b1, b2, b3 = second[b[0]], second[b[1]], second[b[2]], second[b[3]]
     p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = np.float32(0)
-    for i in range(len(x)):
+    for i in range(first.shape[1]):
         v = x[i]
         p0 += v * _number(a0[i])
         p1 += v * _number(a1[i])
@@ -108,33 +112,59 @@ def dots8(x, first, second, a, b, out):
 @_jit
 def row_products(x, tokens, count, first, second, a, b, p, q):
     """Set p[t] = row a of one matrix times x[t], q[t] = row b of another, for the first ``count`` tokens of a list."""
-    whole = count // 4 * 4
-    for j in range(0, whole, 4):
-        t0, t1, t2, t3 = tokens[j], tokens[j + 1], tokens[j + 2], tokens[j + 3]
-        p[t0], p[t1], p[t2], p[t3], q[t0], q[t1], q[t2], q[t3] = tile4(x, t0, t1, t2, t3, first, second, a, b)
-    for j in range(whole, count):
-        p[tokens[j]], q[tokens[j]] = tile1(x, tokens[j], first, second, a, b)
+    for j in range(0, count, 4):
+        if j == count - 1:
+            p[tokens[j]], q[tokens[j]] = tile1(x, tokens[j], first, second, a, b)
+        else:
+            # A token computed twice costs less than two or three that are computed alone.
+            t0, t1 = tokens[j], tokens[j + 1]
+            t2, t3 = tokens[min(j + 2, count - 1)], tokens[min(j + 3, count - 1)]
+            p[t0], p[t1], p[t2], p[t3], q[t0], q[t1], q[t2], q[t3] = tile4(x, t0, t1, t2, t3, first, second, a, b)
+
+
+@_jit
+def _add_rows_to_one(matrix, rows, weights, out):
+    """Add eight weighted rows to out (d,)."""
+    m0, m1, m2, m3 = matrix[rows[0]], matrix[rows[1]], matrix[rows[2]], matrix[rows[3]]
+    m4, m5, m6, m7 = matrix[rows[4]], matrix[rows[5]], matrix[rows[6]], matrix[rows[7]]
+    a, b, c, d = weights[0], weights[1], weights[2], weights[3]
+    e, f, g, h = weights[4], weights[5], weights[6], weights[7]
+    for i in range(len(out)):
+        first = (a * _number(m0[i]) + b * _number(m1[i])) + (c * _number(m2[i]) + d * _number(m3[i]))
+        second = (e * _number(m4[i]) + f * _number(m5[i])) + (g * _number(m6[i]) + h * _number(m7[i]))
+        out[i] += first + second
 
 
 @_jit
 def add_rows(matrix, rows, weights, tokens, count, out):
     """Add to out[t]: eight rows weighted by weights[:, t], for the first ``count`` tokens of a list."""
-    for begin in range(0, out.shape[1], 512):
-        end = min(begin + 512, out.shape[1])
-        m0, m1 = matrix[rows[0], begin:end], matrix[rows[1], begin:end]
-        m2, m3 = matrix[rows[2], begin:end], matrix[rows[3], begin:end]
-        m4, m5 = matrix[rows[4], begin:end], matrix[rows[5], begin:end]
-        m6, m7 = matrix[rows[6], begin:end], matrix[rows[7], begin:end]
+    if count == 1:
+        _add_rows_to_one(matrix, rows, weights[:, tokens[0]], out[tokens[0]])
+        return
+    held = np.empty((8, COLUMNS + 16), np.float32)
+    for begin in range(0, out.shape[1], COLUMNS):
+        size = min(COLUMNS, out.shape[1] - begin)
+        # Rows that lie a power of two apart would push each other out of the cache: copied, they lie otherwise.
+        for k in range(8):
+            row, to = matrix[rows[k], begin : begin + size], held[k]
+            for i in range(size):
+                to[i] = _number(row[i])
+        m0, m1, m2, m3, m4, m5, m6, m7 = held[0], held[1], held[2], held[3], held[4], held[5], held[6], held[7]
         for j in range(count):
             t = tokens[j]
             a, b, c, d = weights[0, t], weights[1, t], weights[2, t], weights[3, t]
             e, f, g, h = weights[4, t], weights[5, t], weights[6, t], weights[7, t]
             # Counting from zero: an index that might be negative is not vectorised.
-            to = out[t, begin:end]
-            for i in range(len(to)):
-                first = (a * _number(m0[i]) + b * _number(m1[i])) + (c * _number(m2[i]) + d * _number(m3[i]))
-                second = (e * _number(m4[i]) + f * _number(m5[i])) + (g * _number(m6[i]) + h * _number(m7[i]))
-                to[i] += first + second
+            to = out[t, begin : begin + size]
+            for i in range(size):
+                total = to[i] + a * m0[i]
+                total += b * m1[i]
+                total += c * m2[i]
+                total += d * m3[i]
+                total += e * m4[i]
+                total += f * m5[i]
+                total += g * m6[i]
+                to[i] = total + h * m7[i]
 
 
 @_jit

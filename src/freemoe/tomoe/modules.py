@@ -21,7 +21,7 @@ from freemoe.kernels.gates import route, top_k_mask, value_scores
 from freemoe.kernels.rows import heads_sum, heads_times, rows_available
 from freemoe.kernels.triton_experts import triton_available, triton_experts
 
-SPARSE_TOKENS = 32
+SPARSE_TOKENS = 64
 """Up to so many tokens, each is multiplied by the value dimensions it keeps; beyond, all are computed and masked."""
 
 
