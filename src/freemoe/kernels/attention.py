@@ -40,6 +40,8 @@ def narrow_causal(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -
     group = heads // keys.shape[1]
     output = queries.new_empty(batch, tokens, heads, values.shape[-1])
     held = queries.new_empty(min(BLOCK, tokens) * tokens)
+    # A head's rows of the output lie far apart, often by a power of two, where products are slow to write.
+    summed = queries.new_empty(min(BLOCK, tokens), values.shape[-1])
     future = torch.full((BLOCK, BLOCK), -math.inf, dtype=queries.dtype).triu(1)
     for row in range(batch):
         for head in range(heads):
@@ -51,5 +53,6 @@ def narrow_causal(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -
                 torch.mm(q[begin:end], k[:, :end], out=scores)
                 scores[:, begin:end] += future[: end - begin, : end - begin]
                 torch.softmax(scores, dim=-1, out=scores)
-                torch.mm(scores, v[:end], out=output[row, begin:end, head])
+                torch.mm(scores, v[:end], out=summed[: end - begin])
+                output[row, begin:end, head] = summed[: end - begin]
     return output
