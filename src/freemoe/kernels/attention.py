@@ -40,13 +40,14 @@ def narrow_causal(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -
     group = heads // keys.shape[1]
     output = queries.new_empty(batch, tokens, heads, values.shape[-1])
     held = queries.new_empty(min(BLOCK, tokens) * tokens)
-    # A head's rows of the output lie far apart, often by a power of two, where products are slow to write.
+    # A head's rows lie far apart in the output (and often in what comes in), often by a power of two, where products
+    # are slow to read and to write: they are copied.
     summed = queries.new_empty(min(BLOCK, tokens), values.shape[-1])
     future = torch.full((BLOCK, BLOCK), -math.inf, dtype=queries.dtype).triu(1)
     for row in range(batch):
         for head in range(heads):
             q = queries[row, head] * scale
-            k, v = keys[row, head // group].T, values[row, head // group]
+            k, v = keys[row, head // group].contiguous().T, values[row, head // group].contiguous()
             for begin in range(0, tokens, BLOCK):
                 end = min(begin + BLOCK, tokens)
                 scores = held[: (end - begin) * end].view(end - begin, end)
