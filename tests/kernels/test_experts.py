@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from transformers.activations import ACT2FN
 
 from freemoe.kernels import experts as kernels
 from freemoe.kernels.experts import Plan, Weights, index_mask, reference
-from freemoe.kernels.rows import ACTIVATIONS, rows_available, rows_sum, rows_times
+from freemoe.kernels.rows import ACTIVATIONS, heads_sum, heads_times, rows_available
 from freemoe.kernels.triton_experts import blocks, triton_available
 
 HIDDEN, NEURONS, EXPERTS = 40, 70, 5
@@ -65,13 +64,7 @@ def few(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
     return kernels.few(x, expert, weights, Plan(index, NEURONS))
 
 
-def one_token(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
-    plan = Plan(index, NEURONS)
-    outputs = [kernels.one_token(x[t : t + 1], int(expert[t]), weights, plan) for t in range(len(x))]
-    return torch.cat(outputs)
-
-
-WAYS = [masked, grouped, pytest.param(few, marks=needs_numba), pytest.param(one_token, marks=needs_numba)]
+WAYS = [masked, grouped, pytest.param(few, marks=needs_numba)]
 
 
 @torch.no_grad()
@@ -114,29 +107,14 @@ def test_bfloat16(way: Callable[..., Tensor]) -> None:
 
 
 @torch.no_grad()
-def test_more_tokens_than_a_block() -> None:
-    weights, index = layer()
-    x, _ = tokens(kernels.BLOCK + 3)
-    expert = torch.full((len(x),), 2)
+def test_more_tokens_and_neurons_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "TOKENS", 8)
+    monkeypatch.setattr(kernels, "NEURONS", 7)
+    weights, index = layer(biased=True)
+    x, _ = tokens(20)
+    expert = torch.full((20,), 2)
     expert[5] = 0
     torch.testing.assert_close(grouped(x, expert, weights, index), reference(x, expert, weights, index), **CLOSE)
-
-
-@torch.no_grad()
-def test_pieces_with_foreign_neurons_between() -> None:
-    weights, index = layer()
-    plan = Plan(index, NEURONS)
-    for gap in (0, 1, 3, NEURONS):
-        for rows, pieces in zip(plan.rows, plan.pieces(gap), strict=True):
-            covered = [row for begin, end, _ in pieces for row in range(begin, end)]
-            assert set(rows.tolist()) <= set(covered)
-            assert len(covered) == len(set(covered))
-            assert all(b[0] - a[1] > gap for a, b in itertools.pairwise(pieces))
-            assert any(mixed for *_, mixed in pieces) == (len(covered) > len(rows))
-    assert [len(p) for p in plan.pieces(NEURONS)] == [1] * EXPERTS
-    plan._pieces[4] = plan.pieces(NEURONS)
-    x, expert = tokens(12)
-    torch.testing.assert_close(kernels.grouped(x, expert, weights, plan), reference(x, expert, weights, index), **CLOSE)
 
 
 def test_the_two_masks_are_one() -> None:
@@ -158,7 +136,8 @@ def test_all_neurons_are_the_dense_mlp() -> None:
 def test_masked_is_differentiable() -> None:
     weights, index = layer()
     x, expert = tokens(4)
-    x, again = x.requires_grad_(), x.clone().requires_grad_()
+    again = x.clone().requires_grad_()
+    x.requires_grad_()
     masked(x, expert, weights, index).sum().backward()
     reference(again, expert, weights, index).sum().backward()
     torch.testing.assert_close(x.grad, again.grad, **CLOSE)
@@ -166,35 +145,42 @@ def test_masked_is_differentiable() -> None:
 
 @needs_numba
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_with_rows(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    matrix, bias = torch.randn(30, 20, generator=generator).to(dtype), torch.randn(30, generator=generator).to(dtype)
-    x, weights = torch.randn(20, generator=generator).to(dtype), torch.randn(30, generator=generator).to(dtype)
+@pytest.mark.parametrize("heads", [1, 2, 5, 8])
+def test_products_with_dimensions_of_heads(dtype: torch.dtype, heads: int) -> None:
+    generator = torch.Generator().manual_seed(heads)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    matrix, bias, head_dim = normal(heads * 6, 20), normal(heads * 6), 6
     tolerance = {"rtol": 0, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.01, "atol": 0.01}
-    for count in (1, 4, 7, 30):
-        rows = torch.randperm(30, generator=generator)[:count].sort().values
-        mask = torch.zeros(30).index_fill(0, rows, 1).to(dtype)
-        got = rows_times(matrix, bias, x, rows.numpy())
-        torch.testing.assert_close(got, ((matrix.float() @ x.float() + bias.float()) * mask).to(dtype), **tolerance)
+    for count in (1, 4, 11):
+        x, weights = normal(count, 20), normal(count, heads * head_dim)
+        mask = torch.rand(count, head_dim, generator=generator) < 0.5
+        everywhere = mask.repeat(1, heads).to(dtype)
+        product = x.float() @ matrix.float().T
+        torch.testing.assert_close(heads_times(x, mask, matrix, None), (product * everywhere).to(dtype), **tolerance)
         torch.testing.assert_close(
-            rows_times(matrix, None, x, rows.numpy()), ((matrix.float() @ x.float()) * mask).to(dtype), **tolerance
+            heads_times(x, mask, matrix, bias), ((product + bias.float()) * everywhere).to(dtype), **tolerance
         )
-        want = ((weights * mask).float() @ matrix.float()).to(dtype)
-        torch.testing.assert_close(rows_sum(matrix, weights, rows.numpy()), want, **tolerance)
+        want = ((weights * everywhere).float() @ matrix.float()).to(dtype)
+        torch.testing.assert_close(heads_sum(weights, mask, matrix), want, **tolerance)
 
 
 @needs_numba
 @torch.no_grad()
-def test_threads_share_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cache", [1, 1 << 18], ids=["blocks of eight tokens", "one block"])
+def test_threads_and_blocks_of_tokens(monkeypatch: pytest.MonkeyPatch, cache: int) -> None:
     weights, index = layer(biased=True)
-    x, expert = tokens(5)
+    x, expert = tokens(21)
+    mask = torch.rand(21, 7, generator=torch.Generator().manual_seed(0)) < 0.5
+    alone = heads_times(x, mask, weights.down, None), heads_sum(x[:, :35], mask, weights.down[:35])
     monkeypatch.setattr("freemoe.kernels.rows._WORTH_A_THREAD", 100)
+    monkeypatch.setattr("freemoe.kernels.rows._CACHE", cache)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    for way in (few, one_token):
-        torch.testing.assert_close(way(x, expert, weights, index), reference(x, expert, weights, index), **CLOSE)
-    rows = torch.arange(0, NEURONS, 3).numpy()
-    got = rows_times(weights.down, weights.up_bias[0], x[0], rows)
-    assert got[rows].tolist() == pytest.approx((weights.down @ x[0] + weights.up_bias[0])[rows].tolist(), abs=1e-5)
+    torch.testing.assert_close(few(x, expert, weights, index), reference(x, expert, weights, index), **CLOSE)
+    torch.testing.assert_close(heads_times(x, mask, weights.down, None), alone[0], **CLOSE)
+    torch.testing.assert_close(heads_sum(x[:, :35], mask, weights.down[:35]), alone[1], **CLOSE)
 
 
 @pytest.mark.parametrize("expert", [[0, 0, 0, 0, 0, 0, 0], [3, 1, 1, 0, 3, 3, 3], [2]])

@@ -80,5 +80,5 @@ def test_equal_widths_holds_what_was_held() -> None:
 
 @pytest.mark.parametrize("scores", [[], [torch.zeros(2, 3)], [torch.full((2, 4), torch.nan)]])
 def test_equal_widths_refuses_other_scores(scores: list[torch.Tensor]) -> None:
-    with pytest.raises(DataError, match="needed|per layer"):
+    with pytest.raises(DataError, match=r"needed|per layer"):
         equal_widths([layer(torch.ones(2, 4).bool())], scores)

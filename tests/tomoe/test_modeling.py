@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from freemoe.families.sublayers import CONVERTIBLE, find_sublayers
+from freemoe.kernels.attention import LEAST
 from freemoe.kernels.crossover import Crossover
+from freemoe.tomoe import modules
 from freemoe.tomoe.export import converted
 from freemoe.tomoe.layout import equal_widths
 from freemoe.tomoe.masked import masked
@@ -141,6 +143,30 @@ def test_sliding_windows_pass_through() -> None:
 
 
 @torch.no_grad()
+def test_long_prompts_have_an_attention_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama", max_position_embeddings=1024)
+    few = torch.tensor([True, False, True, False])
+    structure = [replace(layer, qk=few) for layer in random_structure(model)]
+    new = converted(model, structure)
+    ids = torch.randint(3, 200, (2, LEAST + 5), generator=torch.Generator().manual_seed(0))
+    with masked(model, structure):
+        want = model(ids).logits
+    seen = []
+    own = modules.narrow_causal
+    monkeypatch.setattr(modules, "narrow_causal", lambda *args: seen.append(1) or own(*args))
+    torch.testing.assert_close(new(ids).logits, want, **CLOSE)
+    assert len(seen) == 2
+    # Padding is a mask, and masks are the fused attention's.
+    padding = torch.ones_like(ids)
+    padding[0, :7] = 0
+    with masked(model, structure):
+        want = model(ids, attention_mask=padding).logits
+    torch.testing.assert_close(new(ids, attention_mask=padding).logits[1], want[1], **CLOSE)
+    torch.testing.assert_close(new(ids, attention_mask=padding).logits[0, 7:], want[0, 7:], **CLOSE)
+    assert len(seen) == 2
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("family", CONVERTIBLE)
 def test_widths_are_removed_and_not_masked(family: str) -> None:
     model = tiny_model(family)
@@ -189,6 +215,18 @@ def test_generation_equals_the_masked_models() -> None:
     with masked(model, structure):
         want = model.generate(IDS, **settings)
     assert torch.equal(converted(model, structure).generate(IDS, **settings), want)
+
+
+def test_inference_mode_leaves_nothing_behind() -> None:
+    model = tiny_model("llama")
+    structure = random_structure(model)
+    for way in ("grouped", "masked"):
+        new = through(converted(model, structure), way)
+        with torch.inference_mode():
+            first = logits(new)
+        with torch.no_grad():
+            torch.testing.assert_close(logits(new), first.clone(), **CLOSE)
+        logits(new).sum().backward()
 
 
 def test_gradients_equal_the_masked_models() -> None:

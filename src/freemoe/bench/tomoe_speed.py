@@ -1,8 +1,9 @@
 """T8: a converted model against its dense one, whole, in the same process, at every number of tokens.
 
 Half of the decoder's weights are active, as ToMoE counts them. Of these only queries, keys and the MLP are work that a
-batch of tokens can be spared: value dimensions are chosen per token and merely masked (ToMoE Eq. 4), except for a single
-token, which reads the rows it needs. So a ceiling stands beside every figure: what arithmetic and memory allow.
+long prompt can be spared: value dimensions are chosen per token, and merely masked (ToMoE Eq. 4) except where there are
+few tokens, each of which then reads the rows it keeps. So a ceiling stands beside every figure: what the products that
+are left out, and the weights that are not read, would allow.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from freemoe.errors import NumericError
 from freemoe.families.sublayers import Sublayers, find_sublayers
 from freemoe.tomoe.export import converted, export
 from freemoe.tomoe.masked import masked
+from freemoe.tomoe.modules import SPARSE_TOKENS
 from freemoe.tomoe.structure import LayerStructure, Structure, ValueGate, active_parameters, dense_parameters
 
 # Llama-2-7B at half its width: the same shares of attention and MLP, the same head. 152 million weights in three layers.
@@ -215,18 +217,21 @@ def ceilings(model: Any, structure: Structure, count: int) -> tuple[float, float
         whole, parts = layer.rotary.head_dim, len(layer.up) + 1
         per_dimension = layer.hidden * (layer.heads + layer.kv_heads)
         gate = own.vo.project.numel() + own.vo.decode.numel() if isinstance(own.vo, ValueGate) else 0
-        # One token reads the rows of the value dimensions it keeps; more tokens compute all of them.
-        values = own.value_width if count == 1 or not isinstance(own.vo, ValueGate) else whole
+        few = count <= SPARSE_TOKENS or not isinstance(own.vo, ValueGate)
+        values = own.value_width if few else whole
         extra = gate + own.router_weight.numel()
         mlp = parts * layer.hidden
-        # The scores and sums over a prompt's other tokens, at the width of a value in either model.
-        among = layer.heads * whole * (count + 1) if count > 1 else 2 * layer.heads * whole * PAST
-        dense_work += 2 * per_dimension * whole + mlp * layer.width + among
-        ours_work += per_dimension * (query_width + values) + mlp * max(own.widths) + extra + among
+        # Scores, and sums of values, among a prompt's tokens or with those in the cache.
+        others = layer.heads * ((count + 1) / 2 if count > 1 else PAST)
+        dense_work += 2 * per_dimension * whole + mlp * layer.width + 2 * others * whole
+        ours_work += per_dimension * (query_width + values) + mlp * max(own.widths) + extra
+        ours_work += others * (query_width + whole)
         asked = min(len(own.experts), round(len(own.experts) * (1 - (1 - 1 / len(own.experts)) ** count)))
         touched = int(own.experts[: max(1, asked)].any(dim=0).sum())
         dense_read += 2 * per_dimension * whole + mlp * layer.width
-        ours_read += per_dimension * (query_width + values) + mlp * touched + extra
+        # Each of several tokens keeps other dimensions, and together they read them all.
+        read = own.value_width if count == 1 or not isinstance(own.vo, ValueGate) else whole
+        ours_read += per_dimension * (query_width + read) + mlp * touched + extra
     return dense_work / ours_work, dense_read / ours_read
 
 

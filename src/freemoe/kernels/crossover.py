@@ -6,6 +6,7 @@ and shape.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from freemoe.kernels.experts import Plan, Weights, grouped, masked
+from freemoe.kernels.experts import Plan, Weights, can_read_rows, few, grouped, masked
 
 SIZES = (32, 64, 128, 256, 512, 1024)
 """Token counts that are tried."""
@@ -28,10 +29,10 @@ class Crossover:
     """Where a layer changes its way.
 
     Attributes:
-        grouped: The least number of tokens that are sorted by expert; below it the whole MLP is computed and masked.
+        grouped: The least number of tokens that are sorted by expert.
     """
 
-    grouped: int = 512
+    grouped: int = 256
 
 
 def cache_file() -> Path:
@@ -89,10 +90,12 @@ def measure_crossover(weights: Weights, plan: Plan, repeats: int = 3) -> Crossov
         expert = torch.randint(len(plan.rows), (tokens,), generator=generator).to(up.device)
         ways: tuple[Callable[[], Tensor], ...] = (
             lambda x=x, expert=expert: grouped(x, expert, weights, plan),
-            lambda x=x, expert=expert: masked(x, expert, weights, mask),
+            (lambda x=x, expert=expert: few(x, expert, weights, plan))
+            if can_read_rows(x, weights)
+            else (lambda x=x, expert=expert: masked(x, expert, weights, mask)),
         )
-        sorted_by_expert, whole = _fastest(ways, repeats)
-        if sorted_by_expert > whole:
+        sorted_by_expert, other = _fastest(ways, repeats)
+        if sorted_by_expert > other:
             break
         best = tokens
     found = Crossover(grouped=best)
@@ -122,4 +125,5 @@ def _keep(key: str, found: Crossover) -> None:
         partial.write_text(json.dumps(_known() | {key: asdict(found)}, indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()

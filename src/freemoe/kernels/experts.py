@@ -1,23 +1,23 @@
 """The experts of one MLP, their weights held once: a readable reference, and the ways to compute them at every size.
 
 Letters: T tokens, d hidden, u neurons held, N experts, w neurons of an expert. A neuron is a row of every matrix, and an
-expert is a list of rows. One token reads its expert's rows and no others (`rows`); many tokens are sorted by expert, and
-each expert multiplies its runs of neighbouring rows as they stand (`grouped`); in between nearly every neuron is wanted
-by some token, and the whole MLP with a mask is the least work (`masked`). On a GPU, `triton_experts` does all sizes.
+expert is a list of rows. Up to some hundred tokens, each row is multiplied by the tokens that use it (`few`, compiled);
+more tokens are sorted by expert, and each expert gathers its rows for large products (`grouped`). The whole MLP with a
+mask (`masked`) is what gradients, compilers and few tokens without numba get. On a GPU, `triton_experts` does all sizes.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from freemoe.kernels.rows import expert_rows, few_tokens, rows_available
+from freemoe.kernels.rows import experts_times, rows_available
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +53,6 @@ class Plan:
         self.rows = [row[row >= 0].long() for row in index.cpu()]
         self.neurons = neurons
         self._masks: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-        self._pieces: dict[int, list[list[tuple[int, int, bool]]]] = {}
-
-    @cached_property
-    def arrays(self) -> list:
-        """The rows of each expert as numpy arrays."""
-        return [rows.numpy() for rows in self.rows]
 
     def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """(N, u) of zeros and ones."""
@@ -69,30 +63,6 @@ class Plan:
                 row[rows] = 1
             self._masks[key] = held.to(device)
         return self._masks[key]
-
-    def pieces(self, gap: int) -> list[list[tuple[int, int, bool]]]:
-        """Per expert, [begin, end) of rows to multiply as they stand, and whether foreign neurons lie between.
-
-        Args:
-            gap: Runs that lie at most so many rows apart are one piece: a few rows of needless work cost less than
-                another multiplication.
-        """
-        if gap not in self._pieces:
-            self._pieces[gap] = [_pieces(rows.tolist(), gap) for rows in self.rows]
-        return self._pieces[gap]
-
-
-def _pieces(rows: list[int], gap: int) -> list[tuple[int, int, bool]]:
-    found: list[tuple[int, int, bool]] = []
-    begin, end, mixed = rows[0], rows[0] + 1, False
-    for row in rows[1:]:
-        if row - end <= gap:
-            mixed |= row > end
-        else:
-            found.append((begin, end, mixed))
-            begin, mixed = row, False
-        end = row + 1
-    return [*found, (begin, end, mixed)]
 
 
 def index_mask(index: Tensor, neurons: int, dtype: torch.dtype) -> Tensor:
@@ -170,28 +140,34 @@ def _activate_(gate: Tensor, weights: Weights) -> Tensor:
     return weights.activation(gate)
 
 
-BLOCK = 512
-"""Tokens of an expert that are multiplied at once: their intermediate activations stay in a cache."""
+TOKENS, NEURONS = 512, 512
+"""Tokens and neurons of an expert that are multiplied at once: so much stays in a cache."""
 
 
 class _Scratch(threading.local):
-    """Memory for intermediate activations, used again: fresh pages cost as much as writing them."""
+    """Memory for gathered rows and intermediate activations, used again: fresh pages cost as much as writing them."""
 
     def __init__(self) -> None:
-        self.held: dict[torch.dtype, Tensor] = {}
+        self.held: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def take(self, parts: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        size = parts * rows * columns
-        if dtype not in self.held or len(self.held[dtype]) < size:
-            self.held[dtype] = torch.empty(size, dtype=dtype)
-        return self.held[dtype][:size].view(parts, rows, columns)
+    def take(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        """Memory of a shape and of ``like``'s type; what it holds is lost at the next call with this name."""
+        key, size = (name, like.dtype), math.prod(shape)
+        if key not in self.held or len(self.held[key]) < size:
+            # A tensor made in inference mode could not be written to outside of it.
+            with torch.inference_mode(False):
+                self.held[key] = torch.empty(size, dtype=like.dtype)
+        return self.held[key][:size].view(shape)
 
 
 _SCRATCH = _Scratch()
 
 
 def grouped(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
-    """Sort tokens by expert; every expert multiplies its pieces of the matrices where they stand. CPU, no gradients.
+    """Sort tokens by expert; each expert gathers its rows, some at a time, and multiplies them. CPU, no gradients.
+
+    Gathered rows make products of one large size, which is worth more than what the copy costs: runs of neighbouring
+    rows, multiplied where they stand, are slower as soon as they are shorter than some hundred.
 
     Args:
         x: (T, d).
@@ -206,62 +182,37 @@ def grouped(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
     counts = torch.bincount(expert, minlength=len(plan.rows)).tolist()
     output = torch.empty_like(x)
     begin = 0
-    for number, count in enumerate(counts):
-        # Skipping a row costs three products per token, another piece a few calls and a smaller multiplication.
-        pieces = plan.pieces(0 if count >= 128 else 4)[number]
-        for start in range(begin, begin + count, BLOCK):
-            tokens = order[start : min(start + BLOCK, begin + count)]
-            output[tokens] = _through(x[tokens], weights, pieces, plan, number)
+    for rows, count in zip(plan.rows, counts, strict=True):
+        for start in range(begin, begin + count, TOKENS):
+            tokens = order[start : min(start + TOKENS, begin + count)]
+            output[tokens] = _through(x[tokens], weights, rows)
         begin += count
     return output
 
 
-def _through(x: Tensor, weights: Weights, pieces: list[tuple[int, int, bool]], plan: Plan, number: int) -> Tensor:
-    """The tokens of one expert (T', d) -> (T', d)."""
-    columns = sum(end - begin for begin, end, _ in pieces)
-    inner = _SCRATCH.take(len(weights.up), len(x), columns, x.dtype)
-    at = 0
-    for begin, end, _ in pieces:
-        for part, matrix in enumerate(weights.up):
-            torch.mm(x, matrix[begin:end].T, out=inner[part, :, at : at + end - begin])
-        at += end - begin
-    if weights.up_bias is not None:
-        chosen = torch.cat([weights.up_bias[:, begin:end] for begin, end, _ in pieces], dim=1)
-        inner.add_(chosen.unsqueeze(1))
-    hidden = _activate_(inner[0], weights)
-    if len(inner) == 2:
-        hidden.mul_(inner[1])
+def _through(x: Tensor, weights: Weights, rows: Tensor) -> Tensor:
+    """The tokens of one expert (T', d) through its neurons -> (T', d)."""
+    parts, _, d = weights.up.shape
     output = torch.zeros_like(x) if weights.down_bias is None else weights.down_bias.repeat(len(x), 1)
-    at = 0
-    for begin, end, mixed in pieces:
-        own = hidden[:, at : at + end - begin]
-        if mixed:
-            own.mul_(plan.mask(x.dtype, x.device)[number, begin:end])
-        torch.addmm(output, own, weights.down[begin:end], out=output)
-        at += end - begin
+    for some in rows.split(NEURONS):
+        up = _SCRATCH.take("up", x, parts, len(some), d)
+        for matrix, own in zip(weights.up, up, strict=True):
+            torch.index_select(matrix, 0, some, out=own)
+        inner = _SCRATCH.take("inner", x, len(x), parts * len(some))
+        torch.mm(x, up.flatten(0, 1).T, out=inner)
+        if weights.up_bias is not None:
+            inner.add_(weights.up_bias[:, some].flatten())
+        hidden = _activate_(inner[:, : len(some)], weights)
+        if parts == 2:
+            hidden.mul_(inner[:, len(some) :])
+        down = _SCRATCH.take("down", x, len(some), d)
+        torch.index_select(weights.down, 0, some, out=down)
+        torch.addmm(output, hidden, down, out=output)
     return output
 
 
-def one_token(x: Tensor, number: int, weights: Weights, plan: Plan) -> Tensor:
-    """One token through the rows of its expert, each read once. CPU, no gradients.
-
-    Args:
-        x: (1, d).
-        number: Of the expert.
-        weights: Of the layer.
-        plan: Of the layer.
-
-    Returns:
-        (1, d).
-    """
-    output = expert_rows(x[0], weights.up, weights.up_bias, weights.down, plan.arrays[number], weights.name)
-    if weights.down_bias is not None:
-        output += weights.down_bias
-    return output.unsqueeze(0)
-
-
 def few(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
-    """Some tokens; each neuron is read once, and multiplied by the tokens that use it. CPU, no gradients.
+    """Each neuron is read where it stands, and multiplied by the tokens that use it. CPU, no gradients.
 
     Args:
         x: (T, d).
@@ -273,10 +224,10 @@ def few(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
         (T, d).
     """
     mask = plan.mask(torch.bool, x.device)
-    output = few_tokens(x, expert, mask, weights.up, weights.up_bias, weights.down, weights.name)
+    output = experts_times(x, expert, mask, weights.up, weights.up_bias, weights.down, weights.name)
     return output if weights.down_bias is None else output.add_(weights.down_bias)
 
 
 def can_read_rows(x: Tensor, weights: Weights) -> bool:
-    """Whether ``one_token`` and ``few`` work here: on a CPU, with numba, for this type and activation."""
+    """Whether ``few`` works here: on a CPU, with numba, for this type and activation."""
     return x.device.type == "cpu" and rows_available(x.dtype, weights.name)

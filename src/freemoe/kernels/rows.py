@@ -1,7 +1,7 @@
-"""Products with chosen rows of a matrix for one token, every row read once from where it stands.
+"""Products in which every token uses rows of its own of a matrix: each row is read where it stands, once for some tokens.
 
-Reading memory is what one token costs, and torch cannot multiply scattered rows without copying them first. These are
-loops compiled by numba; where it is not installed, ``rows_available`` says no and the callers use torch.
+torch cannot multiply scattered rows without copying them first, nor leave out a row for some tokens. These are loops
+compiled by numba; where it is not installed, ``rows_available`` says no and the callers use torch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "rel
 
 DTYPES = (torch.float32, torch.bfloat16)
 
+# Bytes: the second-level cache of a common core.
+_CACHE = 1 << 19
+
 # Below this many weights a second thread costs more than it brings.
 _WORTH_A_THREAD = 1 << 20
 
@@ -31,38 +34,7 @@ def rows_available(dtype: torch.dtype, activation: str = "silu") -> bool:
     return dtype in DTYPES and activation in ACTIVATIONS and _loops_or_none() is not None
 
 
-def expert_rows(
-    x: Tensor, up: Tensor, up_bias: Tensor | None, down: Tensor, rows: np.ndarray, activation: str
-) -> Tensor:
-    """The MLP of chosen neurons for one token: down[rows].T @ act(...) (ToMoE Eq. 13).
-
-    Args:
-        x: (d,).
-        up: (parts, u, d): gate and up, or fc1 alone.
-        up_bias: (parts, u), or None.
-        down: (u, d).
-        rows: (w,) int64, ascending.
-        activation: A name in ``ACTIVATIONS``.
-
-    Returns:
-        (d,) of ``x``'s type.
-    """
-    loops = _loops()
-    bias = None if up_bias is None else up_bias.detach().float().numpy()
-    values, matrices, last = x.detach().float().numpy(), tuple(_memory(up)), _memory(down)
-    own = np.zeros((len(up), 0), np.float32) if bias is None else bias
-    loop = loops.gated if len(matrices) == 2 else loops.plain
-
-    def part(begin: int, end: int) -> np.ndarray:
-        out = np.zeros(len(values), np.float32)
-        loop(values, *matrices, own, last, rows[begin:end], ACTIVATIONS[activation], out)
-        return out
-
-    outputs = _in_threads(part, len(rows), len(rows) * len(x) * (len(up) + 1))
-    return torch.from_numpy(sum(outputs[1:], outputs[0])).to(x.dtype)
-
-
-def few_tokens(
+def experts_times(
     x: Tensor, expert: Tensor, mask: Tensor, up: Tensor, up_bias: Tensor | None, down: Tensor, activation: str
 ) -> Tensor:
     """The MLP of several tokens, each neuron multiplied by the tokens whose expert has it.
@@ -82,63 +54,91 @@ def few_tokens(
     loops = _loops()
     matrices, last = _memory(up), _memory(down)
     bias = np.zeros((len(up), 0), np.float32) if up_bias is None else up_bias.detach().float().numpy()
-    values, owners, members = x.detach().float().contiguous().numpy(), expert.numpy(), mask.numpy()
+    values, owners, members = _apart(x), expert.numpy(), mask.numpy()
+    kind = ACTIVATIONS[activation]
 
     def part(begin: int, end: int) -> np.ndarray:
-        out = np.zeros(values.shape, np.float32)
-        kind = ACTIVATIONS[activation]
-        loops.few(values, owners, members, matrices[0], matrices[-1], bias, last, begin, end, kind, out)
+        out = np.zeros(x.shape, np.float32)
+        if len(values) == 1:
+            member = members[owners[0]]
+            loops.one_expert(values, member, matrices[0], matrices[-1], bias, last, begin, end, kind, out)
+            return out
+        for some in _token_blocks(values):
+            loops.experts(
+                values[some], owners[some], members, matrices[0], matrices[-1], bias, last, begin, end, kind, out[some]
+            )
         return out
 
     outputs = _in_threads(part, len(last), last.size)
     return torch.from_numpy(sum(outputs[1:], outputs[0])).to(x.dtype)
 
 
-def rows_times(matrix: Tensor, bias: Tensor | None, x: Tensor, rows: np.ndarray) -> Tensor:
-    """``matrix[rows] @ x + bias[rows]`` at the rows, zero at the others.
+def heads_times(x: Tensor, mask: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer of which each token wants the same dimensions of every head.
 
     Args:
-        matrix: (n, d).
-        bias: (n,), or None.
-        x: (d,).
-        rows: (k,) int64, ascending.
+        x: (T, d).
+        mask: (T, head_dim) bool, the dimensions that a token wants.
+        matrix: (heads * head_dim, d).
+        bias: (heads * head_dim,), or None.
 
     Returns:
-        (n,) of ``x``'s type.
+        (T, heads * head_dim) of ``x``'s type, zero where a token wants nothing.
     """
     loops = _loops()
-    out = np.zeros(len(matrix), np.float32)
-    values, memory = x.detach().float().numpy(), _memory(matrix)
+    values, wanted, memory = _apart(x), mask.numpy(), _memory(matrix)
     own = np.zeros(0, np.float32) if bias is None else bias.detach().float().numpy()
+    out = np.zeros((len(x), len(matrix)), np.float32)
 
     def part(begin: int, end: int) -> None:
-        loops.times(values, memory, own, rows[begin:end], out)
+        for some in _token_blocks(values):
+            loops.heads_times(values[some], wanted[some], memory, own, begin, end, out[some])
 
-    _in_threads(part, len(rows), len(rows) * len(x))
+    _in_threads(part, mask.shape[1], matrix.numel())
     return torch.from_numpy(out).to(x.dtype)
 
 
-def rows_sum(matrix: Tensor, weights: Tensor, rows: np.ndarray) -> Tensor:
-    """``weights[rows] @ matrix[rows]``.
+def heads_sum(weights: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
+    """``weights @ matrix``, where each token has the same dimensions of every head and nothing at the others.
 
     Args:
-        matrix: (n, d).
-        weights: (n,).
-        rows: (k,) int64, ascending.
+        weights: (T, heads * head_dim).
+        mask: (T, head_dim) bool.
+        matrix: (heads * head_dim, d).
 
     Returns:
-        (d,) of ``weights``' type.
+        (T, d) of ``weights``' type.
     """
     loops = _loops()
-    values, memory = weights.detach().float().numpy(), _memory(matrix)
+    values, wanted, memory = _floats(weights), mask.numpy(), _memory(matrix)
 
     def part(begin: int, end: int) -> np.ndarray:
-        out = np.zeros(memory.shape[1], np.float32)
-        loops.total(values, memory, rows[begin:end], out)
+        out = np.zeros((len(values), memory.shape[1]), np.float32)
+        for some in _token_blocks(out):
+            loops.heads_sum(values[some], wanted[some], memory, begin, end, out[some])
         return out
 
-    outputs = _in_threads(part, len(rows), len(rows) * matrix.shape[1])
+    outputs = _in_threads(part, mask.shape[1], matrix.numel())
     return torch.from_numpy(sum(outputs[1:], outputs[0])).to(weights.dtype)
+
+
+def _floats(x: Tensor) -> np.ndarray:
+    return x.detach().float().contiguous().numpy()
+
+
+def _apart(x: Tensor) -> np.ndarray:
+    """Tokens (T, d) in rows that are a little longer, so that they lie no power of two apart (`row_loops.add_rows`)."""
+    if len(x) == 1:
+        return _floats(x)
+    held = np.empty((len(x), x.shape[1] + 16), np.float32)
+    held[:, : x.shape[1]] = x.detach().float().numpy()
+    return held
+
+
+def _token_blocks(values: np.ndarray) -> list[slice]:
+    """Ranges of tokens of which a core's own cache holds one whole range: a row of weights meets all of them there."""
+    size = max(8, _CACHE // (4 * values.shape[1]))
+    return [slice(begin, begin + size) for begin in range(0, len(values), size)]
 
 
 def _memory(tensor: Tensor) -> np.ndarray:
@@ -165,7 +165,7 @@ def _in_threads(part: Callable[[int, int], Any], rows: int, weights: int) -> lis
         return [part(0, rows)]
     edges = [rows * i // threads for i in range(threads + 1)]
     # One range is ours: the pool has a thread less to wake.
-    others = [_pool(threads - 1).submit(part, a, b) for a, b in itertools.pairwise(edges)]
+    others = [_pool(threads - 1).submit(part, a, b) for a, b in itertools.pairwise(edges[1:])]
     return [part(edges[0], edges[1]), *(other.result() for other in others)]
 
 

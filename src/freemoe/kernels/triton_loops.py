@@ -7,8 +7,8 @@ Names of sizes: T tokens, C columns of the result and K summed numbers of a bloc
 from __future__ import annotations
 
 try:
-    import triton
-    import triton.language as tl
+    import triton  # pyright: ignore[reportMissingImports]
+    import triton.language as tl  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     raise ImportError("triton is not installed") from error
 

@@ -14,10 +14,15 @@ from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
 
+from freemoe.kernels.attention import narrow_applies, narrow_causal
 from freemoe.kernels.crossover import Crossover, known_crossover, measure_crossover
-from freemoe.kernels.experts import Plan, Weights, grouped, index_mask, masked, one_token
+from freemoe.kernels.experts import Plan, Weights, can_read_rows, few, grouped, index_mask, masked
 from freemoe.kernels.gates import route, top_k_mask, value_scores
-from freemoe.kernels.rows import rows_available, rows_sum, rows_times
+from freemoe.kernels.rows import heads_sum, heads_times, rows_available
+from freemoe.kernels.triton_experts import triton_available, triton_experts
+
+SPARSE_TOKENS = 64
+"""Up to so many tokens, each is multiplied by the value dimensions it keeps; beyond, all are computed and masked."""
 
 
 class ValueGate(nn.Module):
@@ -95,6 +100,10 @@ class Attention(nn.Module):
     training: bool
     attention_dropout: float
 
+    turned_index: Tensor
+    query_mask: Tensor | None
+    value_mask: Tensor | None
+
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)  # pyright: ignore[reportCallIssue]
         own, dense_dim = config.tomoe["layers"][layer_idx], config.tomoe["head_dim"]
@@ -137,37 +146,36 @@ class Attention(nn.Module):
         cos, sin = (part.index_select(-1, self.turned_index) for part in position_embeddings)
         queries, keys = _turned(queries, keys, cos, sin, self.turned)
         mask = self.value_mask if self.value_gate is None else self.value_gate(x)
-        rows = self._kept_rows(x, mask)
-        values = self._values(x, mask, rows).transpose(1, 2)
+        # Each token through its own rows, where compiled loops can do it; else through all rows and a mask.
+        sparse = self.value_gate is not None and self._reads_rows(x)
+        values = self._values(x, mask, sparse).transpose(1, 2)
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, self.layer_idx)
         output, weights = self._attend(queries, keys, values, attention_mask, **kwargs)
-        if rows is not None:
-            output = rows_sum(self.o_proj.weight, output.flatten(), rows[1]).view_as(x)
-            return (output if self.o_proj.bias is None else output + self.o_proj.bias), weights
-        return self.o_proj(_per_head(output, mask).flatten(-2)), weights
+        if not sparse:
+            return self.o_proj(_per_head(output, mask).flatten(-2)), weights
+        kept = mask.flatten(0, 1).bool()  # pyright: ignore[reportOptionalMemberAccess]
+        summed = heads_sum(output.flatten(0, 1).flatten(1), kept, self.o_proj.weight).view_as(x)
+        return (summed if self.o_proj.bias is None else summed + self.o_proj.bias), weights
 
     def _normed(self, states: Tensor, norm: str) -> Tensor:
         states = _per_head(states, self.query_mask)
         return self._modules[norm](states) if norm in self._modules else states  # pyright: ignore
 
-    def _values(self, x: Tensor, mask: Tensor | None, rows: Any) -> Tensor:
+    def _values(self, x: Tensor, mask: Tensor | None, sparse: bool) -> Tensor:
         """(B, T, kv heads, value width), masked."""
-        if rows is not None:
-            found = rows_times(self.v_proj.weight, self.v_proj.bias, x.flatten(), rows[0])
-            return found.view(1, 1, -1, self.value_width)
+        if sparse:
+            kept = mask.flatten(0, 1).bool()  # pyright: ignore[reportOptionalMemberAccess]
+            values = heads_times(x.flatten(0, 1), kept, self.v_proj.weight, self.v_proj.bias)
+            return values.view(*x.shape[:-1], -1, self.value_width)
         return _per_head(self.v_proj(x).unflatten(-1, (-1, self.value_width)), mask)
 
-    def _kept_rows(self, x: Tensor, mask: Tensor | None) -> tuple[Any, Any] | None:
-        """Rows of the value and output weights that one token needs, where reading only these is worth it."""
-        if self.value_gate is None or mask is None or not _one_row(x) or not rows_available(x.dtype):
-            return None
-        if self.config.tomoe["mode"] == "pseudo":
-            return None
-        kept = mask.flatten().nonzero().flatten()
-        heads = [len(linear) // self.value_width for linear in (self.v_proj.weight, self.o_proj.weight)]
-        starts = [torch.arange(count).unsqueeze(1) * self.value_width for count in heads]
-        return tuple((start + kept).flatten().numpy() for start in starts)  # pyright: ignore[reportReturnType]
+    def _reads_rows(self, x: Tensor) -> bool:
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or self.config.tomoe["mode"] == "pseudo":
+            return False
+        if x.device.type != "cpu" or x.numel() > SPARSE_TOKENS * x.shape[-1]:
+            return False
+        return rows_available(x.dtype)
 
     def _attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None, **kwargs: Any
@@ -176,6 +184,9 @@ class Attention(nn.Module):
         name = self.config._attn_implementation
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
         width = max(self.query_width, self.value_width)
+        free = not (torch.compiler.is_compiling() or torch.is_grad_enabled())
+        if free and name == "sdpa" and attention_mask is None and narrow_applies(queries, keys, values):
+            return narrow_causal(queries, keys, values, self.scaling), None
         # Fused attention wants one width for all three, and zeros change nothing; one query is a plain product.
         if queries.shape[2] > 1 and name != "eager":
             queries, keys = (F.pad(t, (0, width - self.query_width)) for t in (queries, keys))
@@ -193,7 +204,9 @@ def _per_head(states: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return states
     mask = mask.to(states.dtype)
-    return states * (mask if mask.ndim == 1 else mask.unsqueeze(-2))
+    mask = mask if mask.ndim == 1 else mask.unsqueeze(-2)
+    # Only ever of states that were just computed: where nobody looks back, they can be written over.
+    return states * mask if torch.is_grad_enabled() else states.mul_(mask)
 
 
 def _turned(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, turned: int) -> tuple[Tensor, Tensor]:
@@ -206,13 +219,6 @@ def _turned(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, turned: int
     return first, second
 
 
-def _one_row(x: Tensor) -> bool:
-    """Whether this is one token outside of training and compilation, on a CPU."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
-        return False
-    return x.device.type == "cpu" and x.numel() == x.shape[-1]
-
-
 class MixtureMLP(nn.Module):
     """The MLP of a converted layer: a router and the experts' neurons, a neuron being a row of every matrix.
 
@@ -221,6 +227,9 @@ class MixtureMLP(nn.Module):
         layer_idx: Number of the layer.
         dense: The family's own MLP, which tells biases, parts and activation.
     """
+
+    experts: Tensor
+    activation: Any
 
     def __init__(self, config: Any, layer_idx: int, dense: nn.Module) -> None:
         super().__init__()
@@ -264,10 +273,14 @@ class MixtureMLP(nn.Module):
         weights = self.weights()
         if torch.compiler.is_compiling() or torch.is_grad_enabled():
             return masked(x, expert, weights, index_mask(self.experts, len(self.down), x.dtype))
-        if self.mode == "pseudo":
+        if x.device.type == "cuda" and self.mode != "pseudo" and triton_available(self.activation_name):
+            return triton_experts(x, expert, weights, self.experts)
+        if self.mode == "pseudo" or x.device.type != "cpu":
             return masked(x, expert, weights, self.plan().mask(x.dtype, x.device))
-            return one_token(x, int(expert), weights, self.plan())
-        if len(x) == 1 or self.mode == "materialised" or len(x) >= self.crossover().grouped:
+        compiled, crossover = can_read_rows(x, weights), self.crossover()
+        if compiled and len(x) < crossover.grouped:
+            return few(x, expert, weights, self.plan())
+        if self.mode == "materialised" or len(x) >= crossover.grouped:
             return grouped(x, expert, weights, self.plan())
         return masked(x, expert, weights, self.plan().mask(x.dtype, x.device))
 
