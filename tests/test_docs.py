@@ -14,7 +14,14 @@ from freemoe.recipes import BuildRecipe
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = [
     ROOT / name
-    for name in ("docs/methods.md", "docs/evidence.md", "docs/pitfalls.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    for name in (
+        "docs/methods.md",
+        "docs/evidence.md",
+        "docs/tomoe.md",
+        "docs/pitfalls.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+    )
 ]
 GUIDES.append(ROOT / "recipes" / "README.md")
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -77,7 +77,7 @@ def test_what_is_written(done: Path, base: Path) -> None:
 
 def test_the_scores_are_the_written_models(done: Path, base: Path) -> None:
     from freemoe.corpora.blocks import pack_blocks
-    from freemoe.tomoe.convert import read_text
+    from freemoe.tomoe.material import read_text
     from freemoe.tomoe.measure import score_text
 
     result = json.loads((done / "result.json").read_text())

@@ -11,9 +11,9 @@ from freemoe.corpora.blocks import Blocks
 from freemoe.errors import NumericError
 from freemoe.families.sublayers import find_sublayers
 from freemoe.recipes import ConvertRecipe, recipe_from
-from freemoe.tomoe.convert import checkpoint_activations
 from freemoe.tomoe.finish import equalised, structure_of
 from freemoe.tomoe.gating import _ExpertMask
+from freemoe.tomoe.material import checkpoint_activations
 from freemoe.tomoe.start import clusters, worths
 from freemoe.tomoe.structure import active_parameters, check, dense_parameters
 from freemoe.tomoe.train import Trainer

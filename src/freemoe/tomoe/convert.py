@@ -11,7 +11,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,57 +20,26 @@ from torch import Tensor
 
 from freemoe import __version__
 from freemoe.artifacts import fingerprint, write_manifest
-from freemoe.corpora.blocks import Blocks, Parts, pack_blocks, passages, split
-from freemoe.corpora.mixes import read_mix
-from freemoe.corpora.text import read_documents
-from freemoe.errors import DataError, NumericError
-from freemoe.families.loading import load_base
-from freemoe.families.sublayers import Sublayers, find_sublayers
+from freemoe.errors import NumericError
 from freemoe.recipes import ConvertRecipe, dump
-from freemoe.runs import Progress, Quiet, RunFolder, digest, environment, peak_memory_bytes, write_atomic
+from freemoe.runs import Progress, RunFolder, environment, peak_memory_bytes, write_atomic
 from freemoe.tomoe.card import model_card
+from freemoe.tomoe.decide import best_variant, decide, scored
 from freemoe.tomoe.export import export
-from freemoe.tomoe.finish import structure_of
 from freemoe.tomoe.masked import masked
+from freemoe.tomoe.material import Bench, prepare, same_inputs
 from freemoe.tomoe.measure import TextScore, score_text
-from freemoe.tomoe.rivals import METHODS, activities, rival
-from freemoe.tomoe.start import Worth, clusters, worths
+from freemoe.tomoe.rivals import METHODS
 from freemoe.tomoe.structure import (
     Structure,
     active_parameters,
-    check,
     dense_parameters,
-    from_tensors,
     to_tensors,
-    whole,
 )
-from freemoe.tomoe.train import History, Trainer
+from freemoe.tomoe.train import History
 
-_WORTHS = ("qk", "vo", "vo_ranked", "mlp")
-# Text for the statistics that training and rivals begin with.
-STATISTICS_TOKENS = 65536
 # Largest difference of logits between the exported model and masks on the dense one, at float32.
 SAME = 1e-3
-
-
-@dataclass(eq=False)
-class Bench:
-    """What every step of a conversion works on."""
-
-    recipe: ConvertRecipe
-    model: Any
-    tokenizer: Any
-    sublayers: list[Sublayers]
-    train: Blocks
-    held_out: Blocks
-    test: Blocks
-    run: RunFolder
-    progress: Progress
-
-    @property
-    def statistics(self) -> Blocks:
-        """The text of the statistics: the first rows of the training text."""
-        return self.train.rows(range(min(len(self.train), max(1, STATISTICS_TOKENS // self.train.length))))
 
 
 def convert(
@@ -99,10 +67,10 @@ def convert(
         run.discard_if_idle()
         raise
     base = fingerprint(bench.model)
-    _same_inputs(bench, base)
+    same_inputs(bench, base)
     structure, history, curve = decide(bench)
-    scores = {"dense": _scored(bench, "dense", bench.test, None)}
-    scores["converted"] = _scored(bench, "converted", bench.test, structure)
+    scores = {"dense": scored(bench, "dense", bench.test, None)}
+    scores["converted"] = scored(bench, "converted", bench.test, structure)
     rivals = _rivals(bench) if recipe.rivals and recipe.method == "tomoe" else {}
     scores |= {name: score for name, (score, _) in rivals.items()}
 
@@ -161,222 +129,11 @@ def convert(
     return run.publish()
 
 
-def read_text(recipe: ConvertRecipe) -> Parts:
-    """The recipe's text in its three parts."""
-    texts: list[str] = []
-    for name in recipe.text:
-        texts += passages(read_documents(Path(name)))
-    if recipe.mix is not None:
-        texts += read_mix(recipe.mix, recipe.data_root)
-    return split(texts, seed=recipe.seed)
-
-
-def block_length(recipe: ConvertRecipe, model: Any) -> int:
-    """Tokens of a block: the recipe's, else 2048 or the model's whole context.
-
-    Raises:
-        DataError: Longer than the model's context.
-    """
-    context = getattr(model.config, "max_position_embeddings", None) or 2048
-    wanted = recipe.train.block or min(2048, context)
-    if wanted > context:
-        raise DataError(
-            f"train.block is {wanted}, and this model's context holds {context} tokens. Choose at most that."
-        )
-    return wanted
-
-
-def prepare(recipe: ConvertRecipe, run: RunFolder, progress: Progress | None) -> Bench:
-    """Load the base and the text."""
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
-    model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
-    sublayers = find_sublayers(model)
-    if tokenizer is None:
-        raise DataError(f"{recipe.model!r} has no tokenizer, and text must become tokens. Save one beside the model.")
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    if recipe.train.checkpointing:
-        checkpoint_activations(model)
-    length = block_length(recipe, model)
-    parts = read_text(recipe)
-    blocks = {
-        part: pack_blocks(tokenizer, getattr(parts, part), length, f"{part.replace('_', '-')} part of the text")
-        for part in ("train", "held_out", "test")
-    }
-    return Bench(recipe, model, tokenizer, sublayers, **blocks, run=run, progress=progress or Quiet())
-
-
-def checkpoint_activations(model: Any) -> None:
-    """Let the model make activations again in the backward pass; it must be in training mode for that.
-
-    Dropout that the configuration may ask for is switched off: the base computes as in use.
-    """
-    if hasattr(model, "activation_checkpointing_enable"):
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    else:  # an older name of the same
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.train()
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
-
-
-def _same_inputs(bench: Bench, base: str) -> None:
-    """Write down what the run reads; a resumed run must read the same."""
-    now = {"base model": base} | {
-        f"{part} text": digest(getattr(bench, part).ids.tolist()) for part in ("train", "held_out", "test")
-    }
-    then = bench.run.journal.unit("inputs", lambda: now)
-    for what, value in now.items():
-        if then[what] != value:
-            raise DataError(
-                f"The unfinished run at {str(bench.run.partial)!r} was started with another {what}. Put it back, or start "
-                "over with --no-resume."
-            )
-
-
-def decide(bench: Bench) -> tuple[Structure, list[list[float]], list[dict[str, float]]]:
-    """The structure of the recipe's method; for a learned one its history and its curve on held-out text."""
-    recipe, run = bench.recipe, bench.run
-    if recipe.active == 1:
-        return whole(bench.sublayers, recipe.experts), [], []
-    if recipe.method != "tomoe":
-        return _best_variant(bench, recipe.method)[0], [], []
-    trainer = Trainer(bench.model, bench.sublayers, recipe, bench.train)
-    if recipe.gates.start == "statistics":
-        trainer.begin(_worth(bench))
-    curve = _train(bench, trainer)
-    best = _best(recipe, curve)
-    structure = from_tensors(run.tensors(f"structure|{int(best['step'])}", lambda: _lost(run)))
-    check(structure, bench.sublayers)
-    return structure, trainer.history.rows, curve
-
-
-def _lost(run: RunFolder) -> dict[str, Tensor]:
-    raise DataError(f"A saved state is missing from {str(run.partial)!r}. Start over with --no-resume.")
-
-
-def _structure(bench: Bench, trainer: Trainer) -> Structure:
-    widths = trainer.widths(bench.recipe.active)
-    return structure_of(
-        trainer.hypernetwork, trainer.gating, bench.sublayers, widths, bench.model, bench.held_out, trainer.step
-    )
-
-
-def _clusters(bench: Bench) -> list[tuple[Tensor, Tensor]]:
-    def work() -> dict[str, Tensor]:
-        found = clusters(bench.model, bench.sublayers, bench.statistics, bench.recipe.experts, bench.recipe.seed)
-        return {f"{n}.{kind}": t for n, pair in enumerate(found) for kind, t in zip("wb", pair, strict=True)}
-
-    kept = bench.run.tensors("clusters", work)
-    return [(kept[f"{n}.w"], kept[f"{n}.b"]) for n in range(len(bench.sublayers))]
-
-
-def _worth(bench: Bench) -> list[Worth]:
-    routers = _clusters(bench)
-
-    def work() -> dict[str, Tensor]:
-        with bench.progress.stage("statistics", len(bench.statistics)) as advance:
-            found = worths(bench.model, bench.sublayers, bench.statistics, routers, advance)
-        return {f"{n}.{kind}": getattr(w, kind) for n, w in enumerate(found) for kind in _WORTHS}
-
-    kept = bench.run.tensors("worth", work)
-    return [Worth(*router, *(kept[f"{n}.{kind}"] for kind in _WORTHS)) for n, router in enumerate(routers)]
-
-
-def _train(bench: Bench, trainer: Trainer) -> list[dict[str, float]]:
-    """Train to the end, from the last saved state where there is one; returns the curve on held-out text.
-
-    Only the state of the last mark and the structure of the best one are kept on disk.
-    """
-    recipe, run = bench.recipe, bench.run
-    steps, every = recipe.train.steps, recipe.train.save_every
-    marks = [0, *range(every, steps, every), *([steps] if steps else [])]
-    kept = max((m for m in marks if f"held-out|{m}" in run.journal), default=-1)
-    curve: list[dict[str, float]] = []
-    with bench.progress.stage("training", steps) as advance:
-        for mark in marks:
-            if mark < kept:
-                curve.append(run.journal.unit(f"held-out|{mark}", dict))
-                continue
-
-            def work(mark: int = mark) -> dict[str, Tensor]:
-                trainer.run(mark, lambda: advance(1))
-                return trainer.state()
-
-            state = run.tensors(f"state|{mark}", work)
-            if trainer.step < mark:
-                trainer.load(state)
-                advance(mark)
-            tensors = run.tensors(f"structure|{mark}", lambda: to_tensors(_structure(bench, trainer)))
-            point = run.journal.unit(
-                f"held-out|{mark}", lambda t=tensors, m=mark: _on_held_out(bench, m, from_tensors(t))
-            )
-            curve.append(point)
-            _forget(bench, curve)
-            if mark:
-                latest = dict(zip(History.columns, trainer.history.rows[-1], strict=True))
-                bench.progress.say(
-                    f"step {mark}: active {latest['active']:.3f}, KL {latest['distillation']:.4f}, balance "
-                    f"{latest['balance']:.3f}, held-out perplexity {point['perplexity']:.3f} at {point['active']:.3f} active"
-                )
-    return curve
-
-
-def _best(recipe: ConvertRecipe, curve: list[dict[str, float]]) -> dict[str, float]:
-    """The saved state that is best on held-out text among those within the budget; the last where none is."""
-    within = [point for point in curve if point["active"] <= 1.01 * recipe.active]
-    return min(within, key=lambda point: point["perplexity"]) if within else curve[-1]
-
-
-def _forget(bench: Bench, curve: list[dict[str, float]]) -> None:
-    """Delete the states before the last, and every structure that is not the best."""
-    best = _best(bench.recipe, curve)["step"]
-    for point in curve:
-        if point["step"] != best:
-            bench.run.drop(f"structure|{int(point['step'])}")
-        if point is not curve[-1]:
-            bench.run.drop(f"state|{int(point['step'])}")
-
-
-def _on_held_out(bench: Bench, step: int, structure: Structure) -> dict[str, float]:
-    with masked(bench.model, structure, bench.sublayers):
-        score = score_text(bench.model, bench.held_out)
-    share = active_parameters(structure, bench.sublayers) / dense_parameters(bench.sublayers)
-    return {"step": step, "perplexity": score.perplexity, "accuracy": score.accuracy, "active": share}
-
-
-def _scored(bench: Bench, name: str, blocks: Blocks, structure: Structure | None, part: str = "test") -> TextScore:
-    def work() -> dict[str, Any]:
-        place = masked(bench.model, structure, bench.sublayers) if structure is not None else contextlib.nullcontext()
-        with place, bench.progress.stage(f"{name} on {part} text", len(blocks)) as advance:
-            return score_text(bench.model, blocks, on_rows=advance).to_dict()
-
-    return TextScore.from_dict(bench.run.journal.unit(f"score|{part}|{name}", work))
-
-
-def _best_variant(bench: Bench, method: str) -> tuple[Structure, dict[str, float]]:
-    """A rival with the attention whole and with the attention pruned like the rest: the better on held-out text."""
-    routers = _clusters(bench)
-    activity = activities(bench.model, bench.sublayers, bench.statistics, routers)
-    found = []
-    for attention in (1.0, bench.recipe.active):
-        structure = rival(method, bench.sublayers, activity, routers, bench.recipe.active, attention)
-        score = _scored(bench, f"{method}, attention {attention:g}", bench.held_out, structure, "held-out")
-        found.append((score.perplexity, attention, structure))
-    _, attention, structure = min(found, key=lambda entry: entry[0])
-    share = active_parameters(structure, bench.sublayers) / dense_parameters(bench.sublayers)
-    return structure, {"attention": attention, "active": share}
-
-
 def _rivals(bench: Bench) -> dict[str, tuple[TextScore, dict[str, float]]]:
     found = {}
     for method in METHODS:
-        structure, variant = _best_variant(bench, method)
-        found[method] = (_scored(bench, method, bench.test, structure), variant)
+        structure, variant = best_variant(bench, method)
+        found[method] = (scored(bench, method, bench.test, structure), variant)
     return found
 
 

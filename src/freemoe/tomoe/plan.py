@@ -8,8 +8,8 @@ from freemoe.corpora.blocks import pack_blocks
 from freemoe.families.loading import load_base
 from freemoe.families.sublayers import find_sublayers
 from freemoe.recipes import ConvertRecipe
-from freemoe.tomoe.convert import block_length, read_text
 from freemoe.tomoe.hypernetwork import Hypernetwork
+from freemoe.tomoe.material import block_length, read_text
 from freemoe.tomoe.structure import dense_parameters
 
 

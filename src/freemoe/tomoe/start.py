@@ -74,7 +74,8 @@ def clusters(
     for layer in sublayers:
         x = torch.cat(inputs[layer.number])[:_CLUSTERED_TOKENS]
         count = min(experts, len(torch.unique(x, dim=0)))
-        fitted = KMeans(count, n_init=1, random_state=seed, max_iter=50).fit(x.numpy())
+        begins: Any = 1  # the stubs allow "auto" alone
+        fitted = KMeans(count, n_init=begins, random_state=seed, max_iter=50).fit(x.numpy())
         centres = torch.from_numpy(fitted.cluster_centers_).float()
         # Fewer kinds of tokens than experts: the last ones are drawn near the first.
         centres = torch.cat([centres, *[centres[:1]] * (experts - count)])
@@ -144,6 +145,9 @@ class _Sums:
 
             x.register_hook(back)
 
+        def on_value(module: nn.Module, args: Any, output: Tensor) -> None:
+            value(output)
+
         def on_mlp(module: nn.Module, args: Any) -> None:
             self._expert = route(args[0].detach().flatten(0, -2), self.weight, self.bias)
 
@@ -160,7 +164,7 @@ class _Sums:
 
         stack.callback(layer.q.register_forward_hook(on_query).remove)
         stack.callback(layer.k.register_forward_hook(on_query).remove)
-        stack.callback(layer.v.register_forward_hook(lambda m, a, output: value(output)).remove)
+        stack.callback(layer.v.register_forward_hook(on_value).remove)
         stack.callback(layer.o.register_forward_pre_hook(lambda m, args: value(args[0])).remove)
         stack.callback(layer.up[0].register_forward_pre_hook(on_mlp).remove)
         stack.callback(layer.down.register_forward_pre_hook(on_down).remove)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -141,8 +142,11 @@ def dense_parameters(sublayers: Sequence[Sublayers]) -> int:
     return sum(linear_parameters(s, s.rotary.head_dim, s.rotary.head_dim, s.width) for s in sublayers)
 
 
-def linear_parameters(layer: Sublayers, value_width: int, query_width: int, mlp_width: int) -> int:
-    """Weights of one layer's linears with the given widths of a head and of the MLP."""
+Width = TypeVar("Width", int, Tensor)
+
+
+def linear_parameters(layer: Sublayers, value_width: Width, query_width: Width, mlp_width: Width) -> Width:
+    """Weights of one layer's linears with the given widths of a head and of the MLP; differentiable in tensors."""
     attention = layer.hidden * (layer.heads + layer.kv_heads) * (value_width + query_width)
     return attention + (len(layer.up) + 1) * layer.hidden * mlp_width
 

@@ -1,0 +1,265 @@
+"""Recipes of domain experts: `freemoe build` and `freemoe eval`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+
+from freemoe.recipes.sections import Section, Seed
+from freemoe.registry import unknown_name
+
+METRICS = ("saliency", "wanda", "magnitude", "random")
+
+
+class DataSection(Section):
+    """Where documents come from and how many are read."""
+
+    root: str | None = Field(default=None, description="Folder with the benchmarks' original files; hub if absent.")
+    limit: int | None = Field(default=None, ge=1, description="Documents per task and split.")
+    fewshot: int | None = Field(default=None, ge=0, description="Few-shot examples; each task's own default if absent.")
+    overflow: Literal["truncate", "error"] = Field(
+        default="truncate", description="Prompts longer than the context: cut from the left as lm-eval does, or refuse."
+    )
+    allow_code_execution: bool = Field(default=False, description="Run generated code in the sandbox.")
+    text_given: int = Field(
+        default=0,
+        ge=0,
+        description="Tokens at the start of a block of text that are context only; 0: the beginning-of-text token "
+        "stands before the block, as lm-eval has it.",
+    )
+
+
+class SubdomainSection(Section):
+    """How a domain is divided (MoDE Eq. 3-4)."""
+
+    by: Literal["kmeans", "task", "field", "none"] = "kmeans"
+    count: int | dict[str, int] | None = Field(
+        default=None,
+        description="Clusters per domain, one number or one per domain. If absent: 1 per 40 documents, at most 8; 1 for text.",
+    )
+    min_size: int = Field(default=8, ge=2, description="Smaller clusters are merged into the nearest.")
+    initialisations: int = Field(default=10, ge=1)
+    feature: Literal["embedding", "hidden"] = "embedding"
+
+    @field_validator("count")
+    @classmethod
+    def _positive(cls, value: int | dict[str, int] | None) -> int | dict[str, int] | None:
+        numbers = list(value.values()) if isinstance(value, dict) else [value] if value is not None else []
+        if any(n < 1 for n in numbers):
+            raise ValueError("a domain has at least 1 subdomain")
+        return value
+
+
+class BandSection(Section):
+    """The grid of bands (MoDE Eq. 6, Algorithm 1): shares of the ascending importance ranking, 0 = least important."""
+
+    start: float = Field(default=0.0, ge=0, lt=1, description="theta_init")
+    end: float = Field(default=1.0, gt=0, le=1, description="theta_max")
+    step: float = Field(default=0.1, gt=0, le=1, description="delta_theta")
+    ratio: float = Field(default=0.1, gt=0, le=1, description="width of a band (the papers' pruning ratio)")
+    p: Literal["1", "2", "4", "inf"] = Field(default="2", description="norm of the input features (MoDE Table 2)")
+    scope: Literal["row", "layer"] = Field(
+        default="row", description="row: MoDE; layer: Free-MoE, one ranking per matrix"
+    )
+    sublayers: Literal["attention", "mlp", "both"] = "both"
+    layers: tuple[int, int] | None = Field(default=None, description="Layers [first, last) that are touched.")
+    patch: Literal[1, 2, 4, 16] = Field(default=1, description="Side of the square patches (MoDE Table 5).")
+
+    @field_validator("p", mode="before")
+    @classmethod
+    def _name_of_p(cls, value: object) -> object:
+        return str(value)
+
+    @model_validator(mode="after")
+    def _range(self) -> BandSection:
+        if self.layers is not None and not 0 <= self.layers[0] < self.layers[1]:
+            raise ValueError(f"layers is {list(self.layers)}; it is [first, last) with 0 <= first < last")
+        if self.end <= self.start:
+            raise ValueError(f"bands end at {self.end}, which is not above their start {self.start}")
+        if self.start + self.ratio > 1 + 1e-9:
+            raise ValueError(f"the first band [{self.start}, {self.start + self.ratio}) reaches above 1")
+        return self
+
+    def edges(self) -> list[tuple[float, float]]:
+        """Every band [a, b) of the grid that begins below ``end`` and ends at or below 1, without rounding drift."""
+        bands: list[tuple[float, float]] = []
+        i = 0
+        while True:
+            a = round(self.start + i * self.step, 6)
+            b = round(a + self.ratio, 6)
+            if b > 1 + 1e-9 or a >= self.end - 1e-9:
+                return bands
+            bands.append((a, min(b, 1.0)))
+            i += 1
+
+
+class SaliencySection(Section):
+    """Signed purification: weights ranked by w * dL/dw, switched off greedily or with learned switches."""
+
+    method: Literal["auto", "greedy", "learned"] = Field(
+        default="auto", description="auto: learned for plain text, greedy for tasks."
+    )
+    budget: float = Field(default=0.01, gt=0, le=1, description="Largest share of the weights that may be off.")
+    patience: int = Field(
+        default=8, ge=1, description="Rounds without a better loss on the stopping documents before the end."
+    )
+    checkpointing: bool = Field(
+        default=False, description="Make activations again in the backward pass: less memory, about a third slower."
+    )
+    step: float = Field(
+        default=5e-5, gt=0, lt=1, description="Greedy: share of the weights switched off per round, for tasks."
+    )
+    text_step: float = Field(
+        default=3e-4, gt=0, lt=1, description="Greedy: the same for plain text, whose loss sits at every token."
+    )
+    part_tokens: int = Field(
+        default=12288,
+        ge=1,
+        description="Greedy: answer tokens per part; every part of a round ranks anew and switches off its share.",
+    )
+    candidates: float = Field(
+        default=0.1, gt=0, le=1, description="Learned: share of the weights that gets a switch; at least the budget."
+    )
+    steps: int = Field(default=600, ge=1, description="Learned: most steps of training.")
+    step_tokens: int = Field(default=2048, ge=1, description="Learned: answer tokens per step, about.")
+    every: int = Field(default=50, ge=1, description="Learned: steps per round.")
+    gradient_share: float = Field(
+        default=0.4, gt=0, lt=1, description="Share of the reference documents that give gradients."
+    )
+    stop_share: float = Field(default=0.25, gt=0, lt=1, description="Share that decides when to stop; the rest guards.")
+
+    @model_validator(mode="after")
+    def _candidates_fill_the_budget(self) -> SaliencySection:
+        if self.method != "greedy" and self.candidates < self.budget:
+            raise ValueError(
+                f"candidates {self.candidates} is below the budget {self.budget}: every weight that learned switches turn "
+                "off is a candidate. Raise candidates, lower the budget, or use method greedy"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_a_guard(self) -> SaliencySection:
+        if self.gradient_share + self.stop_share > 0.95:
+            raise ValueError(
+                f"gradient_share {self.gradient_share} and stop_share {self.stop_share} leave less than 5 % of the "
+                "documents to guard the choice"
+            )
+        return self
+
+
+class SearchSection(Section):
+    """How candidates are compared and when one is accepted."""
+
+    metrics: tuple[Literal["saliency", "wanda", "magnitude", "random"], ...] = Field(
+        default=("saliency", "wanda"), min_length=1
+    )
+    method: Literal["exhaustive", "halving"] = "halving"
+    objective: Literal["accuracy", "loglikelihood"] = "accuracy"
+    select: Literal["guarded", "argmax"] = "guarded"
+    alpha: float = Field(
+        default=0.05, gt=0, lt=1, description="Level of the guard over all subdomains together (Holm)."
+    )
+    folds: int = Field(default=2, ge=2, le=10, description="Folds of the cross-fitting.")
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        if not isinstance(names, list | tuple):
+            return names
+        for name in names:
+            if name not in METRICS:
+                raise unknown_name("metric", name, list(METRICS))
+            if names.count(name) > 1:
+                raise ValueError(f"metric {name!r} is named twice; name each once")
+        return tuple(names)
+
+
+class RouterSection(Section):
+    """The two-level router (MoDE Eq. 8-9)."""
+
+    level2: Literal["linear", "centroid"] = "linear"
+    precision: float = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="The router abstains below the confidence that gives this share of right routes.",
+    )
+
+
+class EvidenceSection(Section):
+    """What stands beside the expert in the report."""
+
+    controls: int = Field(default=3, ge=0, description="Random masks of the same size per subdomain.")
+    oracle: bool = Field(
+        default=True, description="Also score every candidate on the reported split, labelled as such."
+    )
+
+
+def _task_lists(value: object) -> object:
+    """Let a domain's one task stand without a list."""
+    if not isinstance(value, dict):
+        return value
+    if not value:
+        raise ValueError("no domain is given; name one as NAME=TASK")
+    return {name: (tasks,) if isinstance(tasks, str) else tasks for name, tasks in value.items()}
+
+
+def _named_domains(value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    for name, tasks in value.items():
+        if not name.replace("-", "").replace("_", "").isalnum():
+            raise ValueError(f"domain name {name!r} may hold letters, digits, '-' and '_' only")
+        if not tasks:
+            raise ValueError(f"domain {name!r} names no task")
+    return value
+
+
+Domains = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_task_lists), AfterValidator(_named_domains)]
+
+
+class BuildRecipe(Section):
+    """Everything `freemoe build` needs to find, prove and write domain experts."""
+
+    command: Literal["build"] = "build"
+    model: str
+    revision: str | None = None
+    domains: Domains
+    output: str = "freemoe-out"
+    seed: Seed = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    threads: int | None = Field(default=None, ge=1)
+    batch_tokens: int = Field(default=4096, ge=16)
+    data: DataSection = DataSection()
+    subdomains: SubdomainSection = SubdomainSection()
+    bands: BandSection = BandSection()
+    saliency: SaliencySection = SaliencySection()
+    search: SearchSection = SearchSection()
+    router: RouterSection = RouterSection()
+    evidence: EvidenceSection = EvidenceSection()
+
+    @model_validator(mode="after")
+    def _counts_of_domains(self) -> BuildRecipe:
+        counts = self.subdomains.count
+        for name in counts if isinstance(counts, dict) else ():
+            if name not in self.domains:
+                raise ValueError(f"subdomains.count names {name!r}, which is no domain here: {', '.join(self.domains)}")
+        return self
+
+
+class EvalRecipe(Section):
+    """Everything `freemoe eval` needs: a model or an artefact, and tasks."""
+
+    command: Literal["eval"] = "eval"
+    artefact: str
+    base: str | None = None
+    experts: tuple[str, ...] = ("base", "auto")
+    domains: Domains
+    output: str | None = None
+    seed: Seed = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    threads: int | None = Field(default=None, ge=1)
+    batch_tokens: int = Field(default=4096, ge=16)
+    data: DataSection = DataSection()
