@@ -111,9 +111,13 @@ def test_more_tokens_and_neurons_than_a_block(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(kernels, "TOKENS", 8)
     monkeypatch.setattr(kernels, "NEURONS", 7)
     weights, index = layer(biased=True)
+    index[2] = torch.arange(10, 10 + index.shape[1])  # one run, which is not gathered
     x, _ = tokens(20)
     expert = torch.full((20,), 2)
     expert[5] = 0
+    kinds = [{type(part) for part in own} for own in Plan(index, NEURONS).parts]
+    assert kinds[2] == {slice}
+    assert torch.Tensor in kinds[0]
     torch.testing.assert_close(grouped(x, expert, weights, index), reference(x, expert, weights, index), **CLOSE)
 
 
