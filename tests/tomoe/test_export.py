@@ -105,7 +105,8 @@ print(type(model).__module__, float(model(torch.full((1, 3), 7)).logits.double()
     module, total = done.stdout.split()
     assert module == "freemoe.tomoe.modeling"
     model = load_base(exported[0], device="cpu")[0]
-    assert float(total) == float(model(torch.full((1, 3), 7)).logits.double().sum())
+    # With gradients and without, the experts are computed in different ways.
+    assert float(total) == pytest.approx(float(model(torch.full((1, 3), 7)).logits.double().sum()), abs=1e-3)
 
 
 @torch.no_grad()
