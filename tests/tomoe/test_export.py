@@ -85,6 +85,8 @@ def test_the_folder_says_what_it_is(exported: tuple[Path, Any, Any]) -> None:
     for layer, own in zip(config.tomoe["layers"], structure, strict=True):
         assert layer["widths"] == own.widths
         assert layer["neurons"] == own.union
+        # At most 15 patterns of 4 experts, next to each other.
+        assert max(layer["runs"]) <= 8
         assert layer["value_keep"] == own.value_width
         assert layer["query_width"] == 2 * int(own.qk.sum())
     assert AutoTokenizer.from_pretrained(folder)("a")["input_ids"]
