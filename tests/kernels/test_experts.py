@@ -111,9 +111,13 @@ def test_more_tokens_and_neurons_than_a_block(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(kernels, "TOKENS", 8)
     monkeypatch.setattr(kernels, "NEURONS", 7)
     weights, index = layer(biased=True)
+    index[2] = torch.arange(10, 10 + index.shape[1])  # one run, which is not gathered
     x, _ = tokens(20)
     expert = torch.full((20,), 2)
     expert[5] = 0
+    kinds = [{type(part) for part in own} for own in Plan(index, NEURONS).parts]
+    assert kinds[2] == {slice}
+    assert torch.Tensor in kinds[0]
     torch.testing.assert_close(grouped(x, expert, weights, index), reference(x, expert, weights, index), **CLOSE)
 
 
@@ -203,7 +207,7 @@ def test_triton_kernels_in_the_interpreter() -> None:
     # The interpreter is chosen when a kernel is defined, so that it needs a process of its own.
     code = """
 import torch
-from freemoe.kernels.experts import reference
+from freemoe.kernels.experts import Weights, reference
 from freemoe.kernels.triton_experts import triton_experts
 from tests.kernels.test_experts import layer, tokens
 for parts, biased, name in [(2, False, "silu"), (2, True, "gelu"), (1, True, "gelu_new"), (2, False, "relu")]:
@@ -211,6 +215,12 @@ for parts, biased, name in [(2, False, "silu"), (2, True, "gelu"), (1, True, "ge
     x, expert = tokens(37)
     error = (triton_experts(x, expert, weights, index) - reference(x, expert, weights, index)).abs().max()
     assert error < 1e-5, (parts, biased, name, error)
+weights, index = layer()
+x, expert = tokens(37)
+low = Weights(weights.up.bfloat16(), weights.down.bfloat16(), None, None, weights.activation, weights.name)
+got = triton_experts(x.bfloat16(), expert, low, index).float()
+error = (got - reference(x, expert, weights, index)).abs().max()
+assert error < 0.1, error
 """
     environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)

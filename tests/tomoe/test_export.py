@@ -85,6 +85,8 @@ def test_the_folder_says_what_it_is(exported: tuple[Path, Any, Any]) -> None:
     for layer, own in zip(config.tomoe["layers"], structure, strict=True):
         assert layer["widths"] == own.widths
         assert layer["neurons"] == own.union
+        # At most 15 patterns of 4 experts, next to each other.
+        assert max(layer["runs"]) <= 8
         assert layer["value_keep"] == own.value_width
         assert layer["query_width"] == 2 * int(own.qk.sum())
     assert AutoTokenizer.from_pretrained(folder)("a")["input_ids"]
@@ -105,7 +107,8 @@ print(type(model).__module__, float(model(torch.full((1, 3), 7)).logits.double()
     module, total = done.stdout.split()
     assert module == "freemoe.tomoe.modeling"
     model = load_base(exported[0], device="cpu")[0]
-    assert float(total) == float(model(torch.full((1, 3), 7)).logits.double().sum())
+    # With gradients and without, the experts are computed in different ways.
+    assert float(total) == pytest.approx(float(model(torch.full((1, 3), 7)).logits.double().sum()), abs=1e-3)
 
 
 @torch.no_grad()

@@ -19,6 +19,9 @@ from torch.nn import functional as F
 
 from freemoe.kernels.rows import experts_times, rows_available
 
+TOKENS, NEURONS = 512, 512
+"""Tokens and neurons of an expert that are multiplied at once: so much stays in a cache."""
+
 
 @dataclass(frozen=True, eq=False)
 class Weights:
@@ -51,6 +54,8 @@ class Plan:
 
     def __init__(self, index: Tensor, neurons: int) -> None:
         self.rows = [row[row >= 0].long() for row in index.cpu()]
+        # Rows of each expert that are multiplied at once; a slice where they lie together and need not be gathered.
+        self.parts = [[_together(some) for some in rows.split(NEURONS)] for rows in self.rows]
         self.neurons = neurons
         self._masks: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
@@ -63,6 +68,11 @@ class Plan:
                 row[rows] = 1
             self._masks[key] = held.to(device)
         return self._masks[key]
+
+
+def _together(rows: Tensor) -> slice | Tensor:
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 
 
 def index_mask(index: Tensor, neurons: int, dtype: torch.dtype) -> Tensor:
@@ -140,10 +150,6 @@ def _activate_(gate: Tensor, weights: Weights) -> Tensor:
     return weights.activation(gate)
 
 
-TOKENS, NEURONS = 512, 512
-"""Tokens and neurons of an expert that are multiplied at once: so much stays in a cache."""
-
-
 class _Scratch(threading.local):
     """Memory for gathered rows and intermediate activations, used again: fresh pages cost as much as writing them."""
 
@@ -182,33 +188,38 @@ def grouped(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
     counts = torch.bincount(expert, minlength=len(plan.rows)).tolist()
     output = torch.empty_like(x)
     begin = 0
-    for rows, count in zip(plan.rows, counts, strict=True):
+    for own, count in zip(plan.parts, counts, strict=True):
         for start in range(begin, begin + count, TOKENS):
             tokens = order[start : min(start + TOKENS, begin + count)]
-            output[tokens] = _through(x[tokens], weights, rows)
+            output.index_copy_(0, tokens, _through(x.index_select(0, tokens), weights, own))
         begin += count
     return output
 
 
-def _through(x: Tensor, weights: Weights, rows: Tensor) -> Tensor:
+def _through(x: Tensor, weights: Weights, own: list[slice | Tensor]) -> Tensor:
     """The tokens of one expert (T', d) through its neurons -> (T', d)."""
-    parts, _, d = weights.up.shape
+    parts = len(weights.up)
     output = torch.zeros_like(x) if weights.down_bias is None else weights.down_bias.repeat(len(x), 1)
-    for some in rows.split(NEURONS):
-        up = _SCRATCH.take("up", x, parts, len(some), d)
-        for matrix, own in zip(weights.up, up, strict=True):
-            torch.index_select(matrix, 0, some, out=own)
-        inner = _SCRATCH.take("inner", x, len(x), parts * len(some))
-        torch.mm(x, up.flatten(0, 1).T, out=inner)
+    for rows in own:
+        ups = [_rows(matrix, rows, f"up{part}") for part, matrix in enumerate(weights.up)]
+        count = len(ups[0])
+        inner = _SCRATCH.take("inner", x, parts, len(x), count)
+        for part, up in enumerate(ups):
+            torch.mm(x, up.T, out=inner[part])
         if weights.up_bias is not None:
-            inner.add_(weights.up_bias[:, some].flatten())
-        hidden = _activate_(inner[:, : len(some)], weights)
+            inner.add_(weights.up_bias[:, rows].unsqueeze(1))
+        hidden = _activate_(inner[0], weights)
         if parts == 2:
-            hidden.mul_(inner[:, len(some) :])
-        down = _SCRATCH.take("down", x, len(some), d)
-        torch.index_select(weights.down, 0, some, out=down)
-        torch.addmm(output, hidden, down, out=output)
+            hidden.mul_(inner[1])
+        torch.addmm(output, hidden, _rows(weights.down, rows, "down"), out=output)
     return output
+
+
+def _rows(matrix: Tensor, rows: slice | Tensor, name: str) -> Tensor:
+    """Rows of a matrix, where they stand or gathered into memory of this name."""
+    if isinstance(rows, slice):
+        return matrix[rows]
+    return torch.index_select(matrix, 0, rows, out=_SCRATCH.take(name, matrix, len(rows), matrix.shape[1]))
 
 
 def few(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:

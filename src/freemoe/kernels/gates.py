@@ -51,7 +51,7 @@ def top_k_mask(scores: Tensor, k: int) -> Tensor:
     """
     if k >= scores.shape[-1]:
         return torch.ones_like(scores)
-    return torch.zeros_like(scores).scatter(-1, scores.topk(k, dim=-1).indices, 1.0)
+    return torch.zeros_like(scores).scatter(-1, scores.topk(k, dim=-1, sorted=False).indices, 1.0)
 
 
 def route(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "rel
 
 DTYPES = (torch.float32, torch.bfloat16)
 
-# Bytes: the second-level cache of a common core.
+# Bytes: what is near enough of a common core's caches.
 _CACHE = 1 << 19
 
 # Below this many weights a second thread costs more than it brings.

@@ -19,7 +19,7 @@ from transformers.initialization import no_init_weights
 from freemoe.errors import ArtifactError, FamilyError, RecipeError
 from freemoe.families.sublayers import Sublayers, find_sublayers
 from freemoe.tomoe import modeling
-from freemoe.tomoe.layout import union_order
+from freemoe.tomoe.layout import runs, union_order
 from freemoe.tomoe.structure import LayerStructure, Structure, ValueGate, active_parameters, check, dense_parameters
 
 CODE = "modeling_tomoe.py"
@@ -176,7 +176,10 @@ def _mlp(layer: Sublayers, own: LayerStructure, mode: str) -> tuple[dict[str, An
         tensors["up_bias"] = torch.stack([linear.bias[held] for linear in layer.up])
     if layer.down.bias is not None:
         tensors["down_bias"] = layer.down.bias
-    return {"neurons": len(held), "widths": widths}, tensors
+    places = torch.zeros(len(experts), len(held), dtype=torch.bool)
+    for row, rows in zip(places, members, strict=True):
+        row[rows] = True
+    return {"neurons": len(held), "widths": widths, "runs": [len(runs(row)) for row in places]}, tensors
 
 
 def export(
