@@ -21,6 +21,7 @@ from freemoe.bench.contest import side_by_side
 from freemoe.bench.harness import Figure, Outcome, Settings
 from freemoe.evals.statistics import over_seeds
 from freemoe.families.loading import BUNDLED
+from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
 
 SHARES = (0.7, 0.6, 0.5, 0.4)
 SEEDS = 3
@@ -85,6 +86,28 @@ def bundled_text(folder: Path) -> str:
     return str(path)
 
 
+def bundled_recipe(folder: Path, active: float, experts: int, train: dict[str, Any], seed: int) -> ConvertRecipe:
+    """The conversion of the bundled model on its own reference items, without rivals, into a folder."""
+    recipe = recipe_from(
+        {
+            "command": "convert",
+            "model": BUNDLED,
+            "text": [bundled_text(folder)],
+            "output": str(folder / "converted"),
+            "active": active,
+            "experts": experts,
+            "seed": seed,
+            "dtype": "float32",
+            "device": "cpu",
+            "rivals": False,
+            "train": train,
+        },
+        "The benchmark",
+    )
+    assert isinstance(recipe, ConvertRecipe)
+    return recipe
+
+
 def item_text(record: dict[str, Any]) -> str:
     """A benchmark item with its right answer."""
     if "target" in record:
@@ -96,7 +119,6 @@ def converted(job: Job) -> dict[str, Any]:
     """Convert in a process of its own; what the result says, and for the bundled model its accuracy on its test items."""
     import torch
 
-    from freemoe.recipes import ConvertRecipe, recipe_from
     from freemoe.tomoe.convert import convert
 
     torch.set_num_threads(1)
@@ -138,7 +160,6 @@ def converted(job: Job) -> dict[str, Any]:
 def task_accuracy(model: str, job: Job) -> float:
     """Mean accuracy over the bundled domains' test items."""
     from freemoe.domain_experts.evaluation import evaluate
-    from freemoe.recipes import EvalRecipe, recipe_from
 
     recipe = recipe_from(
         {

@@ -25,7 +25,14 @@ from freemoe.families.sublayers import Sublayers, find_sublayers
 from freemoe.tomoe.export import converted, export
 from freemoe.tomoe.masked import masked
 from freemoe.tomoe.modules import SPARSE_TOKENS
-from freemoe.tomoe.structure import LayerStructure, Structure, ValueGate, active_parameters, dense_parameters
+from freemoe.tomoe.structure import (
+    LayerStructure,
+    Structure,
+    ValueGate,
+    active_parameters,
+    dense_parameters,
+    from_tensors,
+)
 
 # Llama-2-7B at half its width: the same shares of attention and MLP, the same head. 152 million weights in three layers.
 SHAPE = {"hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 3, "num_attention_heads": 16}
@@ -112,7 +119,22 @@ def tiled(structure: Structure, sublayers: list[Sublayers]) -> Structure:
 
 
 # Name -> masks for the shape. Those of a trained small model are one more row: ``tiled(its structure, sublayers)``.
-SOURCES: dict[str, Callable[[Settings, list[Sublayers]], Structure]] = {"random masks": random_masks}
+def trained_masks(settings: Settings, sublayers: list[Sublayers]) -> Structure:
+    """The masks of the bundled model's own conversion, tiled up."""
+    from safetensors.torch import load_file
+
+    from freemoe.bench.tomoe_quality import QUICK, TRAIN, bundled_recipe
+    from freemoe.tomoe.convert import STRUCTURE, convert
+
+    with tempfile.TemporaryDirectory() as scratch:
+        recipe = bundled_recipe(Path(scratch), SHARE, EXPERTS, QUICK if settings.quick else TRAIN, settings.seed)
+        return tiled(from_tensors(load_file(convert(recipe, progress=settings.progress) / STRUCTURE)), sublayers)
+
+
+SOURCES: dict[str, Callable[[Settings, list[Sublayers]], Structure]] = {
+    "random masks": random_masks,
+    "trained masks": trained_masks,
+}
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from freemoe import __version__
@@ -37,6 +38,9 @@ from freemoe.tomoe.structure import (
     to_tensors,
 )
 from freemoe.tomoe.train import History
+
+STRUCTURE = "structure.safetensors"
+"""What the conversion decided, beside the model that it was written as."""
 
 # Largest difference of logits between the exported model and masks on the dense one, at float32.
 SAME = 1e-3
@@ -106,6 +110,7 @@ def convert(
         "environment": environment(),
     }
     _export(bench, structure, folder)
+    write_atomic(folder / STRUCTURE, save(to_tensors(structure)))
     result["cost"] = {
         "wall_seconds": time.time() - started,
         "peak_memory_bytes": peak_memory_bytes(),

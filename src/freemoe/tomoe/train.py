@@ -140,6 +140,7 @@ class Trainer:
             if on_step is not None:
                 on_step()
 
+    @torch.enable_grad()
     def _one(self, step: int) -> None:
         settings, losses = self.recipe.train, self.recipe.losses
         self._pace(step)
