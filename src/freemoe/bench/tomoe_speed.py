@@ -35,7 +35,7 @@ from freemoe.tomoe.structure import (
 )
 
 # Llama-2-7B at half its width: the same shares of attention and MLP, the same head. 152 million weights in three layers.
-SHAPE = {"hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 3, "num_attention_heads": 16}
+SHAPE = {"hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 4, "num_attention_heads": 16}
 QUICK_SHAPE = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4}
 EXPERTS = 8
 SHARE = 0.5
