@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from freemoe.evals.benchmarks import BENCHMARKS
-from freemoe.recipes import BuildRecipe, load_recipe
+from freemoe.recipes import BuildRecipe, ConvertRecipe, load_recipe
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes"
-FILES = sorted(FOLDER.rglob("*.yaml"))
+FILES = sorted(f for f in FOLDER.rglob("*.yaml") if f.parent.name in ("mode", "free-moe"))
+CONVERSIONS = sorted((FOLDER / "tomoe").glob("*.yaml"))
 NAMES = [str(f.relative_to(FOLDER)) for f in FILES]
 
 # Part of a file's name -> (field, values that the papers' table has, in the order of its files).
@@ -81,3 +82,12 @@ def test_every_table_is_there() -> None:
     models = {load(f).model for f in FOLDER.glob("mode/table01-*.yaml")}
     assert len(models) == 5
     assert {load(f).bands.scope for f in FOLDER.glob("free-moe/*.yaml")} == {"layer"}
+
+
+@pytest.mark.parametrize("file", CONVERSIONS, ids=[f.name for f in CONVERSIONS])
+def test_a_conversion_is_the_papers(file: Path) -> None:
+    recipe = load_recipe(file)
+    assert isinstance(recipe, ConvertRecipe)
+    assert (recipe.profile, recipe.mix, recipe.train.steps) == ("paper", "paper", 10000)
+    assert (recipe.gates.budget, recipe.losses.union, recipe.losses.size) == ("loss", 2.0, 16.0)
+    assert recipe.output == f"tomoe-{file.stem}"

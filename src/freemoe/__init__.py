@@ -11,18 +11,30 @@ if TYPE_CHECKING:
     from freemoe.domain_experts.build import build
     from freemoe.domain_experts.mixture import FreeMoE
     from freemoe.errors import FreeMoEError
-    from freemoe.recipes import BuildRecipe, load_recipe
+    from freemoe.recipes import BuildRecipe, ConvertRecipe, load_recipe
+    from freemoe.tomoe.convert import convert
 
 # Public name -> the room it stands in. Loaded at first use, so that `import freemoe` loads no torch.
 _PUBLIC = {
     "BuildRecipe": "freemoe.recipes",
+    "ConvertRecipe": "freemoe.recipes",
     "FreeMoE": "freemoe.domain_experts.mixture",
     "FreeMoEError": "freemoe.errors",
     "build": "freemoe.domain_experts.build",
+    "convert": "freemoe.tomoe.convert",
     "load_recipe": "freemoe.recipes",
 }
 
-__all__ = ["BuildRecipe", "FreeMoE", "FreeMoEError", "__version__", "build", "load_recipe"]
+__all__ = [
+    "BuildRecipe",
+    "ConvertRecipe",
+    "FreeMoE",
+    "FreeMoEError",
+    "__version__",
+    "build",
+    "convert",
+    "load_recipe",
+]
 
 
 def __getattr__(name: str) -> Any:

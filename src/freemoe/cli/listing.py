@@ -8,7 +8,7 @@ from rich.table import Table
 from freemoe.cli.common import calm_libraries, out, print_json
 from freemoe.registry import unknown_name
 
-HELP = """List what freemoe knows by name: families, tasks, metrics, searches.
+HELP = """List what freemoe knows by name: families, tasks, metrics, searches, mixes, benchmarks.
 
 Example:
 
@@ -16,7 +16,7 @@ Example:
   freemoe ls tasks
 """
 
-KINDS = ("families", "tasks", "metrics", "searches")
+KINDS = ("families", "tasks", "metrics", "searches", "mixes", "benchmarks")
 
 
 def _rows(kind: str) -> list[dict[str, str]]:
@@ -31,8 +31,12 @@ def _rows(kind: str) -> list[dict[str, str]]:
         from freemoe.families.spec import FAMILIES as registry
     elif kind == "metrics":
         from freemoe.domain_experts.importance import METRICS as registry
-    else:
+    elif kind == "searches":
         from freemoe.domain_experts.search import SEARCHES as registry
+    elif kind == "mixes":
+        from freemoe.corpora.mixes import MIXES as registry
+    else:
+        from freemoe.bench.harness import BENCHES as registry
     return [{"name": n, "about": registry.about(n)} for n in registry]
 
 

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("report", help=HELP)
     def command(
-        artefact: Path = typer.Argument(help="Folder written by freemoe build or demo."),
+        artefact: Path = typer.Argument(help="Folder written by freemoe build, demo or convert."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Print the tables; write nothing."),
         as_json: bool = typer.Option(False, "--json", help="Print the result as JSON; write nothing."),
     ) -> None:
@@ -31,6 +31,15 @@ def register(app: typer.Typer) -> None:
         result = json.loads((artefact / "result.json").read_text(encoding="utf-8"))
         if as_json:
             print_json(result)
+            return
+        if result.get("kind") == "converted":
+            from freemoe.report.conversion import write_conversion_report
+            from freemoe.tomoe.card import headlines
+
+            for line in headlines(result):
+                out.print(line, markup=False, highlight=False, soft_wrap=True)
+            if not dry_run:
+                out.print(f"report: {write_conversion_report(artefact)}", markup=False, highlight=False, soft_wrap=True)
             return
         from freemoe.report.html import write_report
         from freemoe.report.tables import subdomain_table, summary_table

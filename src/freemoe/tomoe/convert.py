@@ -166,7 +166,18 @@ def counted(bench: Bench, structure: Structure) -> dict[str, Any]:
         "active_total": total - dense + nominal,
         "active_share_with_embeddings": (total - dense + nominal) / total,
         "gates": gates,
+        # Two per weight and token: multiply and add. Attention over the context comes on top, the same for both.
+        "flops_per_token": {
+            "dense": 2 * total_multiplied(total, bench),
+            "converted": 2 * (total_multiplied(total, bench) - dense + real + gates),
+        },
     }
+
+
+def total_multiplied(total: int, bench: Bench) -> int:
+    """Weights that a token's hidden state is multiplied by: all but an embedding table that is no head as well."""
+    table = bench.model.get_input_embeddings().weight
+    return total if table is bench.model.get_output_embeddings().weight else total - table.numel()
 
 
 @torch.no_grad()
