@@ -1,0 +1,106 @@
+"""`freemoe convert` from the outside: flags are the recipe, nothing is done when asked not to, the whole way works."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from freemoe.recipes import ConvertRecipe, recipe_from
+from tests.cli.conftest import Freemoe
+from tests.tiny import tiny_model, tiny_tokenizer
+
+SMALL = ["--steps", "2", "--block", "32", "--batch-tokens", "64", "--experts", "3", "--dtype", "float32"]
+
+
+@pytest.fixture
+def model(folder: Path) -> Path:
+    """A tiny model and a text, in the folder to work in."""
+    tiny_model("llama").save_pretrained(folder / "model")
+    tiny_tokenizer().save_pretrained(folder / "model")
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    lines = [json.dumps(" ".join(words[(i * j) % 10] for j in range(1, 14)) + f" {i}") for i in range(90)]
+    (folder / "text.jsonl").write_text("\n".join(lines))
+    return folder / "model"
+
+
+@pytest.mark.parametrize(
+    ("flags", "path", "value"),
+    [
+        (["--active", "0.6"], "active", 0.6),
+        (["--experts", "16"], "experts", 16),
+        (["--method", "activation-split"], "method", "activation-split"),
+        (["--mode", "pseudo"], "mode", "pseudo"),
+        (["--no-rivals"], "rivals", False),
+        (["--steps", "7"], "train.steps", 7),
+        (["--block", "64"], "train.block", 64),
+        (["--batch-tokens", "128"], "train.batch_tokens", 128),
+        (["--rate", "0.01"], "train.rate", 0.01),
+        (["--checkpointing"], "train.checkpointing", True),
+        (["--set", "gates.noise=true"], "gates.noise", True),
+        (["--seed", "5"], "seed", 5),
+        (["--threads", "1"], "threads", 1),
+        (["-o", "there"], "output", "there"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_a_flag_reaches_its_field_and_no_other(flags: list[str], path: str, value: object, freemoe: Freemoe) -> None:
+    plain = yaml.safe_load(freemoe("convert", "m", "--text", "t", "--print-recipe").out)
+    found = yaml.safe_load(freemoe("convert", "m", "--text", "t", *flags, "--print-recipe").out)
+    assert isinstance(recipe_from(found), ConvertRecipe)
+    *parents, last = path.split(".")
+    place = plain
+    for part in parents:
+        place = place[part]
+    assert place[last] != value
+    place[last] = value
+    assert found == plain
+
+
+def test_profiles_differ_and_a_flag_wins(freemoe: Freemoe) -> None:
+    paper = yaml.safe_load(freemoe("convert", "m", "--text", "t", "--profile", "paper", "--print-recipe").out)
+    assert (paper["gates"]["budget"], paper["train"]["steps"]) == ("loss", 10000)
+    own = yaml.safe_load(
+        freemoe("convert", "m", "--text", "t", "--profile", "paper", "--steps", "9", "--print-recipe").out
+    )
+    assert own["train"]["steps"] == 9
+
+
+def test_a_dry_run_writes_nothing(model: Path, freemoe: Freemoe) -> None:
+    done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "--dry-run")
+    assert done.code == 0
+    assert "2 steps of 64 tokens" in done.out
+    assert not list(model.parent.glob("out*"))
+
+
+def test_the_whole_way(model: Path, freemoe: Freemoe) -> None:
+    done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "-q")
+    assert done.code == 0, done.err
+    assert "static pruning by magnitude" in done.out
+    assert "perplexity@32" in done.out
+    assert (model.parent / "out" / "report.html").stat().st_size > 5000
+    seen = freemoe("inspect", "out", "--base", str(model), "--json")
+    assert json.loads(seen.out)["made from the base given"] == "yes"
+    scored = freemoe("eval", "out", "-d", "law=law.jsonl", "--json", "-q")
+    assert scored.code == 0, scored.err
+    assert 0 <= json.loads(scored.out)["domains"][0]["rows"]["base"]["score"] <= 100
+    assert freemoe("report", "out").code == 0
+    again = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "-q")
+    assert again.code == 2
+    assert "exists already" in again.err
+
+
+def test_refused_in_words(model: Path, freemoe: Freemoe) -> None:
+    for flags, words in (
+        (["--active", "1.5"], "active"),
+        (["--experts", "1"], "experts"),
+        (["--text", "absent.txt"], "No file at"),
+        (["--mix", "paper", "--data-root", "."], "'alpaca' is not under"),
+    ):
+        done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, *flags, "-o", "bad")
+        assert done.code == 2
+        assert words in done.err
+        assert "Traceback" not in done.err
+    assert not list(model.parent.glob("bad*"))
