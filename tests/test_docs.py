@@ -14,12 +14,20 @@ from freemoe.recipes import BuildRecipe
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = [
     ROOT / name
-    for name in ("docs/methods.md", "docs/evidence.md", "docs/pitfalls.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    for name in (
+        "docs/methods.md",
+        "docs/evidence.md",
+        "docs/pitfalls.md",
+        "docs/hookmoe.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+    )
 ]
 GUIDES.append(ROOT / "recipes" / "README.md")
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OPTIONS = {option for c in COMMANDS.values() for p in c.params for option in [*p.opts, *p.secondary_opts]}
-PLACES = (ROOT, ROOT / "src" / "freemoe", ROOT / "src" / "freemoe" / "evals", ROOT / "docs", ROOT / "recipes")
+PACKAGE = ROOT / "src" / "freemoe"
+PLACES = (ROOT, PACKAGE, PACKAGE / "evals", PACKAGE / "hookmoe", ROOT / "docs", ROOT / "recipes")
 
 by_guide = pytest.mark.parametrize("guide", GUIDES, ids=[str(g.relative_to(ROOT)) for g in GUIDES])
 

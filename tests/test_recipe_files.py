@@ -10,7 +10,7 @@ from freemoe.evals.benchmarks import BENCHMARKS
 from freemoe.recipes import BuildRecipe, load_recipe
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes"
-FILES = sorted(FOLDER.rglob("*.yaml"))
+FILES = sorted(f for f in FOLDER.rglob("*.yaml") if f.parent.name in ("mode", "free-moe"))
 NAMES = [str(f.relative_to(FOLDER)) for f in FILES]
 
 # Part of a file's name -> (field, values that the papers' table has, in the order of its files).

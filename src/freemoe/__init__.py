@@ -11,18 +11,21 @@ if TYPE_CHECKING:
     from freemoe.domain_experts.build import build
     from freemoe.domain_experts.mixture import FreeMoE
     from freemoe.errors import FreeMoEError
-    from freemoe.recipes import BuildRecipe, load_recipe
+    from freemoe.hookmoe.trim import trim
+    from freemoe.recipes import BuildRecipe, TrimRecipe, load_recipe
 
 # Public name -> the room it stands in. Loaded at first use, so that `import freemoe` loads no torch.
 _PUBLIC = {
     "BuildRecipe": "freemoe.recipes",
     "FreeMoE": "freemoe.domain_experts.mixture",
     "FreeMoEError": "freemoe.errors",
+    "TrimRecipe": "freemoe.recipes",
     "build": "freemoe.domain_experts.build",
     "load_recipe": "freemoe.recipes",
+    "trim": "freemoe.hookmoe.trim",
 }
 
-__all__ = ["BuildRecipe", "FreeMoE", "FreeMoEError", "__version__", "build", "load_recipe"]
+__all__ = ["BuildRecipe", "FreeMoE", "FreeMoEError", "TrimRecipe", "__version__", "build", "load_recipe", "trim"]
 
 
 def __getattr__(name: str) -> Any:

@@ -30,9 +30,15 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         calm_libraries()
         from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
+        from freemoe.hookmoe.inspection import inspect_trimmed, is_trimmed
 
-        is_model = (artefact / "config.json").is_file() or str(artefact) == "freemoe-demo"
-        found = inspect_model(str(artefact)) if is_model else inspect_artefact(artefact, base)
+        is_model = (artefact / "config.json").is_file() or str(artefact) in ("freemoe-demo", "freemoe-demo-moe")
+        if is_model:
+            found = inspect_model(str(artefact))
+        elif is_trimmed(artefact):
+            found = inspect_trimmed(artefact, base)
+        else:
+            found = inspect_artefact(artefact, base)
         if as_json:
             print_json(found)
             return
