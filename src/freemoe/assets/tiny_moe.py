@@ -36,7 +36,7 @@ from freemoe.assets.tiny_base import (
 )
 from freemoe.assets.tiny_world import WORLD_SEED, Mix, World
 
-SEED, STEPS = 5, 1500
+SEED, STEPS = 5, 1200
 SECONDS_PER_STEP = 0.4  # one thread of a server core with AVX2, unshared; only for the estimate of --dry-run
 LEARNING_RATE, WEIGHT_DECAY, BALANCE = 4e-3, 0.05, 0.02
 SHAPE = {

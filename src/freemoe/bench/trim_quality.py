@@ -36,7 +36,8 @@ from freemoe.hookmoe.training import Material, Schedule, train
 from freemoe.recipes import HookTraining, TrimRecipe
 
 SEEDS = (0, 1, 2)
-STEPS, ROWS, RATE, BLOCK, EVERY = 600, 8, 3e-3, 256, 100
+STEPS, ROWS, RATE, BLOCK, EVERY = 400, 8, 3e-3, 128, 100
+DOCUMENTS = 800
 
 
 @dataclass
@@ -69,9 +70,9 @@ def prepare(settings: Settings) -> Bench:
     quick = settings.quick
     training = HookTraining(
         block=64 if quick else BLOCK,
-        limit=16 if quick else 768,
-        held_out=4 if quick else 48,
-        test=8 if quick else 192,
+        limit=16 if quick else 1536,
+        held_out=4 if quick else 64,
+        test=8 if quick else 384,
     )
     recipe = TrimRecipe(model=BUNDLED_MOE, text=DEMO, training=training)
     model, tokenizer = load_base(BUNDLED_MOE, dtype="float32", device="cpu")
@@ -88,7 +89,7 @@ def prepare(settings: Settings) -> Bench:
         uniform(plan_of(model), 1),
     )
     for domain in DOMAINS:
-        data = load_domain(domain, [f"demo:{domain}"], tokenizer=tokenizer, limit=20 if quick else None)
+        data = load_domain(domain, [f"demo:{domain}"], tokenizer=tokenizer, limit=20 if quick else DOCUMENTS)
         bench.documents[domain] = list(data.reported.open(FrozenChoice("bench hookmoe")))
         bench.graders[domain] = data.graders
     return bench

@@ -37,14 +37,17 @@ class Found:
 def kl_drop(
     model: Any, blocks: Blocks, teacher: Teacher, journal: Journal | None = None, rescale: str = "none"
 ) -> Drop:
-    """Held-out KL of a plan from the full model, in nats per token; written down once per plan."""
+    """Held-out KL of a plan from the full model, in nats per token; measured, and written down, once per plan."""
+    known: dict[Plan, float] = {}
 
     def drop(plan: Plan) -> float:
         def work() -> float:
             with applied(model, plan, rescale):
                 return measure(model, blocks, teacher).mean_kl
 
-        return journal.unit(f"drop|{plan.text()}", work) if journal else work()
+        if plan not in known:
+            known[plan] = journal.unit(f"drop|{plan.text()}", work) if journal else work()
+        return known[plan]
 
     return drop
 
