@@ -69,7 +69,10 @@ def _source(model: str | Path) -> str | Path:
     """Where a base is loaded from: a bundled model's folder for its alias, a checked folder, or a hub id."""
     bundled = {BUNDLED: demo_model_path, BUNDLED_MOE: demo_moe_path}
     if str(model) in bundled:
-        return bundled[str(model)]()
+        try:
+            return bundled[str(model)]()
+        except FileNotFoundError as error:
+            raise DataError(f"{model!r} is not part of this installation: {error}.") from None
     path = Path(model)
     looks_local = path.is_absolute() or str(model).startswith(".") or path.exists() or str(model).count("/") > 1
     if looks_local and not (path / "config.json").is_file():
