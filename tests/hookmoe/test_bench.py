@@ -20,7 +20,12 @@ from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.plans import Plan
 from tests.hookmoe.conftest import logits
 
+needs_mixture = pytest.mark.skipif(
+    not (tiny_moe.ASSETS / "demo_moe").is_dir(), reason="no bundled mixture yet: python scripts/make_demo_moe.py"
+)
 
+
+@needs_mixture
 def test_the_bundled_mixture_is_small_and_says_where_it_comes_from() -> None:
     folder = demo_moe_path()
     assert sum(f.stat().st_size for f in folder.iterdir()) <= 2_000_000
@@ -31,6 +36,7 @@ def test_the_bundled_mixture_is_small_and_says_where_it_comes_from() -> None:
     assert (folder / "tokenizer.json").read_bytes() == (demo_model_path() / "tokenizer.json").read_bytes()
 
 
+@needs_mixture
 def test_the_bundled_mixture_loads_under_its_name_and_knows_its_world() -> None:
     model, tokenizer = load_base(BUNDLED_MOE, dtype="float32", device="cpu")
     assert model.config.model_type == "mixtral"
@@ -39,6 +45,7 @@ def test_the_bundled_mixture_loads_under_its_name_and_knows_its_world() -> None:
     assert tokenizer.decode(out[0, ids.shape[1] :]).startswith("1")
 
 
+@needs_mixture
 @pytest.mark.slow
 def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path) -> None:
     found = run_bench("hookmoe", Settings(quick=True, cache=tmp_path))

@@ -220,12 +220,12 @@ def _same_inputs(run: RunFolder, base_print: str, text: TextParts) -> None:
 
 
 def _costs(model: Any, base: Plan, trimmed: Trimmed) -> dict[str, Any]:
-    found = {
+    found: dict[str, Any] = {
         "full": count_parameters(model, base).describe(),
         "trimmed": count_parameters(model, trimmed.plan, trimmed.hooks).describe(),
     }
     if trimmed.hooks is not None:
-        found["hooks_as_act"] = act_equivalent(model, trimmed.hooks)  # type: ignore[assignment]
+        found["hooks_as_act"] = act_equivalent(model, trimmed.hooks)
     return found
 
 
