@@ -37,9 +37,7 @@ HEAVY = ("torch", "transformers", "lm_eval", "sklearn", "scipy", "matplotlib", "
 
 LONGEST = 400
 # File -> why it is longer.
-LONGER: dict[str, str] = {
-    "src/freemoe/recipes.py": "the fields of every command, side by side; each recipe is short",
-}
+LONGER: dict[str, str] = {}
 
 
 def room(path: Path) -> str:

@@ -17,8 +17,9 @@ GUIDES = [
     for name in (
         "docs/methods.md",
         "docs/evidence.md",
-        "docs/pitfalls.md",
+        "docs/tomoe.md",
         "docs/hookmoe.md",
+        "docs/pitfalls.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
     )

@@ -18,6 +18,7 @@ from freemoe.bench.rivals import Schedule
 from freemoe.errors import DataError
 from freemoe.evals.domains import load_domain
 from freemoe.evals.scorer import Scorer
+from freemoe.evals.statistics import over_seeds
 from freemoe.runs import Quiet
 
 QUICK = Schedule(steps=4, step_tokens=512, every=2, patience=1)
@@ -38,11 +39,11 @@ def test_a_rate_is_chosen_by_the_stopping_loss_alone() -> None:
 
 
 def test_the_interval_over_bases_is_students() -> None:
-    interval = gain._over_seeds([4.0, 6.0, 8.0])
+    interval = over_seeds([4.0, 6.0, 8.0])
     # Two degrees of freedom: 4.303 standard errors of 2 / sqrt(3).
     assert interval.mean == 6.0
     assert interval.high - 6.0 == pytest.approx(4.3027 * 2 / math.sqrt(3), rel=1e-4)
-    assert gain._over_seeds([4.0]).low == -math.inf
+    assert over_seeds([4.0]).low == -math.inf
 
 
 def test_a_row_that_a_domain_lacks_counts_as_its_base() -> None:

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
 from freemoe.bench.bases import SEEDS, benchmark_specs, fresh_bases
 from freemoe.bench.contest import Job, compete, side_by_side
 from freemoe.bench.harness import Figure, Outcome, Settings
 from freemoe.bench.rivals import Schedule
 from freemoe.domain_experts.evidence import gains, mean_gain
-from freemoe.evals.statistics import Interval, cluster_bootstrap, ratio_bootstrap
+from freemoe.evals.statistics import Interval, cluster_bootstrap, over_seeds, ratio_bootstrap
 
 TEXTS = {"wikitext": 0.22, "gsm8k": 0.08}
 TASKS = {"gsm8k-matching": 9.0, "arc-easy": None}
@@ -75,7 +74,7 @@ def demo_gain(settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
     by_base = [float(np.mean([_gain(d, "routed") for d in r["domains"]])) for r in results]
     routed = rows["routed"]
     beside = ", ".join(f"{row} {_shown(rows[row])}" for row in ("expert", "control", "oracle"))
-    spread = _over_seeds(by_base)
+    spread = over_seeds(by_base)
     figures = [
         Figure(
             "T7 demo domains, average held-out gain (routed)",
@@ -111,15 +110,6 @@ def _gain(domain: dict[str, Any], row: str) -> float:
 def _over_bases(results: list[dict[str, Any]], row: str, seed: int) -> Interval:
     """Mean over bases and domains, each counting the same."""
     return mean_gain([domain for result in results for domain in result["domains"]], row, seed)
-
-
-def _over_seeds(values: list[float]) -> Interval:
-    """Mean over training seeds with Student's 95 % interval: bases are what a new user would draw anew."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return Interval(mean, -math.inf, math.inf)
-    half = float(student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
-    return Interval(mean, mean - half, mean + half)
 
 
 def _shown(interval: Interval, digits: int = 2) -> str:

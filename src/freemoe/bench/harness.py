@@ -106,6 +106,8 @@ BENCHES.add("switch", "freemoe.bench.switch", "switching an expert in memory aga
 BENCHES.add("router", "freemoe.bench.router", "accuracy and latency of the router (T11)")
 BENCHES.add("hookmoe", "freemoe.bench.hookmoe", "fewer experts per token: speed, and what hooks win back (T10)")
 BENCHES.add("gain", "freemoe.bench.gain", "held-out gain, and against LoRA and full tuning (T7, T7b, T7c, T7d)")
+BENCHES.add("tomoe-speed", "freemoe.bench.tomoe_speed", "a converted model against its dense one (T8)")
+BENCHES.add("tomoe-quality", "freemoe.bench.tomoe_quality", "what a conversion keeps, beside its rivals (T9)")
 
 
 def cache_folder() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -18,6 +19,20 @@ Example:
 """
 
 
+def _show(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    for key, value in found.items():
+        if isinstance(value, list):
+            out.print(f"{key}:", markup=False)
+            for item in value:
+                line = "  " + "  ".join(f"{k}={v}" for k, v in item.items())
+                out.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            out.print(f"{key}: {value}", markup=False, highlight=False, soft_wrap=True)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
@@ -31,22 +46,14 @@ def register(app: typer.Typer) -> None:
         calm_libraries()
         from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
         from freemoe.hookmoe.inspection import inspect_trimmed, is_trimmed
+        from freemoe.tomoe.inspection import inspect_converted, is_converted
 
-        is_model = (artefact / "config.json").is_file() or str(artefact) in ("freemoe-demo", "freemoe-demo-moe")
-        if is_model:
-            found = inspect_model(str(artefact))
+        if is_converted(artefact):
+            found = inspect_converted(artefact, base)
         elif is_trimmed(artefact):
             found = inspect_trimmed(artefact, base)
+        elif (artefact / "config.json").is_file() or str(artefact) in ("freemoe-demo", "freemoe-demo-moe"):
+            found = inspect_model(str(artefact))
         else:
             found = inspect_artefact(artefact, base)
-        if as_json:
-            print_json(found)
-            return
-        for key, value in found.items():
-            if isinstance(value, list):
-                out.print(f"{key}:", markup=False)
-                for item in value:
-                    line = "  " + "  ".join(f"{k}={v}" for k, v in item.items())
-                    out.print(line, markup=False, highlight=False, soft_wrap=True)
-            else:
-                out.print(f"{key}: {value}", markup=False, highlight=False, soft_wrap=True)
+        _show(found, as_json)

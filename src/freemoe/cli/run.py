@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from freemoe.cli.common import apply_sets, print_recipe
-from freemoe.recipes import BuildRecipe, TrimRecipe, load_recipe, recipe_from
+from freemoe.recipes import BuildRecipe, ConvertRecipe, TrimRecipe, load_recipe, recipe_from
 
 HELP = """Run a recipe: the YAML that --print-recipe prints, or that stands in an artefact as recipe.yaml.
 
@@ -55,6 +55,13 @@ def register(app: typer.Typer) -> None:
                 print_outlook(loaded, as_json)
             else:
                 run_trim(loaded, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
+        elif isinstance(loaded, ConvertRecipe):
+            from freemoe.cli import convert
+
+            if dry_run:
+                convert.print_plan(loaded, as_json)
+            else:
+                convert.run_convert(loaded, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
         else:
             from freemoe.cli.evaluate import run_eval
 

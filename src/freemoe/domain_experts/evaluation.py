@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from freemoe.artifacts import MANIFEST
+from freemoe.artifacts import MANIFEST, read_manifest
 from freemoe.domain_experts.evidence import summary
 from freemoe.domain_experts.mixture import AUTO, BASE, FreeMoE
 from freemoe.domain_experts.scores import Evaluator, Score
@@ -40,9 +40,9 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
         torch.set_num_threads(recipe.threads)
     if recipe.output and Path(recipe.output).exists() and not overwrite:
         raise ArtifactError(f"{recipe.output!r} exists already. Choose another -o, or --overwrite to replace it.")
-    moe, experts = _load(recipe)
-    domains = load_domains(recipe, moe.tokenizer)
-    scorer = Scorer(moe.model, moe.tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
+    model, tokenizer, moe, experts = _load(recipe)
+    domains = load_domains(recipe, tokenizer)
+    scorer = Scorer(model, tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
     # Nothing is chosen here, so the reported split may be read at once.
     choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
     found = []
@@ -55,7 +55,9 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
         routed: list[str] = []
         with progress.stage(name, len(experts)) as advance:
             for expert in experts:
-                if expert == AUTO:
+                if moe is None:
+                    rows[expert] = evaluator.score(documents)
+                elif expert == AUTO:
                     ids = [torch.tensor([scorer.prompt_ids(d)]) for d in documents]
                     routed = [moe.route(i)[0][0] for i in ids]
                     rows[expert] = _grouped(moe, evaluator, documents, routed)
@@ -93,15 +95,15 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
     return result
 
 
-def _load(recipe: EvalRecipe) -> tuple[FreeMoE, list[str]]:
-    """The mixture and the experts to score, the base first; a plain model has its base alone."""
-    if (Path(recipe.artefact) / MANIFEST).is_file():
+def _load(recipe: EvalRecipe) -> tuple[Any, Any, FreeMoE | None, list[str]]:
+    """Model, tokenizer, mixture and the experts to score, the base first; a plain model has no mixture, and itself alone."""
+    if (Path(recipe.artefact) / MANIFEST).is_file() and not _is_model(Path(recipe.artefact)):
         moe = FreeMoE.from_pretrained(recipe.base, recipe.artefact, dtype=recipe.dtype, device=recipe.device)
         experts = list(dict.fromkeys([BASE, *recipe.experts]))
         for expert in experts:
             if expert not in (BASE, AUTO):
                 moe.expert_positions(expert)
-        return moe, experts
+        return moe.model, moe.tokenizer, moe, experts
     if (
         recipe.artefact != BUNDLED
         and not (Path(recipe.artefact) / "config.json").is_file()
@@ -111,7 +113,12 @@ def _load(recipe: EvalRecipe) -> tuple[FreeMoE, list[str]]:
             f"{recipe.artefact!r} is neither an artefact ({MANIFEST}) nor a model folder (config.json)."
         )
     model, tokenizer = load_base(recipe.artefact, None, recipe.dtype, recipe.device)
-    return FreeMoE(model, [], tokenizer=tokenizer), [BASE]
+    return model, tokenizer, None, [BASE]
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether an artefact is a model of its own (a converted one), not experts for another."""
+    return (folder / "config.json").is_file() and read_manifest(folder)["kind"] == "converted"
 
 
 def _grouped(moe: FreeMoE, evaluator: Evaluator, documents: tuple[Document, ...], names: list[str]) -> list[Score]:

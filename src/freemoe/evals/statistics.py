@@ -5,11 +5,13 @@ Documents that share a content key are one cluster: they are drawn, and their si
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import binom
+from scipy.stats import t as student
 
 from freemoe.errors import DataError, NumericError
 
@@ -162,3 +164,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def smallest_p(documents: int) -> float:
     """Smallest p-value a one-sided paired test can give on so many documents: below it no gain can be proven."""
     return 0.5**documents
+
+
+def over_seeds(values: Sequence[float]) -> Interval:
+    """Mean over training seeds with Student's 95 % interval: another user's seed is another draw of the same kind.
+
+    A single value has no bounds.
+    """
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Interval(mean, -math.inf, math.inf)
+    half = float(student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return Interval(mean, mean - half, mean + half)

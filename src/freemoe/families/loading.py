@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ BUNDLED = "freemoe-demo"
 
 BUNDLED_MOE = "freemoe-demo-moe"
 """The same for the bundled tiny mixture of experts."""
+
+EXPORTED = "tomoe_"
+"""How the model types of converted models begin."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -53,6 +58,7 @@ def load_base(
         raise RecipeError(f"dtype is {dtype!r}; allowed: {', '.join(DTYPES)}.")
     model = _source(model)
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+    _register(model)
     try:
         base = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=wanted)
     except (OSError, ValueError) as error:
@@ -81,6 +87,20 @@ def _source(model: str | Path) -> str | Path:
             "hub id such as meta-llama/Llama-2-7b-chat-hf."
         )
     return model
+
+
+def _register(model: str | Path) -> None:
+    """Make transformers know the classes of a model that an export of ours wrote."""
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        return
+    try:
+        model_type = str(json.loads(path.read_text(encoding="utf-8")).get("model_type"))
+    except (ValueError, AttributeError):
+        return  # transformers will say what is wrong with it
+    if model_type.startswith(EXPORTED):
+        # By name: this room stands below the one that it registers.
+        importlib.import_module("freemoe.tomoe.modeling")
 
 
 def load_tokenizer(model: str | Path, revision: str | None = None) -> Any:

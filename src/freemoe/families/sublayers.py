@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,8 +113,8 @@ def _taken_apart(model: nn.Module, family: Family, layer: nn.Module, number: int
     up, (down,) = family.mlp
     names = {"q": q, "k": k, "v": v, "o": o, "down": down} | {name.rpartition(".")[2]: name for name in up}
     linears = {role: _linear(layer, name, path) for role, name in names.items()}
-    config = model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads  # pyright: ignore
+    config: Any = model.config
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     heads, kv_heads = linears["q"].out_features // head_dim, linears["k"].out_features // head_dim
     share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
     return Sublayers(

@@ -1,39 +1,18 @@
-"""Frozen recipes, one per command. A recipe, a YAML file and a command line are three spellings of the same thing.
-
-Unknown keys are errors that name the path. `dump` and `load_recipe` are inverse to each other.
-"""
+"""Recipes of domain experts: `freemoe build` and `freemoe eval`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from freemoe.errors import RecipeError
+from freemoe.recipes.sections import Section, Seed
 from freemoe.registry import unknown_name
 
 METRICS = ("saliency", "wanda", "magnitude", "random")
 
-# numpy and scikit-learn take no seed outside this range.
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DataSection(_Section):
+class DataSection(Section):
     """Where documents come from and how many are read."""
 
     root: str | None = Field(default=None, description="Folder with the benchmarks' original files; hub if absent.")
@@ -51,7 +30,7 @@ class DataSection(_Section):
     )
 
 
-class SubdomainSection(_Section):
+class SubdomainSection(Section):
     """How a domain is divided (MoDE Eq. 3-4)."""
 
     by: Literal["kmeans", "task", "field", "none"] = "kmeans"
@@ -72,7 +51,7 @@ class SubdomainSection(_Section):
         return value
 
 
-class BandSection(_Section):
+class BandSection(Section):
     """The grid of bands (MoDE Eq. 6, Algorithm 1): shares of the ascending importance ranking, 0 = least important."""
 
     start: float = Field(default=0.0, ge=0, lt=1, description="theta_init")
@@ -115,7 +94,7 @@ class BandSection(_Section):
             i += 1
 
 
-class SaliencySection(_Section):
+class SaliencySection(Section):
     """Signed purification: weights ranked by w * dL/dw, switched off greedily or with learned switches."""
 
     method: Literal["auto", "greedy", "learned"] = Field(
@@ -169,7 +148,7 @@ class SaliencySection(_Section):
         return self
 
 
-class SearchSection(_Section):
+class SearchSection(Section):
     """How candidates are compared and when one is accepted."""
 
     metrics: tuple[Literal["saliency", "wanda", "magnitude", "random"], ...] = Field(
@@ -197,7 +176,7 @@ class SearchSection(_Section):
         return tuple(names)
 
 
-class RouterSection(_Section):
+class RouterSection(Section):
     """The two-level router (MoDE Eq. 8-9)."""
 
     level2: Literal["linear", "centroid"] = "linear"
@@ -209,7 +188,7 @@ class RouterSection(_Section):
     )
 
 
-class EvidenceSection(_Section):
+class EvidenceSection(Section):
     """What stands beside the expert in the report."""
 
     controls: int = Field(default=3, ge=0, description="Random masks of the same size per subdomain.")
@@ -239,7 +218,7 @@ def _named_domains(value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ..
 Domains = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_task_lists), AfterValidator(_named_domains)]
 
 
-class BuildRecipe(_Section):
+class BuildRecipe(Section):
     """Everything `freemoe build` needs to find, prove and write domain experts."""
 
     command: Literal["build"] = "build"
@@ -269,7 +248,7 @@ class BuildRecipe(_Section):
         return self
 
 
-class EvalRecipe(_Section):
+class EvalRecipe(Section):
     """Everything `freemoe eval` needs: a model or an artefact, and tasks."""
 
     command: Literal["eval"] = "eval"
@@ -284,162 +263,3 @@ class EvalRecipe(_Section):
     threads: int | None = Field(default=None, ge=1)
     batch_tokens: int = Field(default=4096, ge=16)
     data: DataSection = DataSection()
-
-
-class PlanSection(_Section):
-    """How many experts each layer runs (HookMoE Sec. 3.3)."""
-
-    given: str | None = Field(
-        default=None, description="uniform:K, tlnle:K,L, expert_n:K,L,R, or one K per layer; searched if absent."
-    )
-    act: float | None = Field(
-        default=None, ge=1, description="Search: most experts per token and layer, averaged over layers."
-    )
-    search: Literal["knapsack", "two_stage"] = Field(
-        default="knapsack", description="knapsack: profile of every layer and k; two_stage: the paper's."
-    )
-    score: Literal["kl", "perturbation"] = Field(
-        default="kl", description="What a profile measures: held-out KL, or outputs on random inputs."
-    )
-    best: int = Field(default=2, ge=1, description="Knapsack plans measured per Act.")
-    tolerance: float = Field(
-        default=0.05, gt=0, description="Search without an Act: held-out KL in nats that is allowed."
-    )
-    rescale: Literal["none", "kept_mass", "renorm"] = Field(
-        default="none",
-        description="Weights of the experts that stay: the model's rule, as at full k, or to the full sum.",
-    )
-
-    @model_validator(mode="after")
-    def _one_way(self) -> PlanSection:
-        if self.given is not None and self.act is not None:
-            raise ValueError(f"plan {self.given!r} and act {self.act:g} are both given; give one of them")
-        if self.search == "two_stage" and self.act is not None:
-            raise ValueError("two_stage searches by tolerance, not by act; give a tolerance, or search with knapsack")
-        if self.search == "two_stage" and self.score != "kl":
-            raise ValueError("two_stage measures whole plans: its score is kl")
-        return self
-
-
-class HookSection(_Section):
-    """What is put before (or beside) the mixture blocks (HookMoE Eq. 6)."""
-
-    layers: Literal["all", "one", "none"] | tuple[int, ...] = Field(
-        default="all", description="all reduced layers, one (where most is lost, or l*), none, or layer numbers."
-    )
-    units: int | None = Field(
-        default=None,
-        ge=1,
-        description="Hidden units of all hooks together; an expert's width if absent (fine-grained: two).",
-    )
-    scope: Literal["block", "routed"] = Field(default="block", description="routed: shared experts see the raw input.")
-    position: Literal["pre", "parallel"] = Field(
-        default="pre", description="pre: the paper's; parallel: beside the block."
-    )
-    start: Literal["zero", "ridge"] = Field(default="zero", description="ridge: closed form, for parallel hooks.")
-    bias: bool = False
-
-    @model_validator(mode="after")
-    def _closed_form(self) -> HookSection:
-        if self.start == "ridge" and self.position == "pre":
-            raise ValueError(
-                "start ridge needs position parallel: what a block's input should become has no closed form"
-            )
-        return self
-
-
-class HookTraining(_Section):
-    """How hooks are trained (HookMoE Sec. 3.4)."""
-
-    loss: Literal["kd", "lm", "state"] = Field(
-        default="kd",
-        description="kd: KL from the same weights at full k; lm: the paper's; state: the last hidden state.",
-    )
-    steps: int = Field(default=1000, ge=1)
-    rows: int = Field(default=8, ge=1, description="Blocks per step.")
-    rate: float = Field(default=1e-3, gt=0, description="Highest learning rate.")
-    every: int = Field(default=100, ge=1, description="Steps between two looks at the held-out text.")
-    block: int = Field(default=512, ge=8, description="Tokens of a block.")
-    limit: int = Field(default=512, ge=1, description="Blocks of the training part at most.")
-    held_out: int = Field(default=64, ge=1, description="Blocks of the held-out part at most.")
-    test: int = Field(default=128, ge=1, description="Blocks of the test part at most.")
-    top: int = Field(default=64, ge=1, description="Tokens of the full model's distribution kept per position.")
-    control: bool = Field(default=True, description="Also train the same hooks with k unreduced.")
-
-
-class TrimRecipe(_Section):
-    """Everything `freemoe trim` needs to plan, hook and prove a leaner mixture."""
-
-    command: Literal["trim"] = "trim"
-    model: str
-    revision: str | None = None
-    text: str = Field(description="Text file (.txt, .jsonl, .json), or demo: for the bundled world's documents.")
-    output: str = "freemoe-trimmed"
-    seed: Seed = 0
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
-    threads: int | None = Field(default=None, ge=1)
-    plan: PlanSection = PlanSection()
-    hooks: HookSection = HookSection()
-    training: HookTraining = HookTraining()
-
-
-Recipe = BuildRecipe | EvalRecipe | TrimRecipe
-_COMMANDS: dict[str, type[BuildRecipe] | type[EvalRecipe] | type[TrimRecipe]] = {
-    "build": BuildRecipe,
-    "eval": EvalRecipe,
-    "trim": TrimRecipe,
-}
-
-
-def recipe_from(data: object, source: str = "recipe") -> Recipe:
-    """Check a mapping and return the recipe it describes.
-
-    Raises:
-        RecipeError: With every problem at once: its path, the value seen and what is allowed.
-    """
-    if not isinstance(data, dict):
-        raise RecipeError(f"{source}: a recipe is a mapping of names to values, got {type(data).__name__}.")
-    command = data.get("command", "build")
-    if not isinstance(command, str) or command not in _COMMANDS:
-        raise RecipeError(f"{source}: command is {command!r}; allowed: {', '.join(_COMMANDS)}.")
-    kind = _COMMANDS[command]
-    try:
-        return kind.model_validate(data)
-    except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            path = ".".join(str(p) for p in problem["loc"]) or "(recipe)"
-            seen = "" if problem["type"] == "missing" else f" (value seen: {problem['input']!r})"
-            advice = _unknown_key_advice(kind, problem["loc"]) if problem["type"] == "extra_forbidden" else ""
-            lines.append(f"  {path}: {problem['msg'].removeprefix('Value error, ')}{seen}{advice}")
-        raise RecipeError(f"{source} cannot be used:\n" + "\n".join(lines)) from None
-
-
-def _unknown_key_advice(kind: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    """Names that are allowed where an unknown key stood."""
-    model: Any = kind
-    for part in location[:-1]:
-        fields = getattr(model, "model_fields", {})
-        model = fields[part].annotation if part in fields else None
-    names = list(getattr(model, "model_fields", {}))
-    return f"; allowed here: {', '.join(names)}" if names else ""
-
-
-def load_recipe(path: str | Path) -> Recipe:
-    """Read a recipe from a YAML file."""
-    file = Path(path)
-    if not file.is_file():
-        raise RecipeError(f"Recipe {str(path)!r} is not a file. Print one with: freemoe build ... --print-recipe")
-    try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecipeError(f"Recipe {str(path)!r} cannot be read: {error.strerror or error}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"Recipe {str(path)!r} is not valid YAML: {error}") from None
-    return recipe_from(data, str(path))
-
-
-def dump(recipe: Recipe) -> str:
-    """Write a recipe as YAML that `load_recipe` reads back to an equal recipe."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)

@@ -1,0 +1,129 @@
+"""At how many tokens a layer's experts are computed in which way: a default, or as measured on this machine.
+
+What is measured is kept in ``$FREEMOE_CACHE/crossovers.json`` (else ``~/.cache/freemoe``), by processor, threads, type
+and shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from freemoe.kernels.experts import Plan, Weights, can_read_rows, few, grouped, masked
+
+SIZES = (32, 64, 128, 256, 512, 1024)
+"""Token counts that are tried."""
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Where a layer changes its way.
+
+    Attributes:
+        grouped: The least number of tokens that are sorted by expert.
+    """
+
+    grouped: int = 256
+
+
+def cache_file() -> Path:
+    """Where measured crossovers are kept."""
+    own = os.environ.get("FREEMOE_CACHE")
+    folder = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "freemoe"
+    return folder.expanduser() / "crossovers.json"
+
+
+def _key(weights: Weights, plan: Plan) -> str:
+    shape = "x".join(str(n) for n in (*weights.up.shape, len(plan.rows), max(len(r) for r in plan.rows)))
+    kind = str(weights.up.dtype).removeprefix("torch.")
+    return f"{platform.machine()} {_processor()} {torch.get_num_threads()} threads {kind} {shape}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _known() -> dict[str, dict[str, int]]:
+    try:
+        found = json.loads(cache_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def known_crossover(weights: Weights, plan: Plan) -> Crossover:
+    """What was measured for this machine and shape, or the default."""
+    try:
+        return Crossover(**_known().get(_key(weights, plan), {}))
+    except TypeError:  # of another version
+        return Crossover()
+
+
+@torch.no_grad()
+def measure_crossover(weights: Weights, plan: Plan, repeats: int = 3) -> Crossover:
+    """Time both ways with tokens routed at random, and keep the answer; a second or two for a large layer.
+
+    Args:
+        weights: Of a layer.
+        plan: Of the layer.
+        repeats: How often each way is timed; the fastest counts.
+    """
+    up = weights.up
+    generator = torch.Generator().manual_seed(0)
+    mask = plan.mask(up.dtype, up.device)
+    best = 2 * SIZES[-1]
+    for tokens in reversed(SIZES):
+        x = torch.randn(tokens, up.shape[-1], generator=generator).to(up)
+        expert = torch.randint(len(plan.rows), (tokens,), generator=generator).to(up.device)
+        ways: tuple[Callable[[], Tensor], ...] = (
+            lambda x=x, expert=expert: grouped(x, expert, weights, plan),
+            (lambda x=x, expert=expert: few(x, expert, weights, plan))
+            if can_read_rows(x, weights)
+            else (lambda x=x, expert=expert: masked(x, expert, weights, mask)),
+        )
+        sorted_by_expert, other = _fastest(ways, repeats)
+        if sorted_by_expert > other:
+            break
+        best = tokens
+    found = Crossover(grouped=best)
+    _keep(_key(weights, plan), found)
+    return found
+
+
+def _fastest(ways: tuple[Callable[[], Tensor], ...], repeats: int) -> list[float]:
+    """Seconds of each way, in turns."""
+    seconds = [float("inf")] * len(ways)
+    for way in ways:
+        way()
+    for _ in range(repeats):
+        for number, way in enumerate(ways):
+            began = time.perf_counter()
+            way()
+            seconds[number] = min(seconds[number], time.perf_counter() - began)
+    return seconds
+
+
+def _keep(key: str, found: Crossover) -> None:
+    """Write the file anew; where that cannot be done, the answer is measured again next time."""
+    path = cache_file()
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(_known() | {key: asdict(found)}, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()

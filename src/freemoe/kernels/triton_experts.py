@@ -1,0 +1,99 @@
+"""The experts on a GPU: kernels that gather an expert's rows as they multiply them.
+
+Tokens are sorted by expert on the device, and a launch has as many blocks of tokens as there could be at the most, so
+that nothing waits for the host: a block looks its expert up in a table, and blocks beyond the last return at once.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from freemoe.kernels.experts import Weights
+
+ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
+"""Activations that the kernels know, by their name in a configuration (numbers: ``triton_loops``)."""
+
+TOKENS, NEURONS, INNER = 32, 64, 32
+"""Sizes of a block: of tokens, of columns of the result, of what is summed over."""
+
+
+@cache
+def _loops() -> ModuleType | None:
+    try:
+        from freemoe.kernels import triton_loops
+    except ImportError:
+        return None
+    return triton_loops
+
+
+def triton_available(activation: str = "silu") -> bool:
+    """Whether Triton is installed and its kernels know this activation."""
+    return activation in ACTIVATIONS and _loops() is not None
+
+
+def blocks(expert: Tensor, experts: int, size: int = TOKENS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sort tokens by expert and cut each expert's into blocks, without waiting for the device.
+
+    Args:
+        expert: (T,) int64.
+        experts: N.
+        size: Tokens of a block.
+
+    Returns:
+        ``order`` (T,), the tokens sorted by expert; and per block, (T // size + N,) each: its expert, or -1 where there
+        is no block; its first place in ``order``; the place after its expert's last token.
+    """
+    order = expert.argsort(stable=True)
+    counts = torch.zeros(experts, dtype=torch.int64, device=expert.device)
+    counts = counts.scatter_add(0, expert, torch.ones_like(expert))
+    ends = counts.cumsum(0)
+    whole = (counts + size - 1) // size
+    last = whole.cumsum(0)
+    number = torch.arange(len(expert) // size + experts, device=expert.device)
+    owner = torch.searchsorted(last, number, right=True)
+    known = owner.clamp(max=experts - 1)
+    begin = (ends - counts)[known] + (number - (last - whole)[known]) * size
+    return order, torch.where(owner < experts, owner, -1), begin, ends[known]
+
+
+def triton_experts(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
+    """Every token through the rows of its expert, as ``experts.reference``; no gradients.
+
+    Args:
+        x: (T, d).
+        expert: (T,) int64.
+        weights: Of the layer.
+        index: (N, w) int32 rows, -1 where a list is short.
+
+    Returns:
+        (T, d).
+    """
+    loops = _loops()
+    assert loops is not None, "ask triton_available first"
+    parts, neurons, d = weights.up.shape
+    experts, widest = index.shape
+    order, owner, begin, end = blocks(expert, experts)
+    widths = (index >= 0).sum(dim=1)
+    hidden = torch.empty(len(x), widest, dtype=x.dtype, device=x.device)
+    output = torch.empty_like(x)
+    # The interpreter multiplies bfloat16 wrongly; the real thing does not.
+    upcast = os.environ.get("TRITON_INTERPRET") == "1"
+    settings = {"UPCAST": upcast, "T": TOKENS, "C": NEURONS, "K": INNER}
+    table = (order, owner, begin, end, index, widths)
+    x, up, down = x.contiguous(), weights.up.contiguous(), weights.down.contiguous()
+    up_bias, down_bias = weights.up_bias, weights.down_bias
+    kind = ACTIVATIONS[weights.name]
+    loops.up[(len(owner), -(-widest // NEURONS))](
+        x, *table, up, up if up_bias is None else up_bias, hidden, d, neurons, widest,
+        PARTS=parts, KIND=kind, BIAS=up_bias is not None, **settings,
+    )  # fmt: skip
+    loops.down[(len(owner), -(-d // NEURONS))](
+        hidden, *table, down, down if down_bias is None else down_bias, output, d, widest,
+        BIAS=down_bias is not None, **settings,
+    )  # fmt: skip
+    return output

@@ -1,0 +1,163 @@
+"""The recipe of a dense model's conversion: `freemoe convert` (ToMoE)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from freemoe.recipes.sections import Section, Seed
+
+
+class GateSection(Section):
+    """The learned gates of a conversion (ToMoE); `profile` sets what is not given here."""
+
+    budget: Literal["exact", "loss"] = Field(
+        default="exact",
+        description="exact: every step keeps exactly the budget's best weights; loss: Gumbel thresholds and R_P (the paper).",
+    )
+    start: Literal["statistics", "random"] = Field(
+        default="statistics",
+        description="Begin at the squared gradients of the masks and at clusters of tokens, or at random.",
+    )
+    value_masks: Literal["tokens", "static"] = Field(
+        default="tokens", description="V/O chosen per token or once for all."
+    )
+    query_masks: bool = Field(default=True, description="Prune Q/K dimensions too.")
+    mlp_masks: Literal["shared", "tokens"] = Field(
+        default="shared",
+        description="One mask per expert and step, or one per token with noise of its own (the paper).",
+    )
+    mask_output: bool = Field(
+        default=True, description="Mask the attention's output in training, as a converted model does."
+    )
+    mask_twice: bool = Field(
+        default=False, description="Mask gate and up, so that a dropped neuron gets no gradient (authors)."
+    )
+    local_embedding: bool = Field(
+        default=True, description="Decode each token's own embedding for V/O (ablation: off)."
+    )
+    train_inputs: bool = Field(default=False, description="Train the hypernetwork's input z too (authors).")
+    noise: bool = Field(default=False, description="Gumbel noise in training.")
+    export_noise: bool = Field(default=False, description="Draw the converted model's masks with noise too (authors).")
+    temperature: float = Field(default=0.4, gt=0, description="tau of the straight-through gradients.")
+    offset: float = Field(default=3.0, description="b, added to logits: masks begin at one (budget: loss).")
+    keep: Literal["mean", "max"] = Field(
+        default="mean", description="K: kept value dimensions over tokens (budget: loss)."
+    )
+    equal_widths: bool = Field(default=True, description="Raise every expert to the layer's largest width.")
+
+
+class LossSection(Section):
+    """Weights of the losses (ToMoE Eq. 8-12)."""
+
+    distillation: float = Field(default=1.0, ge=0, description="KL to the dense model.")
+    size: float = Field(default=16.0, ge=0, description="R_P (budget: loss).")
+    union: float = Field(default=0.0, ge=0, description="R_U: every neuron is in some expert.")
+    balance: float = Field(default=0.05, ge=0, description="R_L: every expert gets its share of the tokens.")
+    balance_form: Literal["soft", "hard"] = Field(default="soft", description="N sum F P, or sum F F (authors).")
+    size_smoothing: float = Field(
+        default=0.0, ge=0, description="Added inside the logarithms of R_P and R_U (authors: 0.001)."
+    )
+
+
+class TrainSection(Section):
+    """The training loop of a conversion."""
+
+    steps: int = Field(default=400, ge=0)
+    batch_tokens: int = Field(default=4096, ge=2, description="Tokens per step, about.")
+    block: int | None = Field(default=None, ge=2, description="Tokens of a block. [2048, or the model's context]")
+    rate: float = Field(default=3e-4, gt=0, description="Learning rate of hypernetwork, routers and decoders.")
+    offset_rate: float = Field(default=3e-2, ge=0, description="Learning rate of the logits' own offsets.")
+    weight_decay: float = Field(default=0.0, ge=0)
+    schedule: Literal["constant", "cosine"] = Field(
+        default="cosine", description="Cosine falls to a tenth of the rates."
+    )
+    ramp: float = Field(
+        default=0.0, ge=0, le=1, description="Share of the steps over which the budget falls to its end."
+    )
+    checkpointing: bool = Field(default=False, description="Make activations again in the backward pass: less memory.")
+    chunk_tokens: int = Field(default=1024, ge=1, description="Tokens whose logits are held at once.")
+    evaluation_tokens: int = Field(
+        default=65536, ge=1, description="Most tokens of the held-out and of the test part, each."
+    )
+    save_every: int = Field(default=50, ge=1, description="Steps between two saved states.")
+
+
+_PROFILES: dict[str, dict[str, dict[str, Any]]] = {
+    "default": {},
+    "paper": {
+        "gates": {"budget": "loss", "start": "random", "mlp_masks": "tokens", "noise": True},
+        "losses": {"union": 2.0, "balance": 1.0},
+        "train": {"steps": 10000, "rate": 1e-3, "weight_decay": 0.05, "batch_tokens": 2048, "schedule": "constant"},
+    },
+    "authors": {
+        "gates": {
+            "budget": "loss",
+            "start": "random",
+            "mlp_masks": "tokens",
+            "noise": True,
+            "export_noise": True,
+            "train_inputs": True,
+            "mask_output": False,
+            "mask_twice": True,
+            "keep": "max",
+            "equal_widths": False,
+        },
+        "losses": {"distillation": 2.0, "union": 1.5, "balance": 1.0, "balance_form": "hard", "size_smoothing": 0.001},
+        "train": {"steps": 20000, "rate": 1e-3, "weight_decay": 0.05, "batch_tokens": 2048, "schedule": "constant"},
+    },
+}
+
+
+class ConvertRecipe(Section):
+    """Everything `freemoe convert` needs to make a dense model a token-level mixture (ToMoE)."""
+
+    command: Literal["convert"] = "convert"
+    model: str
+    revision: str | None = None
+    text: tuple[str, ...] = Field(default=(), description="Local text files: .txt, .jsonl, .json.")
+    mix: Literal["paper", "authors"] | None = Field(default=None, description="A mix of data sets under data_root.")
+    data_root: str | None = None
+    output: str = "freemoe-converted"
+    seed: Seed = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    threads: int | None = Field(default=None, ge=1)
+    active: float = Field(default=0.5, gt=0, le=1, description="Share of the decoder's weights that a token uses.")
+    experts: int = Field(
+        default=8, ge=2, description="Experts of every MLP; one expert is static pruning: method static-*."
+    )
+    method: Literal["tomoe", "static-magnitude", "static-activation", "activation-split"] = "tomoe"
+    profile: Literal["default", "paper", "authors"] = "default"
+    mode: Literal["shared", "materialised", "pseudo"] = "shared"
+    rivals: bool = Field(default=True, description="Also measure the rivals at the same active share.")
+    gates: GateSection = GateSection()
+    losses: LossSection = LossSection()
+    train: TrainSection = TrainSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _profiled(cls, data: Any) -> Any:
+        """Fill what is not given from the profile."""
+        if not isinstance(data, dict) or data.get("profile", "default") not in _PROFILES:
+            return data
+        filled = dict(data)
+        for section, values in _PROFILES[data.get("profile", "default")].items():
+            given = data.get(section, {})
+            filled[section] = {**values, **given} if isinstance(given, dict) else given
+        return filled
+
+    @model_validator(mode="after")
+    def _exact_needs_statistics(self) -> ConvertRecipe:
+        if self.gates.budget == "exact" and self.gates.start == "random":
+            raise ValueError("gates.budget exact needs gates.start statistics: they settle the widths of the layers")
+        if self.gates.budget == "exact" and self.gates.mlp_masks == "tokens":
+            raise ValueError("gates.mlp_masks tokens needs gates.budget loss; an exact budget has one mask per expert")
+        return self
+
+    @model_validator(mode="after")
+    def _some_text(self) -> ConvertRecipe:
+        if not self.text and self.mix is None:
+            raise ValueError("no text is given: --text FILE, or --mix NAME with --data-root FOLDER")
+        return self

@@ -1,0 +1,75 @@
+"""Recipes from YAML, from mappings and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from freemoe.errors import RecipeError
+from freemoe.recipes.build import BuildRecipe, EvalRecipe
+from freemoe.recipes.convert import ConvertRecipe
+from freemoe.recipes.trim import TrimRecipe
+
+Recipe = BuildRecipe | EvalRecipe | ConvertRecipe | TrimRecipe
+_COMMANDS: dict[str, type[Recipe]] = {
+    "build": BuildRecipe,
+    "eval": EvalRecipe,
+    "convert": ConvertRecipe,
+    "trim": TrimRecipe,
+}
+
+
+def recipe_from(data: object, source: str = "recipe") -> Recipe:
+    """Check a mapping and return the recipe it describes.
+
+    Raises:
+        RecipeError: With every problem at once: its path, the value seen and what is allowed.
+    """
+    if not isinstance(data, dict):
+        raise RecipeError(f"{source}: a recipe is a mapping of names to values, got {type(data).__name__}.")
+    command = data.get("command", "build")
+    if not isinstance(command, str) or command not in _COMMANDS:
+        raise RecipeError(f"{source}: command is {command!r}; allowed: {', '.join(_COMMANDS)}.")
+    kind = _COMMANDS[command]
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            path = ".".join(str(p) for p in problem["loc"]) or "(recipe)"
+            seen = "" if problem["type"] == "missing" else f" (value seen: {problem['input']!r})"
+            advice = _unknown_key_advice(kind, problem["loc"]) if problem["type"] == "extra_forbidden" else ""
+            lines.append(f"  {path}: {problem['msg'].removeprefix('Value error, ')}{seen}{advice}")
+        raise RecipeError(f"{source} cannot be used:\n" + "\n".join(lines)) from None
+
+
+def _unknown_key_advice(kind: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """Names that are allowed where an unknown key stood."""
+    model: Any = kind
+    for part in location[:-1]:
+        fields = getattr(model, "model_fields", {})
+        model = fields[part].annotation if part in fields else None
+    names = list(getattr(model, "model_fields", {}))
+    return f"; allowed here: {', '.join(names)}" if names else ""
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """Read a recipe from a YAML file."""
+    file = Path(path)
+    if not file.is_file():
+        raise RecipeError(f"Recipe {str(path)!r} is not a file. Print one with: freemoe build ... --print-recipe")
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"Recipe {str(path)!r} cannot be read: {error.strerror or error}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"Recipe {str(path)!r} is not valid YAML: {error}") from None
+    return recipe_from(data, str(path))
+
+
+def dump(recipe: Recipe) -> str:
+    """Write a recipe as YAML that `load_recipe` reads back to an equal recipe."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)

@@ -1,0 +1,91 @@
+"""The model card of a converted model and the lines that its command prints; both read the result, nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAMES = {
+    "dense": "dense model",
+    "converted": "converted",
+    "static-magnitude": "static pruning by magnitude",
+    "static-activation": "static pruning by activation x weight",
+    "activation-split": "activation-statistics split",
+}
+
+
+def rows(result: dict[str, Any]) -> list[tuple[str, float, float, float]]:
+    """Name, active share, perplexity and next-token accuracy of everything that was scored on test text."""
+    length = result["blocks"]["length"]
+    found = []
+    for name, score in result["scores"].items():
+        if name == "dense":
+            active = 1.0
+        elif name == "converted":
+            active = result["parameters"]["active_share"]
+        else:
+            active = result["rivals"][name]["active"]
+        shown = NAMES[name]
+        if name == "converted" and result["recipe"]["method"] != "tomoe":
+            shown = f"converted, {NAMES[result['recipe']['method']]}"
+        found.append((shown, active, score[f"perplexity@{length}"], score[f"next_token_accuracy@{length}"]))
+    return found
+
+
+def headlines(result: dict[str, Any]) -> list[str]:
+    """What was found, in a few lines."""
+    length, parameters = result["blocks"]["length"], result["parameters"]
+    lines = [f"held-out test text, {result['blocks']['test']} tokens, context of at most {length}:"]
+    lines += [
+        f"  {name}: {active:.1%} active, perplexity@{length} {perplexity:.3f}, next-token accuracy {accuracy:.2%}"
+        for name, active, perplexity, accuracy in rows(result)
+    ]
+    lines.append(
+        f"active weights of the decoder's linears: {parameters['active_share']:.1%} nominal, "
+        f"{parameters['active_share_at_run_time']:.1%} at run time with routers and gates; "
+        f"{parameters['active_share_with_embeddings']:.1%} with embeddings"
+    )
+    return lines
+
+
+def model_card(result: dict[str, Any]) -> str:
+    """README.md of the folder in the Hub's format."""
+    base, recipe, parameters = result["base"], result["recipe"], result["parameters"]
+    length = result["blocks"]["length"]
+    lines = [
+        "---",
+        "library_name: transformers",
+        f"base_model: {base['name']}",
+        "base_model_relation: finetune",
+        "tags: [mixture-of-experts, frozen-base, freemoe]",
+        "---",
+        "",
+        f"# {base['name']} as a token-level mixture of experts",
+        "",
+        f"Made by `freemoe convert` (method {recipe['method']}, profile {recipe['profile']}): every token uses "
+        f"{parameters['active_share']:.1%} of the weights of the decoder's linears, and no weight was changed "
+        f"(base fingerprint `{base['fingerprint'][:16]}`).",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        'model = AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True)',
+        "```",
+        "",
+        "## On held-out text",
+        "",
+        f"| | active | perplexity@{length} | next-token accuracy |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {n} | {a:.1%} | {p:.3f} | {c:.2%} |" for n, a, p, c in rows(result)]
+    lines += [
+        "",
+        f"The text was divided by content: {result['blocks']['train']:,} tokens trained, "
+        f"{result['blocks']['held_out']:,} settled what training left open, {result['blocks']['test']:,} are reported. "
+        "Rivals are not trained; they see the same text.",
+        "",
+        f"At run time {parameters['active_share_at_run_time']:.1%} of those weights are read for a token, routers and gates "
+        "included: value dimensions that a token masks are still computed. Load with another engine only after "
+        "comparing logits.",
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,212 @@
+"""`convert`: from a recipe to a model whose tokens use a part of the dense model's weights.
+
+Recipe -> text in parts -> where to begin -> training -> structure -> exported model -> scores of it, of the dense model and
+of the rivals; this file only puts them in order. Train text trains, held-out text settles K and the rivals' variants, and
+test text is only reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe import __version__
+from freemoe.artifacts import fingerprint, write_manifest
+from freemoe.errors import NumericError
+from freemoe.recipes import ConvertRecipe, dump
+from freemoe.runs import Progress, RunFolder, environment, peak_memory_bytes, write_atomic
+from freemoe.tomoe.card import model_card
+from freemoe.tomoe.decide import best_variant, decide, scored
+from freemoe.tomoe.export import export
+from freemoe.tomoe.masked import masked
+from freemoe.tomoe.material import Bench, prepare, same_inputs
+from freemoe.tomoe.measure import TextScore, score_text
+from freemoe.tomoe.rivals import METHODS
+from freemoe.tomoe.structure import (
+    Structure,
+    active_parameters,
+    dense_parameters,
+    to_tensors,
+)
+from freemoe.tomoe.train import History
+
+# Largest difference of logits between the exported model and masks on the dense one, at float32.
+SAME = 1e-3
+
+
+def convert(
+    recipe: ConvertRecipe, *, progress: Progress | None = None, overwrite: bool = False, resume: bool = True
+) -> Path:
+    """Make a dense model a token-level mixture of experts, and say how good it is.
+
+    Args:
+        recipe: What to convert, and how.
+        progress: Where to report.
+        overwrite: Replace a finished folder of the same name.
+        resume: Go on with an unfinished run of the same recipe.
+
+    Returns:
+        The converted model's folder.
+
+    Raises:
+        FreeMoEError: Its child that says what is wrong; no folder named like the output is left half written.
+    """
+    started = time.time()
+    run = RunFolder(recipe.output, recipe.model_dump(mode="json"), overwrite=overwrite, resume=resume)
+    try:
+        bench = prepare(recipe, run, progress)
+    except BaseException:
+        run.discard_if_idle()
+        raise
+    base = fingerprint(bench.model)
+    same_inputs(bench, base)
+    structure, history, curve = decide(bench)
+    scores = {"dense": scored(bench, "dense", bench.test, None)}
+    scores["converted"] = scored(bench, "converted", bench.test, structure)
+    rivals = _rivals(bench) if recipe.rivals and recipe.method == "tomoe" else {}
+    scores |= {name: score for name, (score, _) in rivals.items()}
+
+    folder = run.partial
+    result: dict[str, Any] = {
+        "format": 1,
+        "kind": "converted",
+        "freemoe": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "recipe": recipe.model_dump(mode="json"),
+        "base": {"name": recipe.model, "fingerprint": base, "model_type": bench.model.config.model_type},
+        "blocks": {
+            "length": bench.train.length,
+            **{part: getattr(bench, part).tokens for part in ("train", "held_out", "test")},
+        },
+        "parameters": counted(bench, structure),
+        "layers": [
+            {
+                "query_dims": int(layer.rotary.spread(own.qk.float()).sum()),
+                "value_dims": own.value_width,
+                "head_dim": layer.rotary.head_dim,
+                "widths": own.widths,
+                "union": own.union,
+                "width": layer.width,
+            }
+            for layer, own in zip(bench.sublayers, structure, strict=True)
+        ],
+        "usage": _usage(bench, structure),
+        "scores": {name: score.to_dict() for name, score in scores.items()},
+        "rivals": {name: variant for name, (_, variant) in rivals.items()},
+        "history": {"columns": list(History.columns), "rows": history},
+        "held_out_curve": curve,
+        "environment": environment(),
+    }
+    _export(bench, structure, folder)
+    result["cost"] = {
+        "wall_seconds": time.time() - started,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "units_done": run.journal.done,
+        "units_reused": run.journal.reused,
+        "model_bytes": sum(p.stat().st_size for p in folder.glob("*.safetensors") if p.name.startswith("model")),
+    }
+    write_atomic(folder / "recipe.yaml", dump(recipe).encode())
+    write_atomic(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
+    write_atomic(folder / "README.md", model_card(result).encode())
+    write_manifest(
+        folder,
+        {
+            "kind": "converted",
+            "freemoe_version": __version__,
+            "base_model_name_or_path": recipe.model,
+            "revision": recipe.revision,
+            "base_fingerprint": base,
+        },
+    )
+    return run.publish()
+
+
+def _rivals(bench: Bench) -> dict[str, tuple[TextScore, dict[str, float]]]:
+    found = {}
+    for method in METHODS:
+        structure, variant = best_variant(bench, method)
+        found[method] = (scored(bench, method, bench.test, structure), variant)
+    return found
+
+
+def counted(bench: Bench, structure: Structure) -> dict[str, Any]:
+    """Parameters of the decoder's linears and of the whole model, nominal and real.
+
+    Nominal counts a value dimension that a token masks as saved, as the paper does; real counts only what need not be
+    read or multiplied at run time: token-wise V/O masks save nothing there.
+    """
+    dense = dense_parameters(bench.sublayers)
+    nominal = active_parameters(structure, bench.sublayers)
+    real = nominal + sum(
+        layer.hidden * (layer.heads + layer.kv_heads) * (layer.rotary.head_dim - own.value_width)
+        for layer, own in zip(bench.sublayers, structure, strict=True)
+        if not isinstance(own.vo, Tensor)
+    )
+    gates = sum(t.numel() for name, t in to_tensors(structure).items() if "router" in name or ".vo." in name)
+    total = sum(p.numel() for p in bench.model.parameters())
+    return {
+        "dense_linears": dense,
+        "active_linears": nominal,
+        "active_share": nominal / dense,
+        "active_share_at_run_time": (real + gates) / dense,
+        "total": total,
+        "active_total": total - dense + nominal,
+        "active_share_with_embeddings": (total - dense + nominal) / total,
+        "gates": gates,
+    }
+
+
+@torch.no_grad()
+def _usage(bench: Bench, structure: Structure) -> list[list[float]]:
+    """Per layer the share of held-out tokens that each expert gets."""
+    from freemoe.kernels.gates import route
+
+    counts = [torch.zeros(len(own.experts)) for own in structure]
+
+    def listen(n: int) -> Callable[..., None]:
+        def hook(module: Any, args: Any) -> None:
+            own = structure[n]
+            expert = route(
+                args[0].flatten(0, -2), own.router_weight.to(args[0].device), own.router_bias.to(args[0].device)
+            )
+            counts[n].add_(torch.bincount(expert.cpu(), minlength=len(own.experts)))
+
+        return hook
+
+    with masked(bench.model, structure, bench.sublayers), contextlib.ExitStack() as stack:
+        for n, layer in enumerate(bench.sublayers):
+            stack.callback(layer.up[0].register_forward_pre_hook(listen(n)).remove)
+        score_text(bench.model, bench.held_out.rows(range(min(8, len(bench.held_out)))))
+    return [(c / c.sum()).tolist() for c in counts]
+
+
+def _export(bench: Bench, structure: Structure, folder: Path) -> None:
+    """Write the model, load it again and hold it against the masks on the dense one."""
+    from transformers import AutoModelForCausalLM
+
+    export(bench.model, structure, folder, mode=bench.recipe.mode, tokenizer=bench.tokenizer)
+    ids = bench.test.ids[:1].to(bench.model.device)
+    with torch.no_grad(), masked(bench.model, structure, bench.sublayers):
+        wanted = bench.model(ids, use_cache=False).logits.float()
+    loaded = AutoModelForCausalLM.from_pretrained(folder).to(bench.model.device).eval()
+    with torch.no_grad():
+        found = loaded(ids, use_cache=False).logits.float()
+    apart = float((wanted - found).abs().max())
+    if bench.model.dtype == torch.float32 and apart > SAME * max(1.0, float(wanted.abs().max())):
+        raise NumericError(f"The exported model's logits differ by {apart:.3g} from the masked dense model's.")
+
+
+def interrupted(recipe: ConvertRecipe) -> str:
+    """What to tell someone who stopped a conversion."""
+    partial = Path(recipe.output + ".partial")
+    if (partial / "journal.jsonl").exists():
+        return f"Stopped. Finished work is kept in {str(partial)!r}; run the same command again to go on."
+    return "Stopped before any unit of work was finished."

@@ -1,0 +1,167 @@
+"""How a conversion comes to its structure: by training, or by a rival's rule; each step a unit of work that is done once."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from torch import Tensor
+
+from freemoe.corpora.blocks import Blocks
+from freemoe.errors import DataError
+from freemoe.recipes import ConvertRecipe
+from freemoe.runs import RunFolder
+from freemoe.tomoe.finish import structure_of
+from freemoe.tomoe.masked import masked
+from freemoe.tomoe.material import Bench
+from freemoe.tomoe.measure import TextScore, score_text
+from freemoe.tomoe.rivals import activities, rival
+from freemoe.tomoe.start import Worth, clusters, worths
+from freemoe.tomoe.structure import (
+    Structure,
+    active_parameters,
+    check,
+    dense_parameters,
+    from_tensors,
+    to_tensors,
+    whole,
+)
+from freemoe.tomoe.train import History, Trainer
+
+_WORTHS = ("qk", "vo", "vo_ranked", "mlp")
+
+
+def decide(bench: Bench) -> tuple[Structure, list[list[float]], list[dict[str, float]]]:
+    """The structure of the recipe's method; for a learned one its history and its curve on held-out text."""
+    recipe, run = bench.recipe, bench.run
+    if recipe.active == 1:
+        return whole(bench.sublayers, recipe.experts), [], []
+    if recipe.method != "tomoe":
+        return best_variant(bench, recipe.method)[0], [], []
+    trainer = Trainer(bench.model, bench.sublayers, recipe, bench.train)
+    if recipe.gates.start == "statistics":
+        trainer.begin(_worth(bench))
+    curve = _train(bench, trainer)
+    best = _best(recipe, curve)
+    structure = from_tensors(run.tensors(f"structure|{int(best['step'])}", lambda: _lost(run)))
+    check(structure, bench.sublayers)
+    return structure, trainer.history.rows, curve
+
+
+def _lost(run: RunFolder) -> dict[str, Tensor]:
+    raise DataError(f"A saved state is missing from {str(run.partial)!r}. Start over with --no-resume.")
+
+
+def _structure(bench: Bench, trainer: Trainer) -> Structure:
+    widths = trainer.widths(bench.recipe.active)
+    return structure_of(
+        trainer.hypernetwork, trainer.gating, bench.sublayers, widths, bench.model, bench.held_out, trainer.step
+    )
+
+
+def _clusters(bench: Bench) -> list[tuple[Tensor, Tensor]]:
+    def work() -> dict[str, Tensor]:
+        found = clusters(bench.model, bench.sublayers, bench.statistics, bench.recipe.experts, bench.recipe.seed)
+        return {f"{n}.{kind}": t for n, pair in enumerate(found) for kind, t in zip("wb", pair, strict=True)}
+
+    kept = bench.run.tensors("clusters", work)
+    return [(kept[f"{n}.w"], kept[f"{n}.b"]) for n in range(len(bench.sublayers))]
+
+
+def _worth(bench: Bench) -> list[Worth]:
+    routers = _clusters(bench)
+
+    def work() -> dict[str, Tensor]:
+        with bench.progress.stage("statistics", len(bench.statistics)) as advance:
+            found = worths(bench.model, bench.sublayers, bench.statistics, routers, advance)
+        return {f"{n}.{kind}": getattr(w, kind) for n, w in enumerate(found) for kind in _WORTHS}
+
+    kept = bench.run.tensors("worth", work)
+    return [Worth(*router, *(kept[f"{n}.{kind}"] for kind in _WORTHS)) for n, router in enumerate(routers)]
+
+
+def _train(bench: Bench, trainer: Trainer) -> list[dict[str, float]]:
+    """Train to the end, from the last saved state where there is one; returns the curve on held-out text.
+
+    Only the state of the last mark and the structure of the best one are kept on disk.
+    """
+    recipe, run = bench.recipe, bench.run
+    steps, every = recipe.train.steps, recipe.train.save_every
+    marks = [0, *range(every, steps, every), *([steps] if steps else [])]
+    kept = max((m for m in marks if f"held-out|{m}" in run.journal), default=-1)
+    curve: list[dict[str, float]] = []
+    with bench.progress.stage("training", steps) as advance:
+        for mark in marks:
+            if mark < kept:
+                curve.append(run.journal.unit(f"held-out|{mark}", dict))
+                continue
+
+            def work(mark: int = mark) -> dict[str, Tensor]:
+                trainer.run(mark, lambda: advance(1))
+                return trainer.state()
+
+            state = run.tensors(f"state|{mark}", work)
+            if trainer.step < mark:
+                trainer.load(state)
+                advance(mark)
+            tensors = run.tensors(f"structure|{mark}", lambda: to_tensors(_structure(bench, trainer)))
+            point = run.journal.unit(
+                f"held-out|{mark}", lambda t=tensors, m=mark: _on_held_out(bench, m, from_tensors(t))
+            )
+            curve.append(point)
+            _forget(bench, curve)
+            if mark:
+                latest = dict(zip(History.columns, trainer.history.rows[-1], strict=True))
+                bench.progress.say(
+                    f"step {mark}: active {latest['active']:.3f}, KL {latest['distillation']:.4f}, balance "
+                    f"{latest['balance']:.3f}, held-out perplexity {point['perplexity']:.3f} at {point['active']:.3f} active"
+                )
+    return curve
+
+
+def _best(recipe: ConvertRecipe, curve: list[dict[str, float]]) -> dict[str, float]:
+    """The saved state that is best on held-out text among those within the budget; the last where none is."""
+    within = [point for point in curve if point["active"] <= 1.01 * recipe.active]
+    return min(within, key=lambda point: point["perplexity"]) if within else curve[-1]
+
+
+def _forget(bench: Bench, curve: list[dict[str, float]]) -> None:
+    """Delete the states before the last, and every structure that is not the best."""
+    best = _best(bench.recipe, curve)["step"]
+    for point in curve:
+        if point["step"] != best:
+            bench.run.drop(f"structure|{int(point['step'])}")
+        if point is not curve[-1]:
+            bench.run.drop(f"state|{int(point['step'])}")
+
+
+def _on_held_out(bench: Bench, step: int, structure: Structure) -> dict[str, float]:
+    with masked(bench.model, structure, bench.sublayers):
+        score = score_text(bench.model, bench.held_out)
+    share = active_parameters(structure, bench.sublayers) / dense_parameters(bench.sublayers)
+    return {"step": step, "perplexity": score.perplexity, "accuracy": score.accuracy, "active": share}
+
+
+def scored(bench: Bench, name: str, blocks: Blocks, structure: Structure | None, part: str = "test") -> TextScore:
+    """Score one structure (None: the dense model) on one part of the text, once per run."""
+
+    def work() -> dict[str, Any]:
+        place = masked(bench.model, structure, bench.sublayers) if structure is not None else contextlib.nullcontext()
+        with place, bench.progress.stage(f"{name} on {part} text", len(blocks)) as advance:
+            return score_text(bench.model, blocks, on_rows=advance).to_dict()
+
+    return TextScore.from_dict(bench.run.journal.unit(f"score|{part}|{name}", work))
+
+
+def best_variant(bench: Bench, method: str) -> tuple[Structure, dict[str, float]]:
+    """A rival with the attention whole and with the attention pruned like the rest: the better on held-out text."""
+    routers = _clusters(bench)
+    activity = activities(bench.model, bench.sublayers, bench.statistics, routers)
+    found = []
+    for attention in (1.0, bench.recipe.active):
+        structure = rival(method, bench.sublayers, activity, routers, bench.recipe.active, attention)
+        score = scored(bench, f"{method}, attention {attention:g}", bench.held_out, structure, "held-out")
+        found.append((score.perplexity, attention, structure))
+    _, attention, structure = min(found, key=lambda entry: entry[0])
+    share = active_parameters(structure, bench.sublayers) / dense_parameters(bench.sublayers)
+    return structure, {"attention": attention, "active": share}

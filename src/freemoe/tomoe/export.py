@@ -1,0 +1,249 @@
+"""Write a converted model as a Hugging Face folder of its own, in one of three forms that compute the same.
+
+``shared`` holds the union of the experts' weights once, and experts as lists of rows; ``materialised`` holds a copy of
+its weights for every expert; ``pseudo`` holds the dense layer and masks.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.initialization import no_init_weights
+
+from freemoe.errors import ArtifactError, FamilyError, RecipeError
+from freemoe.families.sublayers import Sublayers, find_sublayers
+from freemoe.tomoe import modeling
+from freemoe.tomoe.layout import runs, union_order
+from freemoe.tomoe.structure import LayerStructure, Structure, ValueGate, active_parameters, check, dense_parameters
+
+CODE = "modeling_tomoe.py"
+"""The file of a folder that ``trust_remote_code`` loads; what it needs lies beside it."""
+
+_OURS = re.compile(r"from freemoe\.(kernels|tomoe)\.(\w+) import")
+
+
+def converted(model: Any, structure: Structure, mode: str = "shared") -> Any:
+    """A converted model in memory, in evaluation mode, on the dense model's device and of its type.
+
+    Embeddings, norms and whatever else stays as it was are the dense model's own tensors; queries, keys, values, outputs
+    and MLPs are copies.
+
+    Args:
+        model: The dense model; left as it is.
+        structure: What each token uses.
+        mode: ``shared``, ``materialised`` or ``pseudo``.
+
+    Raises:
+        DataError: The structure does not fit the model.
+        FamilyError: A model that cannot be converted.
+        RecipeError: Another mode.
+    """
+    if mode not in modeling.MODES:
+        raise RecipeError(f"mode is {mode!r}; allowed: {', '.join(modeling.MODES)}.")
+    sublayers = find_sublayers(model)
+    check(structure, sublayers)
+    if getattr(model.config, "qk_layernorm", False):
+        raise FamilyError(
+            "This Phi normalises queries and keys by a LayerNorm, whose mean would change with every dropped dimension. "
+            "Convert a model with qk_layernorm=false."
+        )
+    config_class, model_class = modeling.CLASSES[model.config.model_type]
+    layers = [_layer(model, layer, own, mode) for layer, own in zip(sublayers, structure, strict=True)]
+    settings = {
+        "format": modeling.FORMAT,
+        "mode": mode,
+        "head_dim": sublayers[0].rotary.head_dim,
+        # Queries and keys have fewer dimensions now, and are scaled as if they had all.
+        "scale": sublayers[0].rotary.head_dim ** -0.5,
+        "active_parameters": active_parameters(structure, sublayers),
+        "dense_parameters": dense_parameters(sublayers),
+        "layers": [sizes for sizes, _ in layers],
+    }
+    values = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures", "auto_map")}
+    config = config_class(**values, tomoe=settings)
+    with no_init_weights():
+        new = model_class._from_config(config, dtype=model.dtype, attn_implementation=model.config._attn_implementation)
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items() if not _replaced(name, sublayers)}
+    for _, own in layers:
+        tensors |= own
+    new.load_state_dict(tensors, assign=True)
+    new.tie_weights()
+    new.generation_config = copy.deepcopy(model.generation_config)
+    return new.to(model.device).eval()
+
+
+def _replaced(name: str, sublayers: list[Sublayers]) -> bool:
+    """Whether a tensor of the dense model belongs to an attention or an MLP."""
+    return any(name.startswith((f"{layer.path}.self_attn.", f"{layer.path}.mlp.")) for layer in sublayers)
+
+
+def _layer(
+    model: nn.Module, layer: Sublayers, own: LayerStructure, mode: str
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """One layer's entry of ``config.tomoe`` and its tensors."""
+    attention_sizes, attention = _attention(model.get_submodule(f"{layer.path}.self_attn"), layer, own, mode)
+    mlp_sizes, mlp = _mlp(layer, own, mode)
+    tensors = {f"{layer.path}.self_attn.{k}": v for k, v in attention.items()}
+    tensors |= {f"{layer.path}.mlp.{k}": v for k, v in mlp.items()}
+    device = layer.q.weight.device
+    # Copies, also where a view would do: what is saved shares no memory, and the dense model stays its own.
+    tensors = {k: v.detach().to(device, copy=True, memory_format=torch.contiguous_format) for k, v in tensors.items()}
+    return attention_sizes | mlp_sizes, tensors
+
+
+def _attention(
+    attention: nn.Module, layer: Sublayers, own: LayerStructure, mode: str
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    head_dim, pairs = layer.rotary.head_dim, layer.rotary.turned // 2
+    bits, static = own.qk.cpu(), None if isinstance(own.vo, ValueGate) else own.vo.cpu().bool()
+    if mode == "pseudo":
+        kept_bits, values = torch.ones_like(bits), torch.arange(head_dim)
+    else:
+        kept_bits, values = bits, torch.arange(head_dim) if static is None else static.nonzero().flatten()
+    first, free = kept_bits[:pairs].nonzero().flatten(), kept_bits[pairs:].nonzero().flatten() + layer.rotary.turned
+    turned = torch.cat([first, first + pairs])
+    queries = torch.cat([turned, free])
+    tensors = {"turned_index": turned}
+    for name, linear, kept in (("q", layer.q, queries), ("k", layer.k, queries), ("v", layer.v, values)):
+        kept = kept.to(linear.weight.device)
+        tensors[f"{name}_proj.weight"] = linear.weight.unflatten(0, (-1, head_dim))[:, kept].flatten(0, 1)
+        if linear.bias is not None:
+            tensors[f"{name}_proj.bias"] = linear.bias.unflatten(0, (-1, head_dim))[:, kept].flatten()
+    rows = layer.o.weight.T.unflatten(0, (-1, head_dim))[:, values.to(layer.o.weight.device)]
+    tensors["o_proj.weight"] = rows.flatten(0, 1)
+    if layer.o.bias is not None:
+        tensors["o_proj.bias"] = layer.o.bias
+    tensors |= _norms(attention, queries)
+    if isinstance(own.vo, ValueGate):
+        names = ("project", "embedding", "norm_weight", "norm_bias", "decode", "offset")
+        tensors |= {f"value_gate.{name}": getattr(own.vo, name).float() for name in names}
+    if mode == "pseudo":
+        tensors["query_mask"] = layer.rotary.spread(bits.float()).bool()
+        if static is not None:
+            tensors["value_mask"] = static
+    return {
+        "query_width": len(queries),
+        "query_kept": int(layer.rotary.spread(bits.float()).sum()),
+        "turned": len(turned),
+        "value_width": len(values),
+        "value_keep": own.value_width,
+        "gate_width": len(own.vo.embedding) if isinstance(own.vo, ValueGate) else None,
+    }, tensors
+
+
+def _norms(attention: nn.Module, queries: Tensor) -> dict[str, Tensor]:
+    """Norms of query and key heads, where the family has them."""
+    norms = {name: getattr(attention, name, None) for name in ("q_norm", "k_norm")}
+    return {
+        f"{name}.weight": norm.weight[queries.to(norm.weight.device)]
+        for name, norm in norms.items()
+        if norm is not None
+    }
+
+
+def _mlp(layer: Sublayers, own: LayerStructure, mode: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    experts = own.experts.cpu().bool()
+    widths = own.widths
+    if mode == "shared":
+        held = union_order(experts)
+        members = [experts[n, held].nonzero().flatten() for n in range(len(experts))]
+    elif mode == "materialised":
+        # Shorter experts are filled up with other neurons, which no list names.
+        fillers = [torch.cat([(row).nonzero().flatten(), (~row).nonzero().flatten()]) for row in experts]
+        held = torch.cat([filler[: max(widths)] for filler in fillers])
+        members = [torch.arange(width) + n * max(widths) for n, width in enumerate(widths)]
+    else:
+        held = torch.arange(layer.width)
+        members = [row.nonzero().flatten() for row in experts]
+    index = torch.full((len(experts), max(widths)), -1, dtype=torch.int32)
+    for row, rows in zip(index, members, strict=True):
+        row[: len(rows)] = rows
+    held = held.to(layer.down.weight.device)
+    tensors = {
+        "router.weight": own.router_weight.float(),
+        "router.bias": own.router_bias.float(),
+        "experts": index,
+        "up": torch.stack([linear.weight[held] for linear in layer.up]),
+        "down": layer.down.weight.T[held],
+    }
+    if layer.up[0].bias is not None:
+        tensors["up_bias"] = torch.stack([linear.bias[held] for linear in layer.up])
+    if layer.down.bias is not None:
+        tensors["down_bias"] = layer.down.bias
+    places = torch.zeros(len(experts), len(held), dtype=torch.bool)
+    for row, rows in zip(places, members, strict=True):
+        row[rows] = True
+    return {"neurons": len(held), "widths": widths, "runs": [len(runs(row)) for row in places]}, tensors
+
+
+def export(
+    model: Any,
+    structure: Structure,
+    folder: str | Path,
+    mode: str = "shared",
+    tokenizer: Any = None,
+    extra: dict[str, Any] | None = None,
+) -> Path:
+    """Write a folder that loads without freemoe, given ``trust_remote_code=True``, and by it without that.
+
+    config.json is written last: a folder that was cut short does not look like a model.
+
+    Args:
+        model: The dense model.
+        structure: What each token uses.
+        folder: Where to write; made if it is missing.
+        mode: ``shared``, ``materialised`` or ``pseudo``.
+        tokenizer: Saved beside the model if given.
+        extra: More to keep in config.json, under ``tomoe.about``: plain JSON values.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ArtifactError: The folder holds a model already.
+        DataError, FamilyError, RecipeError: As ``converted``.
+    """
+    folder = Path(folder)
+    if (folder / "config.json").exists():
+        raise ArtifactError(f"{str(folder)!r} holds a model already. Export to another folder, or remove it.")
+    new = converted(model, structure, mode)
+    own = type(new)
+    new.config.auto_map = {
+        "AutoConfig": f"{Path(CODE).stem}.{own.config_class.__name__}",
+        "AutoModelForCausalLM": f"{Path(CODE).stem}.{own.__name__}",
+    }
+    if extra is not None:
+        new.config.tomoe["about"] = extra
+    partial = folder / "partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    new.save_pretrained(partial)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(partial)
+    for name, text in remote_code().items():
+        (partial / name).write_text(text, encoding="utf-8")
+    for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
+        path.replace(folder / path.name)
+    partial.rmdir()
+    return folder
+
+
+def remote_code() -> dict[str, str]:
+    """The code of an exported folder, file name -> text: `modeling` and what it imports of ours, as neighbours."""
+    package = Path(modeling.__file__).parents[1]
+    texts: dict[str, str] = {}
+    wanted = [package / "tomoe" / "modeling.py"]
+    while wanted:
+        path = wanted.pop()
+        name = CODE if path.stem == "modeling" else path.name
+        if name not in texts:
+            text = path.read_text(encoding="utf-8")
+            wanted += [package / room / f"{module}.py" for room, module in _OURS.findall(text)]
+            texts[name] = _OURS.sub(r"from .\2 import", text)
+    return texts

@@ -1,0 +1,122 @@
+"""What a conversion works on: the base, its text in parts, and the run that remembers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freemoe.corpora.blocks import Blocks, Parts, pack_blocks, passages, split
+from freemoe.corpora.mixes import read_mix
+from freemoe.corpora.text import read_documents
+from freemoe.errors import DataError
+from freemoe.families.loading import load_base
+from freemoe.families.sublayers import Sublayers, find_sublayers
+from freemoe.recipes import ConvertRecipe
+from freemoe.runs import Progress, Quiet, RunFolder, digest
+
+# Text for the statistics that training and rivals begin with.
+STATISTICS_TOKENS = 65536
+
+
+@dataclass(eq=False)
+class Bench:
+    """What every step of a conversion works on."""
+
+    recipe: ConvertRecipe
+    model: Any
+    tokenizer: Any
+    sublayers: list[Sublayers]
+    train: Blocks
+    held_out: Blocks
+    test: Blocks
+    run: RunFolder
+    progress: Progress
+
+    @property
+    def statistics(self) -> Blocks:
+        """The text of the statistics: the first rows of the training text."""
+        return self.train.rows(range(min(len(self.train), max(1, STATISTICS_TOKENS // self.train.length))))
+
+
+def read_text(recipe: ConvertRecipe) -> Parts:
+    """The recipe's text in its three parts."""
+    texts: list[str] = []
+    for name in recipe.text:
+        texts += passages(read_documents(Path(name)))
+    if recipe.mix is not None:
+        texts += read_mix(recipe.mix, recipe.data_root)
+    return split(texts, seed=recipe.seed)
+
+
+def block_length(recipe: ConvertRecipe, model: Any) -> int:
+    """Tokens of a block: the recipe's, else 2048 or the model's whole context.
+
+    Raises:
+        DataError: Longer than the model's context.
+    """
+    context = getattr(model.config, "max_position_embeddings", None) or 2048
+    wanted = recipe.train.block or min(2048, context)
+    if wanted > context:
+        raise DataError(
+            f"train.block is {wanted}, and this model's context holds {context} tokens. Choose at most that."
+        )
+    return wanted
+
+
+def prepare(recipe: ConvertRecipe, run: RunFolder, progress: Progress | None) -> Bench:
+    """Load the base and the text."""
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
+    sublayers = find_sublayers(model)
+    if tokenizer is None:
+        raise DataError(f"{recipe.model!r} has no tokenizer, and text must become tokens. Save one beside the model.")
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    if recipe.train.checkpointing:
+        checkpoint_activations(model)
+    length = block_length(recipe, model)
+    parts = read_text(recipe)
+    blocks = {
+        part: pack_blocks(tokenizer, getattr(parts, part), length, f"{part.replace('_', '-')} part of the text")
+        for part in ("train", "held_out", "test")
+    }
+    most = max(1, recipe.train.evaluation_tokens // length)
+    for part in ("held_out", "test"):
+        blocks[part] = blocks[part].rows(range(min(len(blocks[part]), most)))
+    return Bench(recipe, model, tokenizer, sublayers, **blocks, run=run, progress=progress or Quiet())
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Let the model make activations again in the backward pass; it must be in training mode for that.
+
+    Dropout that the configuration may ask for is switched off: the base computes as in use.
+    """
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    else:  # an older name of the same
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    modules: list[Any] = list(model.modules())
+    for module in modules:
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+
+
+def same_inputs(bench: Bench, base: str) -> None:
+    """Write down what the run reads; a resumed run must read the same."""
+    now = {"base model": base} | {
+        f"{part} text": digest(getattr(bench, part).ids.tolist()) for part in ("train", "held_out", "test")
+    }
+    then = bench.run.journal.unit("inputs", lambda: now)
+    for what, value in now.items():
+        if then[what] != value:
+            raise DataError(
+                f"The unfinished run at {str(bench.run.partial)!r} was started with another {what}. Put it back, or start "
+                "over with --no-resume."
+            )

@@ -1,0 +1,82 @@
+"""How well a model, converted or not, predicts text: figures that carry the length of context they hold for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from freemoe.corpora.blocks import Blocks
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """Next-token figures on blocks of text.
+
+    Attributes:
+        length: Tokens of a block: the longest context.
+        nll: Per block the sum of negative log-likelihoods, nats.
+        right: Per block how many next tokens were the most likely ones.
+        tokens: Per block how many next tokens were predicted.
+    """
+
+    length: int
+    nll: list[float]
+    right: list[int]
+    tokens: list[int]
+
+    @property
+    def perplexity(self) -> float:
+        """Of all tokens together."""
+        return math.exp(min(700.0, sum(self.nll) / sum(self.tokens)))
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the tokens that were the most likely ones."""
+        return sum(self.right) / sum(self.tokens)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON, with the figures by name."""
+        return {
+            f"perplexity@{self.length}": self.perplexity,
+            f"next_token_accuracy@{self.length}": self.accuracy,
+            "length": self.length,
+            "nll": self.nll,
+            "right": self.right,
+            "tokens": self.tokens,
+        }
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> TextScore:
+        """From ``to_dict``."""
+        return cls(found["length"], found["nll"], found["right"], found["tokens"])
+
+
+@torch.no_grad()
+def score_text(model: Any, blocks: Blocks, rows: int = 4, on_rows: Callable[[int], None] | None = None) -> TextScore:
+    """Predict every token of every passage from the passage's tokens before it in the block.
+
+    Args:
+        model: A causal LM.
+        blocks: Text.
+        rows: Blocks at a time.
+        on_rows: Called with the number of finished blocks.
+    """
+    device = next(model.parameters()).device
+    nll: list[float] = []
+    right: list[int] = []
+    tokens: list[int] = []
+    for batch in blocks.batches(rows):
+        ids, positions = batch.ids.to(device), batch.positions.to(device)
+        logits = model(ids, position_ids=positions, use_cache=False).logits[:, :-1].float()
+        counted, wanted = batch.predicted().to(device), ids[:, 1:]
+        losses = torch.logsumexp(logits, -1) - logits.gather(-1, wanted[..., None])[..., 0]
+        nll += torch.where(counted, losses, 0.0).double().sum(dim=1).tolist()
+        right += ((logits.argmax(-1) == wanted) & counted).sum(dim=1).tolist()
+        tokens += counted.sum(dim=1).tolist()
+        if on_rows is not None:
+            on_rows(len(ids))
+    return TextScore(blocks.length, nll, right, tokens)

@@ -1,0 +1,208 @@
+"""Converted models as transformers models: the family's own classes with other attention and MLP modules.
+
+``import freemoe.tomoe.modeling`` registers them, and ``AutoModelForCausalLM.from_pretrained`` then loads an exported
+folder; a copy of this file, of `modules` and of the kernels lies in every folder, for ``trust_remote_code=True`` where freemoe is not
+installed. They may therefore import torch, transformers and ``freemoe.kernels`` alone.
+
+What a layer keeps stands in ``config.tomoe`` (written by `tomoe.export`); embeddings, norms, residuals, rotary
+embedding, masks, cache and generation stay transformers' own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GemmaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.models.gemma.modeling_gemma import GemmaAttention
+from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.mistral.modeling_mistral import MistralAttention
+from transformers.models.phi.modeling_phi import PhiAttention
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+
+from freemoe.tomoe.modules import Attention, MixtureMLP, initialise
+
+FORMAT = 1
+"""Version of ``config.tomoe`` that this code reads."""
+
+MODES = ("shared", "materialised", "pseudo")
+"""How an exported model holds its experts: the union of their weights once; a copy each; masks on the dense layer."""
+
+
+class _Converted:
+    """Comes before a family's causal LM: exchanges its attention and MLP modules."""
+
+    attention: type[nn.Module]
+    # Rounded scores would choose other experts.
+    _keep_in_fp32_modules_strict = ("router", "value_gate")
+
+    def __init__(self, config: Any) -> None:
+        _check(config)
+        super().__init__(config)  # pyright: ignore[reportCallIssue]
+        for number, layer in enumerate(self.model.layers):  # pyright: ignore[reportAttributeAccessIssue]
+            layer.self_attn = self.attention(config, number)
+            layer.mlp = MixtureMLP(config, number, layer.mlp)
+        self.post_init()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def tune(self) -> None:
+        """Measure, once per shape of a layer, at how many tokens it is computed in which way, and keep it."""
+        seen: dict[tuple[int, ...], Any] = {}
+        for layer in self.model.layers:  # pyright: ignore[reportAttributeAccessIssue]
+            shape = (*layer.mlp.up.shape, *layer.mlp.experts.shape)
+            seen[shape] = layer.mlp._crossover = seen.get(shape) or layer.mlp.tune()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)  # pyright: ignore[reportAttributeAccessIssue]
+        initialise(module, self.config.initializer_range)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @classmethod
+    def from_pretrained(cls, source: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As in transformers; a tensor that is missing, or that nothing asks for, is an error and not a warning.
+
+        Raises:
+            OSError: The folder's weights and its config.json do not belong together.
+        """
+        model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)  # pyright: ignore
+        wrong = {name: sorted(info[name]) for name in ("missing_keys", "unexpected_keys") if info[name]}
+        if wrong:
+            raise OSError(
+                f"{str(source)!r} is damaged: weights and config.json differ, {wrong}. Export the model again."
+            )
+        return (model, info) if output_loading_info else model
+
+
+def _check(config: Any) -> None:
+    """Raise unless ``config.tomoe`` is what this code reads."""
+    if not isinstance(config.tomoe, dict) or config.tomoe.get("format") != FORMAT:
+        seen = config.tomoe.get("format") if isinstance(config.tomoe, dict) else None
+        raise ValueError(
+            f"config.json has tomoe.format {seen!r}; this code reads {FORMAT}. Load the folder with the freemoe that wrote "
+            "it or with trust_remote_code=True, or export the model again."
+        )
+    if config.tomoe["mode"] not in MODES or len(config.tomoe["layers"]) != config.num_hidden_layers:
+        raise ValueError(
+            f"config.json has tomoe.mode {config.tomoe['mode']!r} and {len(config.tomoe['layers'])} layers; allowed are "
+            f"{', '.join(MODES)} and {config.num_hidden_layers} layers. Export the model again."
+        )
+
+
+def _attention(base: type[nn.Module]) -> Any:
+    """The family's attention class with ours before it."""
+    return type(f"ToMoE{base.__name__}", (Attention, base), {"__module__": __name__})
+
+
+class ToMoELlamaConfig(LlamaConfig):
+    """Configuration of a converted Llama."""
+
+    model_type = "tomoe_llama"
+    tomoe: dict | None = None
+
+
+class ToMoELlamaForCausalLM(_Converted, LlamaForCausalLM):
+    """A converted Llama."""
+
+    config_class = ToMoELlamaConfig
+    attention = _attention(LlamaAttention)
+
+
+class ToMoEMistralConfig(MistralConfig):
+    """Configuration of a converted Mistral."""
+
+    model_type = "tomoe_mistral"
+    tomoe: dict | None = None
+
+
+class ToMoEMistralForCausalLM(_Converted, MistralForCausalLM):
+    """A converted Mistral."""
+
+    config_class = ToMoEMistralConfig
+    attention = _attention(MistralAttention)
+
+
+class ToMoEQwen2Config(Qwen2Config):
+    """Configuration of a converted Qwen2."""
+
+    model_type = "tomoe_qwen2"
+    tomoe: dict | None = None
+
+
+class ToMoEQwen2ForCausalLM(_Converted, Qwen2ForCausalLM):
+    """A converted Qwen2."""
+
+    config_class = ToMoEQwen2Config
+    attention = _attention(Qwen2Attention)
+
+
+class ToMoEQwen3Config(Qwen3Config):
+    """Configuration of a converted Qwen3."""
+
+    model_type = "tomoe_qwen3"
+    tomoe: dict | None = None
+
+
+class ToMoEQwen3ForCausalLM(_Converted, Qwen3ForCausalLM):
+    """A converted Qwen3."""
+
+    config_class = ToMoEQwen3Config
+    attention = _attention(Qwen3Attention)
+
+
+class ToMoEGemmaConfig(GemmaConfig):
+    """Configuration of a converted Gemma."""
+
+    model_type = "tomoe_gemma"
+    tomoe: dict | None = None
+
+
+class ToMoEGemmaForCausalLM(_Converted, GemmaForCausalLM):
+    """A converted Gemma."""
+
+    config_class = ToMoEGemmaConfig
+    attention = _attention(GemmaAttention)
+
+
+class ToMoEPhiConfig(PhiConfig):
+    """Configuration of a converted Phi."""
+
+    model_type = "tomoe_phi"
+    tomoe: dict | None = None
+
+
+class ToMoEPhiForCausalLM(_Converted, PhiForCausalLM):
+    """A converted Phi."""
+
+    config_class = ToMoEPhiConfig
+    attention = _attention(PhiAttention)
+
+
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "llama": (ToMoELlamaConfig, ToMoELlamaForCausalLM),
+    "mistral": (ToMoEMistralConfig, ToMoEMistralForCausalLM),
+    "qwen2": (ToMoEQwen2Config, ToMoEQwen2ForCausalLM),
+    "qwen3": (ToMoEQwen3Config, ToMoEQwen3ForCausalLM),
+    "gemma": (ToMoEGemmaConfig, ToMoEGemmaForCausalLM),
+    "phi": (ToMoEPhiConfig, ToMoEPhiForCausalLM),
+}
+"""Model type of a dense model -> the classes of its converted form."""
+
+# A folder's own copy is found by its auto_map, and must not take the installed one's place.
+if not __name__.startswith("transformers_modules"):
+    for _config, _model in CLASSES.values():
+        AutoConfig.register(_config.model_type, _config, exist_ok=True)
+        AutoModelForCausalLM.register(_config, _model, exist_ok=True)

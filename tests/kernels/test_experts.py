@@ -1,0 +1,227 @@
+"""Every way to compute the experts of a layer equals the reference, and the reference equals a dense MLP."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+
+from freemoe.kernels import experts as kernels
+from freemoe.kernels.experts import Plan, Weights, index_mask, reference
+from freemoe.kernels.rows import ACTIVATIONS, heads_sum, heads_times, rows_available
+from freemoe.kernels.triton_experts import blocks, triton_available
+
+HIDDEN, NEURONS, EXPERTS = 40, 70, 5
+CLOSE = {"rtol": 0, "atol": 1e-5}
+
+needs_numba = pytest.mark.skipif(not rows_available(torch.float32), reason="numba is not installed")
+
+
+def layer(parts: int = 2, biased: bool = False, name: str = "silu", share: float = 0.5, seed: int = 0) -> Any:
+    """Random weights and index lists of unequal lengths."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator) / HIDDEN**0.5
+
+    members = torch.rand(EXPERTS, NEURONS, generator=generator) < share
+    members[0, 0] = True
+    members[:, 1] = True
+    index = torch.full((EXPERTS, int(members.sum(1).max())), -1, dtype=torch.int32)
+    for row, own in zip(index, members, strict=True):
+        row[: int(own.sum())] = own.nonzero().flatten()
+    up_bias = normal(parts, NEURONS) if biased else None
+    weights = Weights(
+        normal(parts, NEURONS, HIDDEN), normal(NEURONS, HIDDEN), up_bias, normal(HIDDEN) if biased else None,
+        ACT2FN[name], name,
+    )  # fmt: skip
+    return weights, index
+
+
+def tokens(count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, HIDDEN, generator=generator)
+    # The last expert gets none.
+    return x, torch.randint(EXPERTS - 1, (count,), generator=generator)
+
+
+def masked(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
+    return kernels.masked(x, expert, weights, index_mask(index, NEURONS, x.dtype))
+
+
+def grouped(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
+    return kernels.grouped(x, expert, weights, Plan(index, NEURONS))
+
+
+def few(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
+    return kernels.few(x, expert, weights, Plan(index, NEURONS))
+
+
+WAYS = [masked, grouped, pytest.param(few, marks=needs_numba)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("parts", "biased", "name"), [(2, False, "silu"), (2, True, "gelu"), (1, True, "gelu_new")])
+@pytest.mark.parametrize("count", [1, 2, 7, 33])
+def test_equals_the_reference(way: Callable[..., Tensor], parts: int, biased: bool, name: str, count: int) -> None:
+    weights, index = layer(parts, biased, name)
+    x, expert = tokens(count)
+    before = x.clone()
+    torch.testing.assert_close(way(x, expert, weights, index), reference(x, expert, weights, index), **CLOSE)
+    assert torch.equal(x, before)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [*ACTIVATIONS])
+def test_every_activation(way: Callable[..., Tensor], name: str) -> None:
+    weights, index = layer(name=name)
+    x, expert = tokens(9)
+    torch.testing.assert_close(way(x, expert, weights, index), reference(x, expert, weights, index), **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", WAYS)
+def test_bfloat16(way: Callable[..., Tensor]) -> None:
+    weights, index = layer(biased=True)
+    x, expert = tokens(6)
+    low = Weights(
+        weights.up.bfloat16(), weights.down.bfloat16(), weights.up_bias.bfloat16(), weights.down_bias.bfloat16(),
+        weights.activation, weights.name,
+    )  # fmt: skip
+    got = way(x.bfloat16(), expert, low, index)
+    assert got.dtype == torch.bfloat16
+    high = Weights(
+        low.up.float(), low.down.float(), low.up_bias.float(), low.down_bias.float(), low.activation, low.name
+    )
+    want = reference(x.bfloat16().float(), expert, high, index)
+    torch.testing.assert_close(got.float(), want, rtol=0.02, atol=0.05)
+
+
+@torch.no_grad()
+def test_more_tokens_and_neurons_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "TOKENS", 8)
+    monkeypatch.setattr(kernels, "NEURONS", 7)
+    weights, index = layer(biased=True)
+    index[2] = torch.arange(10, 10 + index.shape[1])  # one run, which is not gathered
+    x, _ = tokens(20)
+    expert = torch.full((20,), 2)
+    expert[5] = 0
+    kinds = [{type(part) for part in own} for own in Plan(index, NEURONS).parts]
+    assert kinds[2] == {slice}
+    assert torch.Tensor in kinds[0]
+    torch.testing.assert_close(grouped(x, expert, weights, index), reference(x, expert, weights, index), **CLOSE)
+
+
+def test_the_two_masks_are_one() -> None:
+    _, index = layer()
+    assert torch.equal(
+        index_mask(index, NEURONS, torch.float32), Plan(index, NEURONS).mask(torch.float32, index.device)
+    )
+
+
+@torch.no_grad()
+def test_all_neurons_are_the_dense_mlp() -> None:
+    weights, _ = layer()
+    index = torch.arange(NEURONS, dtype=torch.int32).expand(EXPERTS, -1)
+    x, expert = tokens(7)
+    want = (F.silu(x @ weights.up[0].T) * (x @ weights.up[1].T)) @ weights.down
+    torch.testing.assert_close(reference(x, expert, weights, index), want, **CLOSE)
+
+
+def test_masked_is_differentiable() -> None:
+    weights, index = layer()
+    x, expert = tokens(4)
+    again = x.clone().requires_grad_()
+    x.requires_grad_()
+    masked(x, expert, weights, index).sum().backward()
+    reference(again, expert, weights, index).sum().backward()
+    torch.testing.assert_close(x.grad, again.grad, **CLOSE)
+
+
+@needs_numba
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [1, 2, 5, 8])
+def test_products_with_dimensions_of_heads(dtype: torch.dtype, heads: int) -> None:
+    generator = torch.Generator().manual_seed(heads)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    matrix, bias, head_dim = normal(heads * 6, 20), normal(heads * 6), 6
+    tolerance = {"rtol": 0, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.01, "atol": 0.01}
+    for count in (1, 4, 11):
+        x, weights = normal(count, 20), normal(count, heads * head_dim)
+        mask = torch.rand(count, head_dim, generator=generator) < 0.5
+        everywhere = mask.repeat(1, heads).to(dtype)
+        product = x.float() @ matrix.float().T
+        torch.testing.assert_close(heads_times(x, mask, matrix, None), (product * everywhere).to(dtype), **tolerance)
+        torch.testing.assert_close(
+            heads_times(x, mask, matrix, bias), ((product + bias.float()) * everywhere).to(dtype), **tolerance
+        )
+        want = ((weights * everywhere).float() @ matrix.float()).to(dtype)
+        torch.testing.assert_close(heads_sum(weights, mask, matrix), want, **tolerance)
+
+
+@needs_numba
+@torch.no_grad()
+@pytest.mark.parametrize("cache", [1, 1 << 18], ids=["blocks of eight tokens", "one block"])
+def test_threads_and_blocks_of_tokens(monkeypatch: pytest.MonkeyPatch, cache: int) -> None:
+    weights, index = layer(biased=True)
+    x, expert = tokens(21)
+    mask = torch.rand(21, 7, generator=torch.Generator().manual_seed(0)) < 0.5
+    alone = heads_times(x, mask, weights.down, None), heads_sum(x[:, :35], mask, weights.down[:35])
+    monkeypatch.setattr("freemoe.kernels.rows._WORTH_A_THREAD", 100)
+    monkeypatch.setattr("freemoe.kernels.rows._CACHE", cache)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    torch.testing.assert_close(few(x, expert, weights, index), reference(x, expert, weights, index), **CLOSE)
+    torch.testing.assert_close(heads_times(x, mask, weights.down, None), alone[0], **CLOSE)
+    torch.testing.assert_close(heads_sum(x[:, :35], mask, weights.down[:35]), alone[1], **CLOSE)
+
+
+@pytest.mark.parametrize("expert", [[0, 0, 0, 0, 0, 0, 0], [3, 1, 1, 0, 3, 3, 3], [2]])
+def test_blocks_hold_every_token_once_and_one_expert_each(expert: list[int]) -> None:
+    owner_of = torch.tensor(expert)
+    order, owner, begin, end = blocks(owner_of, 4, size=2)
+    seen: list[int] = []
+    for number, first, last in zip(owner.tolist(), begin.tolist(), end.tolist(), strict=True):
+        if number >= 0:
+            own = order[first : min(first + 2, last)].tolist()
+            assert own
+            assert {expert[t] for t in own} == {number}
+            seen += own
+    assert sorted(seen) == list(range(len(expert)))
+
+
+def test_triton_kernels_in_the_interpreter() -> None:
+    if not triton_available():
+        pytest.skip("triton is not installed")
+    # The interpreter is chosen when a kernel is defined, so that it needs a process of its own.
+    code = """
+import torch
+from freemoe.kernels.experts import Weights, reference
+from freemoe.kernels.triton_experts import triton_experts
+from tests.kernels.test_experts import layer, tokens
+for parts, biased, name in [(2, False, "silu"), (2, True, "gelu"), (1, True, "gelu_new"), (2, False, "relu")]:
+    weights, index = layer(parts, biased, name)
+    x, expert = tokens(37)
+    error = (triton_experts(x, expert, weights, index) - reference(x, expert, weights, index)).abs().max()
+    assert error < 1e-5, (parts, biased, name, error)
+weights, index = layer()
+x, expert = tokens(37)
+low = Weights(weights.up.bfloat16(), weights.down.bfloat16(), None, None, weights.activation, weights.name)
+got = triton_experts(x.bfloat16(), expert, low, index).float()
+error = (got - reference(x, expert, weights, index)).abs().max()
+assert error < 0.1, error
+"""
+    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,257 @@
+"""The whole conversion on a tiny model: what is written, what is scored, what a killed run comes to, bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from freemoe.artifacts import read_manifest
+from freemoe.errors import ArtifactError, DataError, FamilyError, NumericError, RecipeError
+from freemoe.families.loading import load_base
+from freemoe.recipes import ConvertRecipe, dump, load_recipe, recipe_from
+from freemoe.runs import RunFolder
+from freemoe.tomoe.convert import convert
+from freemoe.tomoe.inspection import inspect_converted, is_converted
+from freemoe.tomoe.train import Trainer
+from tests.tiny import tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with its tokenizer, and a text."""
+    folder = tmp_path_factory.mktemp("base")
+    tiny_model("llama").save_pretrained(folder / "model")
+    tiny_tokenizer().save_pretrained(folder / "model")
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    lines = [json.dumps(" ".join(words[(i * j) % 10] for j in range(1, 14)) + f" {i}") for i in range(90)]
+    (folder / "text.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def recipe(base: Path, output: Path, **values: Any) -> ConvertRecipe:
+    data: dict[str, Any] = {
+        "command": "convert",
+        "model": str(base / "model"),
+        "text": [str(base / "text.jsonl")],
+        "output": str(output),
+        "experts": 3,
+        "dtype": "float32",
+    }
+    train = {"steps": 4, "batch_tokens": 64, "block": 32, "save_every": 2, **values.pop("train", {})}
+    found = recipe_from({**data, "train": train, **values})
+    assert isinstance(found, ConvertRecipe)
+    return found
+
+
+@pytest.fixture(scope="module")
+def done(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return convert(recipe(base, tmp_path_factory.mktemp("done") / "out"))
+
+
+def test_what_is_written(done: Path, base: Path) -> None:
+    manifest = read_manifest(done)
+    assert manifest["kind"] == "converted"
+    assert is_converted(done)
+    result = json.loads((done / "result.json").read_text())
+    assert set(result["scores"]) == {
+        "dense",
+        "converted",
+        "static-magnitude",
+        "static-activation",
+        "activation-split",
+    }
+    assert 0.4 < result["parameters"]["active_share"] <= 0.5
+    assert len(result["history"]["rows"]) == 4
+    assert [p["step"] for p in result["held_out_curve"]] == [0, 2, 4]
+    assert all(abs(sum(layer) - 1) < 1e-6 for layer in result["usage"])
+    assert "# " in (done / "README.md").read_text()
+    assert load_recipe(done / "recipe.yaml").model_dump() == recipe(base, done).model_dump()
+    assert not list(done.glob("units"))
+
+
+def test_the_scores_are_the_written_models(done: Path, base: Path) -> None:
+    from freemoe.corpora.blocks import pack_blocks
+    from freemoe.tomoe.material import read_text
+    from freemoe.tomoe.measure import score_text
+
+    result = json.loads((done / "result.json").read_text())
+    model, tokenizer = load_base(done)
+    test = pack_blocks(tokenizer, read_text(recipe(base, done)).test, 32)
+    score = score_text(model, test)
+    assert score.perplexity == pytest.approx(result["scores"]["converted"]["perplexity@32"], rel=1e-4)
+    dense = score_text(tiny_model("llama"), test)
+    assert dense.perplexity == pytest.approx(result["scores"]["dense"]["perplexity@32"], rel=1e-6)
+
+
+def test_all_of_the_weights_is_the_dense_model(base: Path, tmp_path: Path) -> None:
+    folder = convert(recipe(base, tmp_path / "out", active=1.0))
+    ids = torch.arange(3, 35)[None]
+    with torch.no_grad():
+        found = AutoModelForCausalLM.from_pretrained(folder)(ids).logits
+        wanted = tiny_model("llama")(ids).logits
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    result = json.loads((folder / "result.json").read_text())
+    assert result["scores"]["converted"]["nll"] == result["scores"]["dense"]["nll"]
+
+
+@pytest.mark.parametrize("method", ["static-magnitude", "activation-split"])
+def test_rivals_are_models_too(base: Path, tmp_path: Path, method: str) -> None:
+    folder = convert(recipe(base, tmp_path / "out", method=method))
+    result = json.loads((folder / "result.json").read_text())
+    assert set(result["scores"]) == {"dense", "converted"}
+    assert 0.4 < result["parameters"]["active_share"] <= 0.5
+    assert inspect_converted(folder, str(base / "model"))["made from the base given"] == "yes"
+
+
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("after", range(1, 16, 2))
+def test_a_killed_run_comes_to_the_same_model(
+    base: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Killed right after its n-th unit of work was written, and run again."""
+    from freemoe.runs import Journal
+
+    own = recipe(base, tmp_path / "out")
+    units = 0
+    unit = Journal.unit
+
+    def counting(self: Journal, name: str, work: Any) -> Any:
+        nonlocal units
+        value = unit(self, name, work)
+        units += 1
+        if units == after:
+            raise Killed
+        return value
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "unit", counting)
+        with pytest.raises(Killed):
+            convert(own)
+    assert not (tmp_path / "out").exists()
+    again = convert(own)
+    wanted, found = tensors_of(done), tensors_of(again)
+    assert sorted(wanted) == sorted(found)
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    a, b = (json.loads((f / "result.json").read_text()) for f in (done, again))
+    for key in ("scores", "history", "held_out_curve", "layers", "usage"):
+        assert a[key] == b[key]
+
+
+def test_killed_within_training_goes_on_at_the_last_state(
+    base: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = recipe(base, tmp_path / "out")
+    one, steps = Trainer._one, []
+
+    def killing(self: Trainer, step: int) -> None:
+        if step == 3 and 3 not in steps:
+            steps.append(step)
+            raise Killed
+        steps.append(step)
+        one(self, step)
+
+    monkeypatch.setattr(Trainer, "_one", killing)
+    with pytest.raises(Killed):
+        convert(own)
+    again = convert(own)
+    assert steps == [0, 1, 2, 3, 2, 3]
+    assert all(torch.equal(t, tensors_of(again)[name]) for name, t in tensors_of(done).items())
+
+
+def test_a_run_of_another_base_is_not_gone_on_with(base: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "base"
+    shutil.copytree(base, copy)
+    own = recipe(copy, tmp_path / "out")
+    run = RunFolder(own.output, own.model_dump(mode="json"))
+    run.journal.unit(
+        "inputs", lambda: {"base model": "another", "train text": "", "held_out text": "", "test text": ""}
+    )
+    with pytest.raises(DataError, match=r"was started with another base model.*--no-resume"):
+        convert(own)
+
+
+def test_a_half_written_folder_is_no_model(done: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    shutil.copytree(done, half)
+    weights = half / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ArtifactError, match="cut short or edited"):
+        inspect_converted(half)
+
+
+def test_another_base_is_told(done: Path, tmp_path: Path) -> None:
+    tiny_model("llama", seed=9).save_pretrained(tmp_path / "other")
+    tiny_tokenizer().save_pretrained(tmp_path / "other")
+    with pytest.raises(ArtifactError, match="was made for the base"):
+        inspect_converted(done, str(tmp_path / "other"))
+
+
+def test_a_loss_that_is_no_number_leaves_nothing_half_done(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from freemoe.tomoe import train
+
+    own = recipe(base, tmp_path / "out")
+    with monkeypatch.context() as patched:
+        patched.setattr(train, "distillation_loss", lambda *a, **k: torch.tensor(float("nan"), requires_grad=True))
+        with pytest.raises(NumericError, match="loss of step 0"):
+            convert(own)
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out.partial").exists()
+    assert convert(own).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"active": 0.0}, r"active: .*greater than 0.*value seen: 0.0"),
+        ({"active": 1.2}, r"active: .*less than or equal to 1"),
+        ({"experts": 1}, r"experts: .*greater than or equal to 2"),
+        ({"text": []}, "no text is given"),
+        ({"gates": {"start": "random"}}, "needs gates.start statistics"),
+        ({"method": "magic"}, "method"),
+    ],
+)
+def test_recipes_that_cannot_work(base: Path, tmp_path: Path, values: dict, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        recipe(base, tmp_path / "out", **values)
+
+
+def test_text_too_short_and_blocks_too_long(base: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.jsonl"
+    short.write_text("\n".join(json.dumps(f"text {i}") for i in range(40)))
+    with pytest.raises(DataError, match=r"less than one block of 200"):
+        convert(recipe(base, tmp_path / "out", text=[str(short)], train={"block": 200}))
+    with pytest.raises(DataError, match=r"train.block is 999, and this model's context holds 256"):
+        convert(recipe(base, tmp_path / "out", train={"block": 999}))
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_family_without_rotary_halves_is_refused(base: Path, tmp_path: Path) -> None:
+    tiny_model("gpt2").save_pretrained(tmp_path / "gpt2")
+    tiny_tokenizer().save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(FamilyError, match="cannot be converted"):
+        convert(recipe(base, tmp_path / "out", model=str(tmp_path / "gpt2")))
+
+
+def test_yaml_is_the_same_recipe(base: Path, tmp_path: Path) -> None:
+    own = recipe(base, tmp_path / "out", profile="authors")
+    (tmp_path / "r.yaml").write_text(dump(own))
+    assert load_recipe(tmp_path / "r.yaml") == own
+    assert own.gates.mask_twice
+    assert own.train.steps == 4

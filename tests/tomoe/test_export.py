@@ -1,0 +1,208 @@
+"""Exported folders: they load by themselves, bit for bit, with freemoe and without, and say what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from freemoe.errors import ArtifactError, DataError, FamilyError, RecipeError
+from freemoe.families.loading import load_base
+from freemoe.tomoe.export import CODE, converted, export
+from freemoe.tomoe.masked import masked
+from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tomoe.structures import random_structure
+
+IDS = torch.randint(3, 200, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """A folder, the dense model and the structure that it came from."""
+    model = tiny_model("qwen2")
+    structure = random_structure(model)
+    folder = tmp_path_factory.mktemp("export") / "my.model-v1"
+    return export(model, structure, folder, tokenizer=tiny_tokenizer(), extra={"active": 0.5}), model, structure
+
+
+def edited(exported: tuple[Path, Any, Any], into: Path, change: Any) -> Path:
+    """A copy of the folder whose config.json has been changed."""
+    into.mkdir()
+    for path in exported[0].iterdir():
+        (into / path.name).write_bytes(path.read_bytes())
+    config = json.loads((into / "config.json").read_text())
+    change(config)
+    (into / "config.json").write_text(json.dumps(config))
+    return into
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["shared", "materialised", "pseudo"])
+@pytest.mark.parametrize(("family", "tied"), [("qwen3", False), ("phi", False), ("gemma", True)])
+def test_saved_and_loaded_is_bit_equal(family: str, tied: bool, mode: str, tmp_path: Path) -> None:
+    model = tiny_model(family, tie_word_embeddings=tied)
+    structure = random_structure(model)
+    loaded, info = AutoModelForCausalLM.from_pretrained(
+        export(model, structure, tmp_path / "m", mode), output_loading_info=True
+    )
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    new = converted(model, structure, mode)
+    own, wanted = loaded.state_dict(), new.state_dict()
+    assert own.keys() == wanted.keys()
+    assert all(torch.equal(own[name], wanted[name]) and own[name].dtype == wanted[name].dtype for name in wanted)
+    # Equal numbers, but products round by where in memory a matrix begins.
+    torch.testing.assert_close(loaded(IDS).logits, new(IDS).logits, rtol=0, atol=1e-5)
+    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is tied
+
+
+@torch.no_grad()
+def test_bfloat16_keeps_routers_and_gates_in_float32(tmp_path: Path) -> None:
+    model = tiny_model("llama").to(torch.bfloat16)
+    structure = random_structure(model)
+    folder = export(model, structure, tmp_path / "m")
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    layer = loaded.model.layers[0]
+    assert (layer.mlp.up.dtype, layer.mlp.router.weight.dtype) == (torch.bfloat16, torch.float32)
+    assert layer.self_attn.value_gate.decode.dtype == torch.float32
+    torch.testing.assert_close(layer.mlp.router.weight, structure[0].router_weight, rtol=0, atol=0)
+    wanted = converted(model, structure).state_dict()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_the_folder_says_what_it_is(exported: tuple[Path, Any, Any]) -> None:
+    folder, _model, structure = exported
+    config = AutoConfig.from_pretrained(folder)
+    assert config.model_type == "tomoe_qwen2"
+    assert config.tomoe["scale"] == pytest.approx(8**-0.5)
+    assert config.tomoe["about"] == {"active": 0.5}
+    for layer, own in zip(config.tomoe["layers"], structure, strict=True):
+        assert layer["widths"] == own.widths
+        assert layer["neurons"] == own.union
+        # At most 15 patterns of 4 experts, next to each other.
+        assert max(layer["runs"]) <= 8
+        assert layer["value_keep"] == own.value_width
+        assert layer["query_width"] == 2 * int(own.qk.sum())
+    assert AutoTokenizer.from_pretrained(folder)("a")["input_ids"]
+    assert not (folder / "partial").exists()
+
+
+@torch.no_grad()
+def test_load_base_knows_the_folder_in_a_fresh_process(exported: tuple[Path, Any, Any]) -> None:
+    code = f"""
+import torch
+from freemoe.families.loading import load_base
+model, tokenizer = load_base({str(exported[0])!r}, device="cpu")
+assert tokenizer is not None
+print(type(model).__module__, float(model(torch.full((1, 3), 7)).logits.double().sum()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    module, total = done.stdout.split()
+    assert module == "freemoe.tomoe.modeling"
+    model = load_base(exported[0], device="cpu")[0]
+    # With gradients and without, the experts are computed in different ways.
+    assert float(total) == pytest.approx(float(model(torch.full((1, 3), 7)).logits.double().sum()), abs=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("numba", [True, False], ids=["numba", "no numba"])
+def test_the_folder_loads_and_generates_without_freemoe(
+    exported: tuple[Path, Any, Any], numba: bool, tmp_path: Path
+) -> None:
+    folder, model, structure = exported
+    code = f"""
+import sys, torch
+for name in {["freemoe", *([] if numba else ["numba"])]!r}:
+    sys.modules[name] = None  # importing it fails
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained({str(folder)!r}, trust_remote_code=True)
+assert type(model).__module__.startswith("transformers_modules"), type(model)
+ids = torch.tensor({IDS[:1].tolist()!r})
+out = model.generate(ids, max_new_tokens=5, do_sample=False, use_cache=True)
+print("SEEN", *out[0].tolist())
+model.save_pretrained({str(tmp_path / "again")!r})
+"""
+    environment = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    with masked(model, structure):
+        want = model.generate(IDS[:1], max_new_tokens=5, do_sample=False, use_cache=True)
+    assert done.stdout.split("SEEN")[1].split() == [str(n) for n in want[0].tolist()]
+    assert (tmp_path / "again" / CODE).exists()
+
+
+def test_a_half_written_folder_is_no_model(exported: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    cut = edited(exported, tmp_path / "cut", lambda config: None)
+    weights = load_file(cut / "model.safetensors")
+    del weights["model.layers.1.mlp.down"]
+    save_file(weights, cut / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(OSError, match=r"layers\.1\.mlp\.down.*Export the model again"):
+        AutoModelForCausalLM.from_pretrained(cut)
+    with pytest.raises(DataError, match="damaged"):
+        load_base(cut, device="cpu")
+
+
+def test_a_killed_export_leaves_no_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    with monkeypatch.context() as patch:
+        patch.setattr("freemoe.tomoe.export.remote_code", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            export(model, random_structure(model), tmp_path / "m")
+    assert not (tmp_path / "m" / "config.json").exists()
+    export(model, random_structure(model), tmp_path / "m")
+    assert not (tmp_path / "m" / "partial").exists()
+    with pytest.raises(ArtifactError, match="holds a model already"):
+        export(model, random_structure(model), tmp_path / "m")
+
+
+def test_a_config_of_another_version_is_refused(exported: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    newer = edited(exported, tmp_path / "newer", lambda config: config["tomoe"].update(format=99))
+    with pytest.raises(ValueError, match=r"format 99; this code reads 1"):
+        AutoModelForCausalLM.from_pretrained(newer)
+
+
+def test_a_config_of_other_sizes_is_refused(exported: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    fewer = edited(exported, tmp_path / "fewer", lambda config: config["tomoe"]["layers"].pop())
+    with pytest.raises(ValueError, match=r"1 layers; allowed are .* 2 layers"):
+        AutoModelForCausalLM.from_pretrained(fewer)
+    other = edited(exported, tmp_path / "other", lambda config: config["tomoe"].update(mode="dense"))
+    with pytest.raises(ValueError, match="mode 'dense'"):
+        AutoModelForCausalLM.from_pretrained(other)
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    structure = random_structure(model)
+    with pytest.raises(DataError, match="1 layers, the model 2"):
+        export(model, structure[:1], tmp_path / "a")
+    with pytest.raises(DataError, match="experts has shape"):
+        export(tiny_model("llama", intermediate_size=40), structure, tmp_path / "b")
+    with pytest.raises(RecipeError, match="'dense'; allowed: shared, materialised, pseudo"):
+        export(model, structure, tmp_path / "c", mode="dense")
+    with pytest.raises(FamilyError, match="cannot be converted"):
+        export(tiny_model("phi3"), structure, tmp_path / "d")
+    normed = tiny_model("phi", qk_layernorm=True)
+    with pytest.raises(FamilyError, match="qk_layernorm=false"):
+        export(normed, random_structure(normed), tmp_path / "e")
+    assert not list(tmp_path.iterdir())
+
+
+@torch.no_grad()
+def test_the_dense_model_is_left_as_it_was() -> None:
+    model = tiny_model("phi")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    new = converted(model, random_structure(model))
+    assert new.model.embed_tokens.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    new.model.layers[0].mlp.down.zero_()
+    new.model.layers[0].self_attn.o_proj.bias.zero_()
+    after = model.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())

@@ -1,0 +1,276 @@
+"""Every exported form computes what the masks on the dense model compute."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from freemoe.families.sublayers import CONVERTIBLE, find_sublayers
+from freemoe.kernels.attention import LEAST
+from freemoe.kernels.crossover import Crossover
+from freemoe.tomoe import modules
+from freemoe.tomoe.export import converted
+from freemoe.tomoe.layout import equal_widths
+from freemoe.tomoe.masked import masked
+from freemoe.tomoe.modeling import CLASSES, MODES
+from freemoe.tomoe.structure import whole
+from tests.tiny import tiny_model
+from tests.tomoe.structures import random_structure
+
+CLOSE = {"rtol": 0, "atol": 1e-5}
+# Left padding, and tokens enough that every expert has some.
+IDS = torch.randint(3, 200, (3, 21), generator=torch.Generator().manual_seed(1))
+PADDING = torch.ones_like(IDS)
+PADDING[0, :6] = 0
+PADDING[1, :1] = 0
+POSITIONS = (PADDING.cumsum(-1) - 1).clamp(min=0)
+SEEN = PADDING.bool()
+
+
+def through(model: Any, way: str) -> Any:
+    """The model, made to compute many tokens in this way."""
+    for layer in model.model.layers:
+        layer.mlp._crossover = Crossover(grouped=1 if way == "grouped" else 10**9)
+    return model
+
+
+def logits(model: Any) -> Tensor:
+    return model(input_ids=IDS, attention_mask=PADDING, position_ids=POSITIONS).logits[SEEN]
+
+
+def decoded(model: Any, prompt: int, **inputs: Tensor) -> Tensor:
+    """Logits of a prompt and then of one token after the other, with a cache."""
+    cache, parts = None, []
+    edges = [0, prompt, *range(prompt + 1, inputs["input_ids"].shape[1] + 1)]
+    for begin, end in itertools.pairwise(edges):
+        output = model(
+            input_ids=inputs["input_ids"][:, begin:end],
+            attention_mask=inputs["attention_mask"][:, :end],
+            position_ids=inputs["position_ids"][:, begin:end],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = output.past_key_values
+        parts.append(output.logits)
+    return torch.cat(parts, dim=1)
+
+
+def test_the_table_has_every_family_that_can_be_converted() -> None:
+    assert tuple(CLASSES) == CONVERTIBLE
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("static", [False, True], ids=["gate", "static"])
+@pytest.mark.parametrize("family", CONVERTIBLE)
+def test_every_form_equals_the_masks(family: str, static: bool) -> None:
+    model = tiny_model(family)
+    structure = random_structure(model, static=static)
+    with masked(model, structure):
+        want = logits(model)
+    assert (want - logits(model)).abs().max() > 0.1
+    for mode in MODES:
+        for way in ("grouped", "masked"):
+            got = logits(through(converted(model, structure, mode), way))
+            torch.testing.assert_close(got, want, **CLOSE, msg=lambda m, mode=mode, way=way: f"{mode}, {way}: {m}")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", CONVERTIBLE)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_decoding_with_a_cache_equals_prefill(family: str, attention: str) -> None:
+    model = tiny_model(family)
+    model.set_attn_implementation(attention)
+    structure = random_structure(model)
+    new = converted(model, structure)
+    assert new.config._attn_implementation == attention
+    batch = {"input_ids": IDS, "attention_mask": PADDING, "position_ids": POSITIONS}
+    torch.testing.assert_close(decoded(new, 12, **batch)[SEEN], logits(new), **CLOSE)
+    # One sequence: every decoded token is a batch of one row, which has a way of its own.
+    single = {name: value[2:] for name, value in batch.items()}
+    with masked(model, structure):
+        want = decoded(model, 12, **single)
+    torch.testing.assert_close(decoded(new, 12, **single), want, **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", CONVERTIBLE)
+def test_one_layer_equals_its_masked_layer(family: str) -> None:
+    model = tiny_model(family).double()
+    structure = random_structure(model)
+    new = converted(model, structure)
+    x = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    angles = model.model.rotary_emb(x, torch.arange(7).unsqueeze(0))
+    for number in range(2):
+        dense, ours = model.model.layers[number], new.model.layers[number]
+        with masked(model, structure):
+            want_attention = dense.self_attn(x, position_embeddings=angles, attention_mask=None)[0]
+            want_mlp = dense.mlp(x)
+        got = ours.self_attn(x, position_embeddings=angles, attention_mask=None)[0]
+        torch.testing.assert_close(got, want_attention, rtol=0, atol=1e-12)
+        torch.testing.assert_close(ours.mlp(x), want_mlp, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", CONVERTIBLE)
+def test_keeping_everything_is_the_dense_model(family: str) -> None:
+    model = tiny_model(family)
+    structure = whole(find_sublayers(model))
+    for mode in MODES:
+        torch.testing.assert_close(logits(converted(model, structure, mode)), logits(model), **CLOSE)
+
+
+@torch.no_grad()
+def test_sliding_windows_pass_through() -> None:
+    for family, own in (
+        ("mistral", {"sliding_window": 5}),
+        ("qwen2", {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1}),
+    ):
+        model = tiny_model(family, **own)
+        structure = random_structure(model)
+        with masked(model, structure):
+            want = logits(model)
+        with masked(wide := tiny_model(family), structure):
+            assert (logits(wide) - want).abs().max() > 1e-2
+        new = converted(model, structure)
+        torch.testing.assert_close(logits(new), want, **CLOSE)
+        batch = {"input_ids": IDS, "attention_mask": PADDING, "position_ids": POSITIONS}
+        torch.testing.assert_close(decoded(new, 12, **batch)[SEEN], want, **CLOSE)
+
+
+@torch.no_grad()
+def test_long_prompts_have_an_attention_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama", max_position_embeddings=1024)
+    few = torch.tensor([True, False, True, False])
+    structure = [replace(layer, qk=few) for layer in random_structure(model)]
+    new = converted(model, structure)
+    ids = torch.randint(3, 200, (2, LEAST + 5), generator=torch.Generator().manual_seed(0))
+    with masked(model, structure):
+        want = model(ids).logits
+    seen = []
+    own = modules.narrow_causal
+    monkeypatch.setattr(modules, "narrow_causal", lambda *args: seen.append(1) or own(*args))
+    torch.testing.assert_close(new(ids).logits, want, **CLOSE)
+    assert len(seen) == 2
+    # Padding is a mask, and masks are the fused attention's.
+    padding = torch.ones_like(ids)
+    padding[0, :7] = 0
+    with masked(model, structure):
+        want = model(ids, attention_mask=padding).logits
+    torch.testing.assert_close(new(ids, attention_mask=padding).logits[1], want[1], **CLOSE)
+    torch.testing.assert_close(new(ids, attention_mask=padding).logits[0, 7:], want[0, 7:], **CLOSE)
+    assert len(seen) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", CONVERTIBLE)
+def test_widths_are_removed_and_not_masked(family: str) -> None:
+    model = tiny_model(family)
+    structure = random_structure(model, static=True)
+    new = converted(model, structure)
+    for layer, sublayer, own in zip(new.model.layers, find_sublayers(model), structure, strict=True):
+        kept = int(sublayer.rotary.spread(own.qk.float()).sum())
+        assert layer.self_attn.q_proj.out_features == sublayer.heads * kept
+        assert layer.self_attn.k_proj.out_features == sublayer.kv_heads * kept
+        assert layer.self_attn.v_proj.out_features == sublayer.kv_heads * int(own.vo.sum())
+        assert layer.self_attn.o_proj.weight.shape == (sublayer.heads * int(own.vo.sum()), 32)
+        assert layer.mlp.up.shape == (len(sublayer.up), own.union, 32)
+        assert layer.mlp.down.shape == (own.union, 32)
+
+
+@torch.no_grad()
+def test_every_token_keeps_exactly_k_value_dimensions() -> None:
+    model = tiny_model("llama")
+    structure = random_structure(model)
+    # Equal scores everywhere: ties must not widen the choice.
+    gate = structure[0].vo
+    structure[0] = replace(structure[0], vo=replace(gate, decode=torch.zeros_like(gate.decode), offset=torch.zeros(8)))
+    new = converted(model, structure)
+    x = torch.randn(5, 32)
+    for layer, own in zip(new.model.layers, structure, strict=True):
+        assert layer.self_attn.value_gate(x).sum(-1).tolist() == [own.value_width] * 5
+
+
+@torch.no_grad()
+def test_equalised_widths_compute_as_their_masks() -> None:
+    model = tiny_model("llama")
+    structure = random_structure(model)
+    equal = equal_widths(structure, [torch.rand(4, 48) for _ in structure])
+    with masked(model, equal):
+        want = logits(model)
+    new = converted(model, equal, "materialised")
+    assert new.model.layers[0].mlp.up.shape == (2, 4 * equal[0].widths[0], 32)
+    torch.testing.assert_close(logits(new), want, **CLOSE)
+
+
+@torch.no_grad()
+def test_generation_equals_the_masked_models() -> None:
+    model = tiny_model("llama")
+    structure = random_structure(model)
+    settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "attention_mask": PADDING}
+    with masked(model, structure):
+        want = model.generate(IDS, **settings)
+    assert torch.equal(converted(model, structure).generate(IDS, **settings), want)
+
+
+def test_inference_mode_leaves_nothing_behind() -> None:
+    model = tiny_model("llama")
+    structure = random_structure(model)
+    for way in ("grouped", "masked"):
+        new = through(converted(model, structure), way)
+        with torch.inference_mode():
+            first = logits(new)
+        with torch.no_grad():
+            torch.testing.assert_close(logits(new), first.clone(), **CLOSE)
+        logits(new).sum().backward()
+
+
+def test_gradients_equal_the_masked_models() -> None:
+    model = tiny_model("llama")
+    structure = random_structure(model)
+    new = converted(model, structure)
+    with masked(model, structure):
+        logits(model).logsumexp(-1).mean().backward()
+    logits(new).logsumexp(-1).mean().backward()
+    torch.testing.assert_close(
+        new.model.embed_tokens.weight.grad, model.model.embed_tokens.weight.grad, rtol=0, atol=1e-5
+    )
+    assert new.model.layers[0].mlp.up.grad is not None
+
+
+@torch.no_grad()
+def test_attentions_and_hidden_states_are_recorded() -> None:
+    model = tiny_model("llama")
+    model.set_attn_implementation("eager")
+    new = converted(model, random_structure(model))
+    found = new(IDS, output_attentions=True, output_hidden_states=True)
+    assert [tuple(a.shape) for a in found.attentions] == [(3, 4, 21, 21)] * 2
+    assert len(found.hidden_states) == 3
+
+
+@torch.no_grad()
+def test_new_index_lists_are_noticed() -> None:
+    model = tiny_model("llama")
+    first, second = (converted(model, random_structure(model, share=1.0)) for _ in range(2))
+    logits(first)
+    lists = first.state_dict()["model.layers.0.mlp.experts"]
+    fewer = first.state_dict() | {"model.layers.0.mlp.experts": lists.masked_fill(lists > 9, -1)}
+    for way in ("grouped", "masked"):
+        first.load_state_dict(fewer)
+        second.load_state_dict(fewer)
+        torch.testing.assert_close(logits(through(first, way)), logits(through(second, way)), **CLOSE)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_compiles_as_one_graph() -> None:
+    model = tiny_model("llama", num_hidden_layers=1)
+    structure = random_structure(model)
+    new = converted(model, structure)
+    compiled = torch.compile(new.model, fullgraph=True, backend="aot_eager")
+    want = new.model(IDS, use_cache=False).last_hidden_state
+    torch.testing.assert_close(compiled(IDS, use_cache=False).last_hidden_state, want, **CLOSE)
