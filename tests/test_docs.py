@@ -18,6 +18,7 @@ GUIDES = [
         "docs/methods.md",
         "docs/evidence.md",
         "docs/tomoe.md",
+        "docs/hookmoe.md",
         "docs/pitfalls.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
@@ -26,7 +27,8 @@ GUIDES = [
 GUIDES.append(ROOT / "recipes" / "README.md")
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OPTIONS = {option for c in COMMANDS.values() for p in c.params for option in [*p.opts, *p.secondary_opts]}
-PLACES = (ROOT, ROOT / "src" / "freemoe", ROOT / "src" / "freemoe" / "evals", ROOT / "docs", ROOT / "recipes")
+PACKAGE = ROOT / "src" / "freemoe"
+PLACES = (ROOT, PACKAGE, PACKAGE / "evals", ROOT / "docs", ROOT / "recipes")
 
 by_guide = pytest.mark.parametrize("guide", GUIDES, ids=[str(g.relative_to(ROOT)) for g in GUIDES])
 

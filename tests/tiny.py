@@ -118,6 +118,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+CASES["deepseek_v3"] = (
+    "deepseek_v3",
+    {**CASES["deepseek_v2"][1], "q_lora_rank": 12, "n_shared_experts": 1, "num_nextn_predict_layers": 0},
+)
 CASES["deepseek_v2_low_rank_queries"] = ("deepseek_v2", {**CASES["deepseek_v2"][1], "q_lora_rank": 12})
 
 

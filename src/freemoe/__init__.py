@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from freemoe.domain_experts.build import build
     from freemoe.domain_experts.mixture import FreeMoE
     from freemoe.errors import FreeMoEError
-    from freemoe.recipes import BuildRecipe, ConvertRecipe, load_recipe
+    from freemoe.hookmoe.trim import trim
+    from freemoe.recipes import BuildRecipe, ConvertRecipe, TrimRecipe, load_recipe
     from freemoe.tomoe.convert import convert
 
 # Public name -> the room it stands in. Loaded at first use, so that `import freemoe` loads no torch.
@@ -20,9 +21,11 @@ _PUBLIC = {
     "ConvertRecipe": "freemoe.recipes",
     "FreeMoE": "freemoe.domain_experts.mixture",
     "FreeMoEError": "freemoe.errors",
+    "TrimRecipe": "freemoe.recipes",
     "build": "freemoe.domain_experts.build",
     "convert": "freemoe.tomoe.convert",
     "load_recipe": "freemoe.recipes",
+    "trim": "freemoe.hookmoe.trim",
 }
 
 __all__ = [
@@ -30,10 +33,12 @@ __all__ = [
     "ConvertRecipe",
     "FreeMoE",
     "FreeMoEError",
+    "TrimRecipe",
     "__version__",
     "build",
     "convert",
     "load_recipe",
+    "trim",
 ]
 
 

@@ -70,6 +70,18 @@ FOUND = {
         ],
         (15, 25),
     ),
+    "deepseek_v3": (
+        "model.layers",
+        [
+            f"self_attn.q_a_proj self_attn.q_b_proj {MLA} {GATED}",
+            *[
+                f"self_attn.q_a_proj self_attn.q_b_proj {MLA} "
+                f"{SHARED.replace('shared_expert', 'shared_experts')} {EXPERTS}"
+            ]
+            * 2,
+        ],
+        (15, 25),
+    ),
     "gpt_oss": ("model.layers", [f"{QKVO} {EXPERTS}"] * 2, (8, 16)),
 }
 

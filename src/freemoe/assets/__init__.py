@@ -18,6 +18,15 @@ def demo_model_path() -> Path:
     return _existing(_folder() / "demo_model", "scripts/make_demo_model.py")
 
 
+def demo_moe_path() -> Path:
+    """Folder of the bundled mixture of experts, to be read like `demo_model_path`'s.
+
+    Raises:
+        FileNotFoundError: the installation carries no mixture (`scripts/make_demo_moe.py` writes it).
+    """
+    return _existing(_folder() / "demo_moe", "scripts/make_demo_moe.py")
+
+
 def benchmark_path(domain: str, split: str) -> Path:
     """JSONL file of one domain ("math", "code", "general") and split ("reference", "test") of the benchmark.
 

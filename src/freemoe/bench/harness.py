@@ -104,6 +104,7 @@ BENCHES.add("calibrate", "freemoe.bench.calibrate", "all domains and norms over 
 BENCHES.add("artefact", "freemoe.bench.artefact", "size of an expert against its base; regeneration (T4)")
 BENCHES.add("switch", "freemoe.bench.switch", "switching an expert in memory against copying weights (T5)")
 BENCHES.add("router", "freemoe.bench.router", "accuracy and latency of the router (T11)")
+BENCHES.add("hookmoe", "freemoe.bench.hookmoe", "fewer experts per token: speed, and what hooks win back (T10)")
 BENCHES.add("gain", "freemoe.bench.gain", "held-out gain, and against LoRA and full tuning (T7, T7b, T7c, T7d)")
 BENCHES.add("tomoe-speed", "freemoe.bench.tomoe_speed", "a converted model against its dense one (T8)")
 BENCHES.add("tomoe-quality", "freemoe.bench.tomoe_quality", "what a conversion keeps, beside its rivals (T9)")

@@ -41,7 +41,9 @@ def register(app: typer.Typer) -> None:
 
     @app.command("bench", help=HELP)
     def command(
-        names: list[str] = typer.Argument(help="scorer, sweep, calibrate, artefact, switch, router, gain; or all."),
+        names: list[str] = typer.Argument(
+            help="scorer, sweep, calibrate, artefact, switch, router, hookmoe, gain; or all."
+        ),
         output: Path = typer.Option(
             Path("bench-out"), "--output", "-o", help="Folder for one JSON file per benchmark."
         ),

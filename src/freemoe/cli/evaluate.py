@@ -28,6 +28,11 @@ Example:
 \b
   freemoe eval experts --domain math=gsm8k --data-root ./data --expert base --expert auto
   freemoe eval ./my-model --domain law=law.jsonl
+
+A trimmed mixture (see trim) is measured against its base and its plan alone; without a domain, on its own text's test part:
+
+\b
+  freemoe eval trimmed --domain math=demo:math
 """
 
 PATHS = {"base": "base", **SHARED_PATHS}
@@ -50,7 +55,11 @@ def run_eval(recipe: EvalRecipe, *, overwrite: bool, dry_run: bool, as_json: boo
         return
     from freemoe.domain_experts.card import gain_text
     from freemoe.domain_experts.evaluation import evaluate
+    from freemoe.hookmoe.inspection import is_trimmed
 
+    if is_trimmed(recipe.artefact):
+        _run_trimmed(recipe, overwrite, as_json, quiet)
+        return
     try:
         result = evaluate(recipe, progress=Bars(quiet or as_json), overwrite=overwrite)
     except KeyboardInterrupt:
@@ -64,6 +73,38 @@ def run_eval(recipe: EvalRecipe, *, overwrite: bool, dry_run: bool, as_json: boo
             gain = "" if expert == "base" else gain_text(row, domain["unit"])
             table.add_row(domain["name"], expert, f"{row['score']:.2f}", gain, str(row["documents"]))
     out.print(table)
+
+
+def _run_trimmed(recipe: EvalRecipe, overwrite: bool, as_json: bool, quiet: bool) -> None:
+    """Tasks under a trimmed mixture."""
+    from freemoe.hookmoe.evaluation import evaluate
+
+    result = evaluate(recipe, progress=Bars(quiet or as_json), overwrite=overwrite)
+    if as_json:
+        print_json(result)
+        return
+    table = Table("domain", "", "score", "difference to the base [95 %]", "documents", box=None)
+    for domain in result["domains"]:
+        for name, row in domain["rows"].items():
+            mean, low, high = row["difference"]
+            digits = 2 if row["unit"] == "points" else 4
+            gain = "" if name == "full" else f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+            table.add_row(domain["name"], name, f"{row['score']:.{digits}f}", gain, str(row["documents"]))
+    out.print(table)
+
+
+def _run_trimmed_text(artefact: str, base: str | None, flags: dict[str, Any]) -> None:
+    """A trimmed mixture on its own text."""
+    calm_libraries()
+    from freemoe.cli.trim import print_rows
+    from freemoe.hookmoe.evaluation import evaluate_text
+
+    bars = Bars(flags["quiet"] or flags["as_json"])
+    found = evaluate_text(artefact, base, flags["dtype"] or "auto", flags["device"] or "auto", flags["threads"], bars)
+    if flags["as_json"]:
+        print_json(found)
+    else:
+        print_rows(found)
 
 
 def _base_name(artefact: str) -> str:
@@ -106,6 +147,11 @@ def register(app: typer.Typer) -> None:
         quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
     ) -> None:
         flags = locals()
+        from freemoe.hookmoe.inspection import is_trimmed
+
+        if not domain and not dry_run and not print_recipe_ and is_trimmed(artefact):
+            _run_trimmed_text(artefact, base, flags)
+            return
         data: dict[str, Any] = {"command": "eval", "artefact": artefact, "domains": read_domains(domain)}
         if expert:
             data["experts"] = tuple(expert)

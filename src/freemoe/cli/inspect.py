@@ -45,11 +45,15 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         calm_libraries()
         from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
+        from freemoe.hookmoe.inspection import inspect_trimmed, is_trimmed
         from freemoe.tomoe.inspection import inspect_converted, is_converted
 
         if is_converted(artefact):
-            _show(inspect_converted(artefact, base), as_json)
-            return
-        is_model = (artefact / "config.json").is_file() or str(artefact) == "freemoe-demo"
-        found = inspect_model(str(artefact)) if is_model else inspect_artefact(artefact, base)
+            found = inspect_converted(artefact, base)
+        elif is_trimmed(artefact):
+            found = inspect_trimmed(artefact, base)
+        elif (artefact / "config.json").is_file() or str(artefact) in ("freemoe-demo", "freemoe-demo-moe"):
+            found = inspect_model(str(artefact))
+        else:
+            found = inspect_artefact(artefact, base)
         _show(found, as_json)

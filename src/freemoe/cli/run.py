@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from freemoe.cli.common import apply_sets, print_recipe
-from freemoe.recipes import BuildRecipe, ConvertRecipe, load_recipe, recipe_from
+from freemoe.recipes import BuildRecipe, ConvertRecipe, TrimRecipe, load_recipe, recipe_from
 
 HELP = """Run a recipe: the YAML that --print-recipe prints, or that stands in an artefact as recipe.yaml.
 
@@ -47,6 +47,14 @@ def register(app: typer.Typer) -> None:
                 print_plan(loaded, as_json)
             else:
                 run_build(loaded, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
+        elif isinstance(loaded, TrimRecipe):
+            from freemoe.cli.trim import print_plan as print_outlook
+            from freemoe.cli.trim import run_trim
+
+            if dry_run:
+                print_outlook(loaded, as_json)
+            else:
+                run_trim(loaded, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
         elif isinstance(loaded, ConvertRecipe):
             from freemoe.cli import convert
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 
-from freemoe.assets import demo_model_path
+from freemoe.assets import demo_model_path, demo_moe_path
 from freemoe.errors import DataError, RecipeError
 
 BUNDLED = "freemoe-demo"
 """The name that stands for the bundled tiny model, so that an artefact of the demo loads on any machine."""
+
+BUNDLED_MOE = "freemoe-demo-moe"
+"""The same for the bundled tiny mixture of experts."""
 
 EXPORTED = "tomoe_"
 """How the model types of converted models begin."""
@@ -69,9 +72,13 @@ def load_base(
 
 
 def _source(model: str | Path) -> str | Path:
-    """Where a base is loaded from: the bundled model's folder for its alias, a checked folder, or a hub id."""
-    if model == BUNDLED:
-        return demo_model_path()
+    """Where a base is loaded from: a bundled model's folder for its alias, a checked folder, or a hub id."""
+    bundled = {BUNDLED: demo_model_path, BUNDLED_MOE: demo_moe_path}
+    if str(model) in bundled:
+        try:
+            return bundled[str(model)]()
+        except FileNotFoundError as error:
+            raise DataError(f"{model!r} is not part of this installation: {error}.") from None
     path = Path(model)
     looks_local = path.is_absolute() or str(model).startswith(".") or path.exists() or str(model).count("/") > 1
     if looks_local and not (path / "config.json").is_file():

@@ -184,25 +184,40 @@ _row(
     "OLMoE",
     Family("olmoe", ("olmoe",), _LAYERS, _QKVO, (), Experts(), Gate(renormalised="norm_topk_prob")),
 )
+_MLA = (
+    ("self_attn.q_proj", "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
+    ("self_attn.q_b_proj",),
+    ("self_attn.kv_b_proj",),
+    ("self_attn.o_proj",),
+)
+_SHARED = (
+    *_GATED,
+    ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    ("mlp.shared_experts.down_proj",),
+)
 _row(
     "DeepSeek-V2: low-rank keys and values (and queries), shared experts, first layers dense",
     Family(
         "deepseek_v2",
         ("deepseek_v2",),
         _LAYERS,
-        (
-            ("self_attn.q_proj", "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
-            ("self_attn.q_b_proj",),
-            ("self_attn.kv_b_proj",),
-            ("self_attn.o_proj",),
-        ),
-        (
-            *_GATED,
-            ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-            ("mlp.shared_experts.down_proj",),
-        ),
+        _MLA,
+        _SHARED,
         Experts(),
         Gate(renormalised="never"),
+        rotary="interleaved",
+    ),
+)
+_row(
+    "DeepSeek-V3 and R1: as V2, with a router of sigmoids and a bias",
+    Family(
+        "deepseek_v3",
+        ("deepseek_v3",),
+        _LAYERS,
+        _MLA,
+        _SHARED,
+        Experts(),
+        Gate(renormalised="norm_topk_prob"),
         rotary="interleaved",
     ),
 )

@@ -19,6 +19,7 @@ from freemoe.recipes.build import (
 )
 from freemoe.recipes.convert import ConvertRecipe, GateSection, LossSection, TrainSection
 from freemoe.recipes.reading import Recipe, dump, load_recipe, recipe_from
+from freemoe.recipes.trim import HookSection, HookTraining, PlanSection, TrimRecipe
 
 __all__ = [
     "METRICS",
@@ -29,13 +30,17 @@ __all__ = [
     "EvalRecipe",
     "EvidenceSection",
     "GateSection",
+    "HookSection",
+    "HookTraining",
     "LossSection",
+    "PlanSection",
     "Recipe",
     "RouterSection",
     "SaliencySection",
     "SearchSection",
     "SubdomainSection",
     "TrainSection",
+    "TrimRecipe",
     "dump",
     "load_recipe",
     "recipe_from",

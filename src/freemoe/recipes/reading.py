@@ -11,9 +11,15 @@ from pydantic import BaseModel, ValidationError
 from freemoe.errors import RecipeError
 from freemoe.recipes.build import BuildRecipe, EvalRecipe
 from freemoe.recipes.convert import ConvertRecipe
+from freemoe.recipes.trim import TrimRecipe
 
-Recipe = BuildRecipe | EvalRecipe | ConvertRecipe
-_COMMANDS: dict[str, type[Recipe]] = {"build": BuildRecipe, "eval": EvalRecipe, "convert": ConvertRecipe}
+Recipe = BuildRecipe | EvalRecipe | ConvertRecipe | TrimRecipe
+_COMMANDS: dict[str, type[Recipe]] = {
+    "build": BuildRecipe,
+    "eval": EvalRecipe,
+    "convert": ConvertRecipe,
+    "trim": TrimRecipe,
+}
 
 
 def recipe_from(data: object, source: str = "recipe") -> Recipe:

@@ -1,0 +1,1 @@
+"""HookMoE: fewer experts per token by a plan, and small hooks that give back what the plan lost."""

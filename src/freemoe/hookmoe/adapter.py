@@ -1,0 +1,157 @@
+"""The artefact of `trim`: a plan and hooks, kept like a PEFT adapter, outside of the base.
+
+    adapter_config.json        plan, scope, position, rescale, family, hidden size
+    adapter_model.safetensors  layers.N.up.weight, layers.N.down.weight, layers.N.r
+    plan.json, exports/        what other engines can use
+
+It is bound to its base by a fingerprint; `Trimmed.attached` puts it on and takes it off again, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from freemoe.artifacts import read_manifest, require_base
+from freemoe.errors import ArtifactError
+from freemoe.families.spec import family_of
+from freemoe.hookmoe.applied import applied, plan_of, probe
+from freemoe.hookmoe.hook import Hook, Hooks
+from freemoe.hookmoe.inspection import CONFIG, KIND, WEIGHTS
+from freemoe.hookmoe.layers import moe_layers
+from freemoe.hookmoe.plans import Plan, parse_plan
+from freemoe.runs import write_atomic
+
+
+@dataclass(frozen=True, eq=False)
+class Trimmed:
+    """A plan with its hooks.
+
+    Attributes:
+        plan: Experts per layer.
+        hooks: What compensates; None for a plan alone.
+        rescale: See `applied`.
+    """
+
+    plan: Plan
+    hooks: Hooks | None = None
+    rescale: str = "none"
+
+    @contextmanager
+    def attached(self, model: Any) -> Iterator[None]:
+        """While open, the model runs trimmed; afterwards it is bit-equal to before. Nests with switched experts."""
+        with ExitStack() as stack:
+            stack.enter_context(applied(model, self.plan, self.rescale))
+            if self.hooks is not None:
+                stack.enter_context(self.hooks.attached(model))
+            yield
+
+    def attach(self, model: Any) -> ExitStack:
+        """The same without a block: call ``close()`` on what is returned to detach."""
+        stack = ExitStack()
+        stack.enter_context(self.attached(model))
+        return stack
+
+    def as_type(self, dtype: torch.dtype) -> Trimmed:
+        """With hook weights in another type; r stays in fp32."""
+        if self.hooks is None:
+            return self
+        self.hooks.to(dtype)
+        for _, hook in self.hooks.items():
+            hook.r.data = hook.r.data.float()
+        return self
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What stands in the safetensors file."""
+        if self.hooks is None:
+            return {}
+        return {
+            f"layers.{n}.{key}": value.detach().cpu().contiguous()
+            for n, hook in self.hooks.items()
+            for key, value in hook.state_dict().items()
+        }
+
+
+def save_adapter(trimmed: Trimmed, model: Any, folder: Path) -> None:
+    """Write config and weights; the manifest is the caller's."""
+    hooks = trimmed.hooks
+    config = {
+        "adapter_type": "hookmoe",
+        "family": family_of(model).name,
+        "hidden_size": moe_layers(model)[0].hidden,
+        "num_hidden_layers": len(trimmed.plan.ks),
+        "top_k": list(trimmed.plan.ks),
+        "rescale": trimmed.rescale,
+        "hook_layers": {str(n): h.width for n, h in hooks.items()} if hooks else {},
+        "scope": hooks.scope if hooks else None,
+        "position": hooks.position if hooks else None,
+        "bias": bool(hooks and any(h.up.bias is not None for _, h in hooks.items())),
+    }
+    write_atomic(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    write_atomic(folder / WEIGHTS, save(trimmed.tensors()))
+
+
+def load_adapter(folder: str | Path, model: Any, check_base: bool = True) -> Trimmed:
+    """Read an artefact for a model.
+
+    Args:
+        folder: Written by `freemoe trim`.
+        model: Its base.
+        check_base: Compare the base's fingerprint (one read of all its weights).
+
+    Raises:
+        ArtifactError: Damaged, of another kind, for another family, shape or base.
+        FamilyError: The model's router does not do what its k says.
+    """
+    root = Path(folder)
+    manifest = read_manifest(root)
+    if manifest.get("kind") != KIND:
+        raise ArtifactError(
+            f"{str(root)!r} holds {manifest.get('kind')!r}, not a trimmed mixture. freemoe trim writes those."
+        )
+    try:
+        config = json.loads((root / CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(root / WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ArtifactError(f"{str(root)!r} cannot be read: {error}. Copy the artefact again.") from None
+    _check_shape(config, model)
+    if check_base:
+        require_base(manifest, model)
+    probe(model)
+    counts = {layer.number: layer.count for layer in moe_layers(model)}
+    text = Plan(tuple(config["top_k"])).text()
+    plan = parse_plan(text, plan_of(model), [counts.get(i) for i in range(config["num_hidden_layers"])])
+    hooks = None
+    if config["hook_layers"]:
+        made = {int(n): Hook(config["hidden_size"], d, config["bias"]) for n, d in config["hook_layers"].items()}
+        for n, hook in made.items():
+            prefix = f"layers.{n}."
+            own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            hook.to(own["up.weight"].dtype).load_state_dict(own)
+            hook.r.data = own["r"]
+        hooks = Hooks(made, config["scope"], config["position"]).to(model.device)
+    return Trimmed(plan, hooks, config["rescale"])
+
+
+def _check_shape(config: dict[str, Any], model: Any) -> None:
+    layers = moe_layers(model)
+    seen = {
+        "family": family_of(model).name,
+        "hidden_size": layers[0].hidden,
+        "num_hidden_layers": len(plan_of(model).ks),
+    }
+    for key, value in seen.items():
+        if config[key] != value:
+            raise ArtifactError(
+                f"These hooks are for {key.replace('_', ' ')} {config[key]!r}, and the model has {value!r}. Load the base they "
+                "were made for."
+            )

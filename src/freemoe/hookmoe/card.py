@@ -1,0 +1,92 @@
+"""The model card of a trimmed mixture, and its table as lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ABOUT = {
+    "full": "all experts of the base",
+    "plan": "fewer experts, nothing else",
+    "kept mass": "free: router weights as at full k",
+    "scale and bias": "free: one number and one vector per layer",
+    "hooks": "this artefact",
+    "control": "the same hooks at full k, trained on the text: gains are tuning, not compensation",
+}
+
+
+def share_text(values: list[float] | None) -> str:
+    """``44 % [40, 48]``."""
+    if values is None or values[0] != values[0]:
+        return "-"
+    mean, low, high = (100 * v for v in values)
+    return f"{mean:.0f} % [{low:.0f}, {high:.0f}]"
+
+
+def headlines(result: dict[str, Any]) -> list[str]:
+    """What a trim found, in two or three lines."""
+    rows, cost = result["test"]["rows"], result["cost_of_a_token"]
+    full, plan = rows["full"], rows["plan"]
+    lines = [
+        f"plan {result['plan']['text']}: Act {result['base']['act']:.3f} -> {result['plan']['act']:.3f}, active parameters "
+        f"{cost['full']['active']:,} -> {cost['trimmed']['active']:,} (hooks {cost['trimmed']['hooks']:,})",
+        f"test loss {full['ce']:.4f} -> {plan['ce']:.4f} with the plan alone (KL {plan['kl']:.4f})",
+    ]
+    if "hooks" in rows:
+        hooks = rows["hooks"]
+        lines.append(
+            f"with hooks {hooks['ce']:.4f} (KL {hooks['kl']:.4f}): {share_text(hooks['recovered_ce'])} of the lost loss and "
+            f"{share_text(hooks['recovered_kl'])} of the KL won back"
+        )
+    return lines
+
+
+def table(result: dict[str, Any]) -> list[list[str]]:
+    """Rows of the test table: name, loss, KL, shares won back, what the row is."""
+    return [
+        [
+            name,
+            f"{row['ce']:.4f}",
+            f"{row['kl']:.4f}",
+            share_text(row.get("recovered_ce")),
+            share_text(row.get("recovered_kl")),
+            ABOUT.get(name, ""),
+        ]
+        for name, row in result["test"]["rows"].items()
+    ]
+
+
+HEADER = ["", "loss", "KL", "loss won back", "KL won back", ""]
+
+
+def model_card(result: dict[str, Any]) -> str:
+    """README.md of the artefact."""
+    lines = [f"| {' | '.join(HEADER)} |", f"|{'---|' * len(HEADER)}"]
+    lines += [f"| {' | '.join(row)} |" for row in table(result)]
+    return "\n".join(
+        [
+            f"# {result['base']['name']}, trimmed",
+            "",
+            "A plan of experts per layer and hooks that compensate for it (HookMoE), for one base only: the fingerprint in",
+            "`freemoe_config.json` is checked when it is loaded. The base's weights are not part of it.",
+            "",
+            *[f"- {line}" for line in headlines(result)],
+            "",
+            f"On {result['test']['tokens']:,} tokens of the text's test part, which decided nothing; 95 % intervals over its blocks:",
+            "",
+            *lines,
+            "",
+            "## Use",
+            "",
+            "```python",
+            "from freemoe.hookmoe.adapter import load_adapter",
+            "",
+            'trimmed = load_adapter("this-folder", model)  # a transformers model of the base',
+            "with trimmed.attached(model):",
+            "    model.generate(...)",
+            "```",
+            "",
+            "`plan.json` holds the plan alone; `exports/`, where there is one, the overrides of engines that know one k for all",
+            "layers. None of them runs hooks. `recipe.yaml` repeats the run with `freemoe run`.",
+            "",
+        ]
+    )

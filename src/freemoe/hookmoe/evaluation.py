@@ -1,0 +1,159 @@
+"""`evaluate`: a trimmed mixture against its base and against the plan alone, on tasks or on its own text again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freemoe.artifacts import read_manifest
+from freemoe.errors import ArtifactError, RecipeError
+from freemoe.evals.documents import Document, FrozenChoice
+from freemoe.evals.domains import load_domain
+from freemoe.evals.scorer import Scorer
+from freemoe.evals.statistics import cluster_bootstrap
+from freemoe.evals.tasks import Grader
+from freemoe.families.loading import load_base
+from freemoe.hookmoe.adapter import Trimmed, load_adapter
+from freemoe.hookmoe.applied import applied
+from freemoe.hookmoe.material import load_text
+from freemoe.hookmoe.trim import measure_rows
+from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe
+from freemoe.runs import Progress, Quiet, digest, environment, write_atomic
+
+
+def rows_of(model: Any, trimmed: Trimmed) -> dict[str, AbstractContextManager[Any]]:
+    """What is compared: the base, the plan alone, and the artefact."""
+    rows: dict[str, AbstractContextManager[Any]] = {
+        "full": contextlib.nullcontext(),
+        "plan": applied(model, trimmed.plan, trimmed.rescale),
+    }
+    if trimmed.hooks is not None:
+        rows["hooks"] = trimmed.attached(model)
+    return rows
+
+
+def evaluate_text(
+    artefact: str,
+    base: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure the artefact on its own text's test part again.
+
+    Returns:
+        Tokens and rows, as in the artefact's ``result.json``.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    recipe = load_recipe(Path(artefact) / "recipe.yaml")
+    if not isinstance(recipe, TrimRecipe):
+        raise ArtifactError(f"{artefact!r} holds a recipe of {recipe.command!r}, not of trim. Build it anew.")
+    model, tokenizer = load_base(base or recipe.model, recipe.revision, dtype, device)
+    trimmed = load_adapter(artefact, model)
+    text = load_text(recipe, tokenizer)
+    return measure_rows(model, text, rows_of(model, trimmed), recipe.training, recipe.seed, progress or Quiet())
+
+
+def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite: bool = False) -> dict[str, Any]:
+    """Score tasks under the base, the plan alone and the artefact; differences are paired, and to the base.
+
+    Args:
+        recipe: What to score; ``experts`` is not used.
+        progress: Where to report.
+        overwrite: Replace an output file that is there.
+
+    Returns:
+        Per domain a row each: score, difference with its 95 % interval, documents.
+    """
+    progress = progress or Quiet()
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    if recipe.output and Path(recipe.output).exists() and not overwrite:
+        raise ArtifactError(f"{recipe.output!r} exists already. Choose another -o, or --overwrite to replace it.")
+    manifest = read_manifest(recipe.artefact)
+    source = recipe.base or manifest["base_model_name_or_path"]
+    model, tokenizer = load_base(source, None if recipe.base else manifest["revision"], recipe.dtype, recipe.device)
+    trimmed = load_adapter(recipe.artefact, model)
+    # Nothing is chosen here, so the reported split may be read at once.
+    choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
+    scorer = Scorer(model, tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
+    found = []
+    for name, specs in recipe.domains.items():
+        data = load_domain(
+            name,
+            specs,
+            tokenizer=tokenizer,
+            data_root=recipe.data.root,
+            limit=recipe.data.limit,
+            seed=recipe.seed,
+            num_fewshot=recipe.data.fewshot,
+            allow_code_execution=recipe.data.allow_code_execution,
+            text_given=recipe.data.text_given,
+        )
+        documents = data.reported.open(choice)
+        values: dict[str, list[float]] = {}
+        rows = rows_of(model, trimmed)
+        with progress.stage(name, len(rows)) as advance:
+            for row, context in rows.items():
+                with context:
+                    values[row] = score_documents(scorer, data.graders, documents)
+                advance(1)
+        found.append({"name": name, "rows": {r: _summary(v, values["full"], documents) for r, v in values.items()}})
+    result = {
+        "format": 1,
+        "kind": "evaluation",
+        "recipe": recipe.model_dump(mode="json"),
+        "domains": found,
+        "environment": environment(),
+    }
+    if recipe.output:
+        write_atomic(Path(recipe.output), (json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def score_documents(scorer: Scorer, graders: dict[str, Grader], documents: Sequence[Document]) -> list[float]:
+    """One figure per document, higher is better: right or wrong, or log-likelihood per token for plain text.
+
+    Raises:
+        RecipeError: A task whose answers are generated.
+    """
+    if any(d.kind not in ("choice", "target", "text") for d in documents):
+        kinds = sorted({d.kind for d in documents} - {"choice", "target", "text"})
+        raise RecipeError(
+            f"A trimmed mixture is scored by likelihood; tasks of kind {', '.join(kinds)} are not supported."
+        )
+    pairs = [(i, pair) for i, d in enumerate(documents) for pair in scorer.document_pairs(d)]
+    scored = scorer.score([pair for _, pair in pairs], [documents[i].task for i, _ in pairs])
+    answers: dict[int, list[Any]] = {}
+    for (i, _), answer in zip(pairs, scored, strict=True):
+        answers.setdefault(i, []).append(answer)
+    values = []
+    for i, document in enumerate(documents):
+        if document.kind == "text":
+            values.append(answers[i][0].loglikelihood / answers[i][0].tokens)
+            continue
+        grader = graders[document.task]
+        graded = grader.grade(document, [(a.loglikelihood, a.is_greedy) for a in answers[i]])
+        values.append(float(graded[grader.metric]))
+    return values
+
+
+def _summary(values: list[float], full: list[float], documents: Sequence[Document]) -> dict[str, Any]:
+    """Score and paired difference, in points; nats per token for text."""
+    scale = 1.0 if documents[0].kind == "text" else 100.0
+    gain = cluster_bootstrap([a - b for a, b in zip(values, full, strict=True)], [d.key for d in documents])
+    gain = gain.scaled(scale)
+    return {
+        "score": scale * sum(values) / len(values),
+        "unit": "nats per token" if documents[0].kind == "text" else "points",
+        "difference": [gain.mean, gain.low, gain.high],
+        "documents": len(documents),
+    }

@@ -1,0 +1,70 @@
+"""The text of a trim: read, cut into the three parts that never mix, packed into blocks."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freemoe.assets.tiny_world import World
+from freemoe.corpora.blocks import Blocks, pack_blocks, passages, split
+from freemoe.corpora.text import read_documents
+from freemoe.recipes import TrimRecipe
+
+DEMO = "demo:"
+"""The bundled world's documents, drawn anew: what the bundled mixture was trained on, but not the same documents."""
+
+_DEMO_DOCUMENTS, _DEMO_SEED = 16000, 90001
+
+
+@dataclass(frozen=True)
+class TextParts:
+    """Blocks by what they are for.
+
+    Attributes:
+        train: Hooks are trained on these.
+        held_out: Searches and training look at these.
+        test: Are reported, and decide nothing.
+        passages: Passages of each part, in the same order.
+    """
+
+    train: Blocks
+    held_out: Blocks
+    test: Blocks
+    passages: tuple[int, int, int]
+
+
+def read_text(spec: str) -> list[str]:
+    """The documents of a file, or of the bundled world."""
+    if spec == DEMO:
+        drawn = World().documents(_DEMO_SEED)
+        return [d.text for d in itertools.islice(drawn, _DEMO_DOCUMENTS)]
+    return read_documents(Path(spec).expanduser())
+
+
+def load_text(recipe: TrimRecipe, tokenizer: Any) -> TextParts:
+    """Read, divide by content, and pack; each part is cut to its limit after a seeded shuffle.
+
+    Raises:
+        DataError: No text, or a part that is shorter than one block.
+    """
+    parts = split(passages(read_text(recipe.text)), seed=recipe.seed)
+    training = recipe.training
+    wanted = {"train": training.limit, "held_out": training.held_out, "test": training.test}
+    packed = {
+        name: _some(
+            pack_blocks(tokenizer, getattr(parts, name), training.block, f"{name} part of the text"), most, recipe.seed
+        )
+        for name, most in wanted.items()
+    }
+    return TextParts(**packed, passages=(len(parts.train), len(parts.held_out), len(parts.test)))
+
+
+def _some(blocks: Blocks, most: int, seed: int) -> Blocks:
+    if len(blocks) <= most:
+        return blocks
+    order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))
+    return blocks.rows(order[:most].sort().values)

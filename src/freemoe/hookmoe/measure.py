@@ -1,0 +1,93 @@
+"""Quality on text: cross-entropy and divergence from the full model, per row, with intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from freemoe.corpora.blocks import Blocks
+from freemoe.errors import NumericError
+from freemoe.evals.statistics import Interval
+from freemoe.hookmoe.teacher import Teacher, divergence, logits_of
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Sums over the predicted tokens of every row.
+
+    Attributes:
+        ce: (rows,) cross-entropy in nats.
+        kl: (rows,) KL from the full model in nats.
+        tokens: (rows,) predicted tokens.
+    """
+
+    ce: Tensor
+    kl: Tensor
+    tokens: Tensor
+
+    @property
+    def mean_ce(self) -> float:
+        """Nats per token."""
+        return float(self.ce.sum() / self.tokens.sum())
+
+    @property
+    def mean_kl(self) -> float:
+        """Nats per token."""
+        return float(self.kl.sum() / self.tokens.sum())
+
+    def describe(self) -> dict[str, float]:
+        """As JSON."""
+        return {"ce": self.mean_ce, "kl": self.mean_kl}
+
+
+@torch.no_grad()
+def measure(model: Any, blocks: Blocks, teacher: Teacher, rows: int = 8) -> Quality:
+    """Score the model as it stands (plan and hooks on it) against the text and against what the teacher said.
+
+    Raises:
+        NumericError: A loss is NaN or infinite.
+    """
+    parts = []
+    for start in range(0, len(blocks), rows):
+        which = range(start, min(start + rows, len(blocks)))
+        batch = blocks.rows(which)
+        logits = logits_of(model, batch)[:, :-1]
+        counted = batch.predicted().to(logits.device)
+        target = batch.ids[:, 1:].to(logits.device)
+        ce = F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), reduction="none").view_as(target)
+        kl = divergence(teacher.rows(which), logits)
+        parts.append([(x.double() * counted).sum(1).cpu() for x in (ce, kl, torch.ones_like(ce))])
+    found = Quality(*(torch.cat(p) for p in zip(*parts, strict=True)))
+    if not bool(torch.isfinite(found.ce).all()):
+        raise NumericError("The loss on text is NaN or infinite: the base or its dtype is broken; try --dtype float32.")
+    return found
+
+
+def recovered(full: Tensor, reduced: Tensor, now: Tensor, seed: int = 0, draws: int = 2000) -> Interval:
+    """Share of what the reduced model lost that is won back: (reduced - now) / (reduced - full), rows drawn anew.
+
+    Args:
+        full: (rows,) sums of a loss under the full model (zeros for KL).
+        reduced: (rows,) under the plan alone.
+        now: (rows,) under the plan with hooks.
+        seed: Of the bootstrap.
+        draws: Of the bootstrap.
+
+    Returns:
+        The share with its 95 % interval; NaN where nothing was lost.
+    """
+    lost, won = (reduced - full).numpy(), (reduced - now).numpy()
+    if lost.sum() <= 0:
+        return Interval(float("nan"), float("nan"), float("nan"))
+    rng = np.random.default_rng(seed)
+    pick = rng.integers(0, len(lost), size=(draws, len(lost)))
+    bottom = lost[pick].sum(1)
+    # A draw in which nothing was lost has no share; it stands at the upper end, so that the interval stays honest.
+    shares = np.where(bottom > 0, won[pick].sum(1) / np.where(bottom > 0, bottom, 1.0), np.inf)
+    low, high = np.quantile(shares, [0.025, 0.975])
+    return Interval(float(won.sum() / lost.sum()), float(low), float(high))

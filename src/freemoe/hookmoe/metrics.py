@@ -1,0 +1,135 @@
+"""What a plan costs and changes: Act, parameters, time to first token, time between tokens, routes (HookMoE Sec. 4.1).
+
+Parameters are counted from the live model, so that shared heads, low-rank attention, dense layers and norms are right; the
+paper's formula misses them. Act counts routed experts only.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.corpora.blocks import Blocks
+from freemoe.hookmoe.hook import Hooks
+from freemoe.hookmoe.layers import moe_layers
+from freemoe.hookmoe.plans import Plan
+from freemoe.hookmoe.teacher import logits_of
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Counted parameters.
+
+    Attributes:
+        total: All of them, hooks included; tied ones count once.
+        active: Those that one token uses: of the routed experts only as many as its plan runs.
+        hooks: Those of the hooks.
+    """
+
+    total: int
+    active: int
+    hooks: int
+
+    def describe(self) -> dict[str, int]:
+        """As JSON."""
+        return {"total": self.total, "active": self.active, "hooks": self.hooks}
+
+
+def count_parameters(model: Any, plan: Plan, hooks: Hooks | None = None) -> Parameters:
+    """Count from the model as it is; works on the meta device too."""
+    own = hooks.size if hooks is not None else 0
+    total = sum(p.numel() for p in model.parameters()) + own
+    idle = 0
+    for layer in moe_layers(model):
+        experts = sum(p.numel() for p in layer.experts.parameters())
+        k = plan.ks[layer.number] or 0
+        idle += experts - experts * k // layer.count
+    return Parameters(total, total - idle, own)
+
+
+def act_equivalent(model: Any, hooks: Hooks) -> float:
+    """The hooks' weights as routed experts per mixture layer, to be added to Act when both are compared by work."""
+    layers = moe_layers(model)
+    expert = sum(p.numel() for p in layers[0].experts.parameters()) / layers[0].count
+    return hooks.size / expert / len(layers)
+
+
+@torch.no_grad()
+def routes(model: Any, blocks: Blocks, rows: int = 8) -> dict[int, Tensor]:
+    """Layer -> (tokens, k) int64: the experts that ran, as they reach the experts, on the CPU."""
+    seen: dict[int, list[Tensor]] = {}
+    with ExitStack() as stack:
+        for layer in moe_layers(model):
+
+            def look(module: nn.Module, args: tuple[Any, ...], number: int = layer.number) -> None:
+                seen.setdefault(number, []).append(args[1].reshape(-1, args[1].shape[-1]).cpu())
+
+            stack.callback(layer.experts.register_forward_pre_hook(look).remove)
+        for batch in blocks.batches(rows):
+            logits_of(model, batch)
+    return {n: torch.cat(parts) for n, parts in seen.items()}
+
+
+def act_per_layer(found: Mapping[int, Tensor], counts: Mapping[int, int]) -> dict[int, float]:
+    """Executed pairs per token of every layer; an index beyond the last expert is a slot left out."""
+    return {n: float((index < counts[n]).sum() / len(index)) for n, index in found.items()}
+
+
+def agreement(full: Mapping[int, Tensor], reduced: Mapping[int, Tensor]) -> dict[int, float]:
+    """Share of the experts a layer runs now that the full model ran for the same token too."""
+    return {n: float((reduced[n][:, :, None] == full[n][:, None, :]).any(-1).float().mean()) for n in reduced}
+
+
+def load_cv(found: Mapping[int, Tensor], counts: Mapping[int, int]) -> dict[int, float]:
+    """Coefficient of variation of the tokens per expert: 0 is a perfect balance."""
+    result = {}
+    for n, index in found.items():
+        loads = torch.bincount(index.flatten(), minlength=counts[n])[: counts[n]].double()
+        result[n] = float(loads.std(correction=0) / loads.mean())
+    return result
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Medians in seconds.
+
+    Attributes:
+        ttft: A whole request for one new token.
+        itl: (request for ``new`` tokens - ttft) / (new - 1).
+    """
+
+    ttft: float
+    itl: float
+
+
+def latency(model: Any, prompt: Tensor, new: int = 17, repeats: int = 3) -> Latency:
+    """Time requests of one prompt (1, length), greedy, after one warm-up."""
+    request(model, prompt, 2)
+    first = [request(model, prompt, 1) for _ in range(repeats)]
+    whole = [request(model, prompt, new) for _ in range(repeats)]
+    ttft = statistics.median(first)
+    return Latency(ttft, (statistics.median(whole) - ttft) / (new - 1))
+
+
+@torch.no_grad()
+def request(model: Any, prompt: Tensor, new: int) -> float:
+    """Seconds of one greedy request for exactly ``new`` tokens."""
+    _wait(model.device)
+    began = time.perf_counter()
+    model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, min_new_tokens=new, max_new_tokens=new
+    )
+    _wait(model.device)
+    return time.perf_counter() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

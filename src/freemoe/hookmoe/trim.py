@@ -1,0 +1,310 @@
+"""`trim`: from a recipe to a leaner mixture.
+
+Text -> full model's answers -> plan -> hooks -> training -> artefact -> test: Sec. 3.3-3.4 of HookMoE, each in its own room;
+this file only puts them in order. The train part gives gradients, the held-out part settles plan, widths and the step that
+is kept, the test part is measured once, at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freemoe import __version__
+from freemoe.artifacts import fingerprint, write_manifest
+from freemoe.errors import DataError
+from freemoe.families.loading import load_base
+from freemoe.families.spec import family_of
+from freemoe.hookmoe.adapter import Trimmed, save_adapter
+from freemoe.hookmoe.applied import applied, expert_counts, plan_of, probe
+from freemoe.hookmoe.card import model_card
+from freemoe.hookmoe.closed_form import fit_scale_bias, ridge_start
+from freemoe.hookmoe.exports import write_exports
+from freemoe.hookmoe.hook import Hooks, new_hooks
+from freemoe.hookmoe.inspection import KIND
+from freemoe.hookmoe.layers import moe_layers
+from freemoe.hookmoe.material import TextParts, load_text
+from freemoe.hookmoe.measure import Quality, measure, recovered
+from freemoe.hookmoe.metrics import act_equivalent, agreement, count_parameters, load_cv, routes
+from freemoe.hookmoe.planning import Found, check_asked, find_plan, hook_widths, kl_drop
+from freemoe.hookmoe.plans import Plan
+from freemoe.hookmoe.teacher import teach
+from freemoe.hookmoe.training import Material, Schedule, State, train
+from freemoe.recipes import HookTraining, TrimRecipe, dump
+from freemoe.runs import Progress, Quiet, RunFolder, digest, environment, peak_memory_bytes, write_atomic
+
+
+@dataclass(frozen=True)
+class Store:
+    """A run folder, as training keeps its states in it."""
+
+    run: RunFolder
+
+    def has(self, name: str) -> bool:
+        """Whether the state is there, and not only remembered."""
+        return name in self.run.journal and (self.run.partial / "units" / f"{digest(name)}.safetensors").exists()
+
+    def keep(self, name: str, work: Callable[[], State]) -> State:
+        """See `RunFolder.tensors`."""
+        return self.run.tensors(name, work)
+
+    def drop(self, name: str) -> None:
+        """See `RunFolder.drop`."""
+        self.run.drop(name)
+
+
+def trim(recipe: TrimRecipe, *, progress: Progress | None = None, overwrite: bool = False, resume: bool = True) -> Path:
+    """Plan, hook, train and write a leaner mixture.
+
+    Args:
+        recipe: What to do.
+        progress: Where to report.
+        overwrite: Replace a finished artefact of the same name.
+        resume: Go on with an unfinished run of the same recipe.
+
+    Returns:
+        The artefact's folder.
+
+    Raises:
+        FreeMoEError: Its child that says what is wrong; no folder named like the output is left half written.
+    """
+    started = time.time()
+    progress = progress or Quiet()
+    run = RunFolder(recipe.output, recipe.model_dump(mode="json"), overwrite=overwrite, resume=resume)
+    try:
+        model, text = prepare(recipe)
+    except BaseException:
+        run.discard_if_idle()
+        raise
+    base_print = fingerprint(model)
+    _same_inputs(run, base_print, text)
+    base = plan_of(model)
+    training = recipe.training
+    held_out_teacher = teach(model, text.held_out, training.top, training.rows, progress, "full model, held-out")
+    drop = kl_drop(model, text.held_out, held_out_teacher, run.journal, recipe.plan.rescale)
+    found = find_plan(model, recipe.plan, drop, progress, recipe.seed)
+    widths, residual = hook_widths(model, recipe.hooks, found, drop)
+    progress.say(f"plan {found.plan.text()} (Act {found.plan.act:.3f} of {base.act:.3f}); hooks {widths or 'none'}")
+
+    hooks, control, losses = None, None, {}
+    if widths:
+        train_teacher = teach(model, text.train, training.top, training.rows, progress, "full model, train")
+        material = Material(text.train, train_teacher, text.held_out, held_out_teacher)
+        hooks = make_hooks(model, recipe, found.plan, widths, text)
+        losses["hooks"] = _train(model, found.plan, hooks, material, recipe, run, progress, "hooks")
+        if training.control:
+            control = make_hooks(model, recipe, None, widths, text)
+            losses["control"] = _train(model, base, control, material, recipe, run, progress, "control")
+
+    trimmed = Trimmed(found.plan, hooks, recipe.plan.rescale).as_type(model.dtype)
+    folder = run.partial
+    save_adapter(trimmed, model, folder)
+    write_exports(folder, model, found.plan, bool(widths))
+    write_atomic(folder / "recipe.yaml", dump(recipe).encode())
+
+    result = {
+        "format": 1,
+        "kind": KIND,
+        "freemoe": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "recipe": recipe.model_dump(mode="json"),
+        "base": {
+            "name": recipe.model,
+            "fingerprint": base_print,
+            "family": family_of(model).name,
+            "plan": base.text(),
+            "act": base.act,
+            "experts": expert_counts(model),
+        },
+        "plan": {"text": found.plan.text(), "act": found.plan.act, "top_k": list(found.plan.ks), **found.record},
+        "hooks": {"widths": widths, "residual_kl": residual, "losses": losses},
+        "cost_of_a_token": _costs(model, base, trimmed),
+        "test": _test(model, recipe, found, trimmed, control, text, progress),
+        "text": {"passages": text.passages, "blocks": [len(text.train), len(text.held_out), len(text.test)]},
+        "environment": environment(),
+    }
+    result["cost"] = {
+        "wall_seconds": time.time() - started,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "units_done": run.journal.done,
+        "units_reused": run.journal.reused,
+    }
+    write_atomic(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
+    write_atomic(folder / "README.md", model_card(result).encode())
+    write_manifest(
+        folder,
+        {
+            "kind": KIND,
+            "freemoe_version": __version__,
+            "base_model_name_or_path": recipe.model,
+            "revision": recipe.revision,
+            "base_fingerprint": base_print,
+            "plan": list(found.plan.ks),
+        },
+    )
+    return run.publish()
+
+
+def prepare(recipe: TrimRecipe) -> tuple[Any, TextParts]:
+    """Load base and text and check what can be checked before anything is trained.
+
+    Raises:
+        FamilyError: A dense base, or a router whose k does not act.
+        RecipeError: A plan that the base cannot run, or a hook where no mixture is.
+        DataError: No tokenizer, or a text that is too short.
+    """
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
+    if tokenizer is None:
+        raise DataError(
+            f"The base {recipe.model!r} has no tokenizer, and a trim reads text. Save one beside the model."
+        )
+    check_asked(model, recipe)
+    probe(model)
+    return model, load_text(recipe, tokenizer)
+
+
+def make_hooks(model: Any, recipe: TrimRecipe, plan: Plan | None, widths: dict[int, int], text: TextParts) -> Hooks:
+    """Fresh hooks; with a plan and ``start: ridge``, started in closed form from some of the train part."""
+    hooks = new_hooks(model, widths, recipe.hooks.scope, recipe.hooks.position, recipe.hooks.bias, recipe.seed)
+    if recipe.hooks.start == "ridge" and plan is not None:
+        ridge_start(model, plan, hooks, text.train, recipe.plan.rescale)
+    return hooks
+
+
+def schedule_of(training: HookTraining, seed: int, loss: str | None = None) -> Schedule:
+    """The schedule that a recipe's section says."""
+    return Schedule(loss or training.loss, training.steps, training.rows, training.rate, training.every, seed)
+
+
+def _train(
+    model: Any,
+    plan: Plan,
+    hooks: Hooks,
+    material: Material,
+    recipe: TrimRecipe,
+    run: RunFolder,
+    progress: Progress,
+    name: str,
+) -> list[float]:
+    # At full k the teacher has nothing to teach the control: it learns the text instead, as `lm` hooks could.
+    loss = "lm" if name == "control" else recipe.training.loss
+    rescale = "none" if name == "control" else recipe.plan.rescale
+    schedule = schedule_of(recipe.training, recipe.seed, loss)
+    return train(
+        model, plan, hooks, material, schedule, rescale=rescale, store=Store(run), progress=progress, name=name
+    )
+
+
+def _same_inputs(run: RunFolder, base_print: str, text: TextParts) -> None:
+    """Write down what the run reads; a resumed run must read the same."""
+    parts = {"train": text.train, "held-out": text.held_out, "test": text.test}
+    now = {"base model": base_print, **{f"{n} text": digest(b.ids.tolist()) for n, b in parts.items()}}
+    then = run.journal.unit("inputs", lambda: now)
+    for what, value in now.items():
+        if then[what] != value:
+            raise DataError(
+                f"The unfinished run at {str(run.partial)!r} was started with another {what}. Put it back, or start over "
+                "with --no-resume."
+            )
+
+
+def _costs(model: Any, base: Plan, trimmed: Trimmed) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "full": count_parameters(model, base).describe(),
+        "trimmed": count_parameters(model, trimmed.plan, trimmed.hooks).describe(),
+    }
+    if trimmed.hooks is not None:
+        found["hooks_as_act"] = act_equivalent(model, trimmed.hooks)
+    return found
+
+
+@contextmanager
+def _both(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+def _test(
+    model: Any,
+    recipe: TrimRecipe,
+    found: Found,
+    trimmed: Trimmed,
+    control: Hooks | None,
+    text: TextParts,
+    progress: Progress,
+) -> dict[str, Any]:
+    """The test part under every row of the report; nothing is chosen any more."""
+    plan, rescale = found.plan, recipe.plan.rescale
+    calibration = text.train.rows(range(min(len(text.train), 64)))
+    rows: dict[str, AbstractContextManager[Any]] = {
+        "full": contextlib.nullcontext(),
+        "plan": applied(model, plan, rescale),
+        "kept mass": applied(model, plan, "kept_mass"),
+        "scale and bias": _both(
+            applied(model, plan, rescale), fit_scale_bias(model, plan, calibration, rescale).attached(model)
+        ),
+    }
+    if trimmed.hooks is not None:
+        rows["hooks"] = trimmed.attached(model)
+    if control is not None:
+        rows["control"] = control.attached(model)
+    return measure_rows(model, text, rows, recipe.training, recipe.seed, progress)
+
+
+def measure_rows(
+    model: Any,
+    text: TextParts,
+    rows: dict[str, AbstractContextManager[Any]],
+    training: HookTraining,
+    seed: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Cross-entropy, KL, share won back, routes: of every row, on the test part; ``full`` and ``plan`` come first."""
+    teacher = teach(model, text.test, training.top, training.rows, progress, "full model, test")
+    counts = {layer.number: layer.count for layer in moe_layers(model)}
+    measured: dict[str, Quality] = {}
+    report: dict[str, Any] = {}
+    full_routes = routes(model, text.test)
+    with progress.stage("test", len(rows)) as advance:
+        for name, context in rows.items():
+            with context:
+                measured[name] = measure(model, text.test, teacher)
+                own = routes(model, text.test)
+            report[name] = {
+                **measured[name].describe(),
+                "load_cv": load_cv(own, counts),
+                "route_agreement": agreement(full_routes, own),
+            }
+            advance(1)
+    full, plan = measured["full"], measured["plan"]
+    for name, quality in measured.items():
+        if name not in ("full", "plan"):
+            # The control is at full k: what it gains is measured from the full model's loss.
+            start = full.ce if name == "control" else plan.ce
+            share = recovered(start - (plan.ce - full.ce), start, quality.ce, seed)
+            report[name]["recovered_ce"] = [share.mean, share.low, share.high]
+            if name != "control":
+                share = recovered(torch.zeros_like(full.kl), plan.kl, quality.kl, seed)
+                report[name]["recovered_kl"] = [share.mean, share.low, share.high]
+    return {"tokens": int(full.tokens.sum()), "rows": report}
+
+
+def interrupted(recipe: TrimRecipe) -> str:
+    """What to tell someone who stopped a trim."""
+    partial = Path(recipe.output + ".partial")
+    if (partial / "journal.jsonl").exists():
+        return f"Stopped. Finished work is kept in {str(partial)!r}; run the same command again to go on."
+    return "Stopped before any unit of work was finished."

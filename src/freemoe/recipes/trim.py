@@ -1,0 +1,107 @@
+"""The recipe of a leaner mixture: `freemoe trim` (HookMoE)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from freemoe.recipes.sections import Section, Seed
+
+
+class PlanSection(Section):
+    """How many experts each layer runs (HookMoE Sec. 3.3)."""
+
+    given: str | None = Field(
+        default=None, description="uniform:K, tlnle:K,L, expert_n:K,L,R, or one K per layer; searched if absent."
+    )
+    act: float | None = Field(
+        default=None, ge=1, description="Search: most experts per token and layer, averaged over layers."
+    )
+    search: Literal["knapsack", "two_stage"] = Field(
+        default="knapsack", description="knapsack: profile of every layer and k; two_stage: the paper's."
+    )
+    score: Literal["kl", "perturbation"] = Field(
+        default="kl", description="What a profile measures: held-out KL, or outputs on random inputs."
+    )
+    best: int = Field(default=2, ge=1, description="Knapsack plans measured per Act.")
+    tolerance: float = Field(
+        default=0.05, gt=0, description="Search without an Act: held-out KL in nats that is allowed."
+    )
+    rescale: Literal["none", "kept_mass", "renorm"] = Field(
+        default="none",
+        description="Weights of the experts that stay: the model's rule, as at full k, or to the full sum.",
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> PlanSection:
+        if self.given is not None and self.act is not None:
+            raise ValueError(f"plan {self.given!r} and act {self.act:g} are both given; give one of them")
+        if self.search == "two_stage" and self.act is not None:
+            raise ValueError("two_stage searches by tolerance, not by act; give a tolerance, or search with knapsack")
+        if self.search == "two_stage" and self.score != "kl":
+            raise ValueError("two_stage measures whole plans: its score is kl")
+        return self
+
+
+class HookSection(Section):
+    """What is put before (or beside) the mixture blocks (HookMoE Eq. 6)."""
+
+    layers: Literal["all", "one", "none"] | tuple[int, ...] = Field(
+        default="all", description="all reduced layers, one (where most is lost, or l*), none, or layer numbers."
+    )
+    units: int | None = Field(
+        default=None,
+        ge=1,
+        description="Hidden units of all hooks together; an expert's width if absent (fine-grained: two).",
+    )
+    scope: Literal["block", "routed"] = Field(default="block", description="routed: shared experts see the raw input.")
+    position: Literal["pre", "parallel"] = Field(
+        default="pre", description="pre: the paper's; parallel: beside the block."
+    )
+    start: Literal["zero", "ridge"] = Field(default="zero", description="ridge: closed form, for parallel hooks.")
+    bias: bool = False
+
+    @model_validator(mode="after")
+    def _closed_form(self) -> HookSection:
+        if self.start == "ridge" and self.position == "pre":
+            raise ValueError(
+                "start ridge needs position parallel: what a block's input should become has no closed form"
+            )
+        return self
+
+
+class HookTraining(Section):
+    """How hooks are trained (HookMoE Sec. 3.4)."""
+
+    loss: Literal["kd", "lm", "state"] = Field(
+        default="kd",
+        description="kd: KL from the same weights at full k; lm: the paper's; state: the last hidden state.",
+    )
+    steps: int = Field(default=1000, ge=1)
+    rows: int = Field(default=8, ge=1, description="Blocks per step.")
+    rate: float = Field(default=1e-3, gt=0, description="Highest learning rate.")
+    every: int = Field(default=100, ge=1, description="Steps between two looks at the held-out text.")
+    block: int = Field(default=512, ge=8, description="Tokens of a block.")
+    limit: int = Field(default=512, ge=1, description="Blocks of the training part at most.")
+    held_out: int = Field(default=64, ge=1, description="Blocks of the held-out part at most.")
+    test: int = Field(default=128, ge=1, description="Blocks of the test part at most.")
+    top: int = Field(default=64, ge=1, description="Tokens of the full model's distribution kept per position.")
+    control: bool = Field(default=True, description="Also train the same hooks with k unreduced.")
+
+
+class TrimRecipe(Section):
+    """Everything `freemoe trim` needs to plan, hook and prove a leaner mixture."""
+
+    command: Literal["trim"] = "trim"
+    model: str
+    revision: str | None = None
+    text: str = Field(description="Text file (.txt, .jsonl, .json), or demo: for the bundled world's documents.")
+    output: str = "freemoe-trimmed"
+    seed: Seed = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    threads: int | None = Field(default=None, ge=1)
+    plan: PlanSection = PlanSection()
+    hooks: HookSection = HookSection()
+    training: HookTraining = HookTraining()

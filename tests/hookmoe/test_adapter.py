@@ -1,0 +1,149 @@
+"""The artefact: saved, loaded and attached it is the same model bit for bit; for another base it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.artifacts import fingerprint, write_manifest
+from freemoe.domain_experts.switchboard import Switchboard
+from freemoe.errors import ArtifactError
+from freemoe.families.weights import find_weights
+from freemoe.hookmoe.adapter import Trimmed, load_adapter, save_adapter
+from freemoe.hookmoe.applied import plan_of
+from freemoe.hookmoe.exports import write_exports
+from freemoe.hookmoe.hook import new_hooks
+from freemoe.hookmoe.inspection import KIND
+from freemoe.hookmoe.layers import moe_layers
+from freemoe.hookmoe.plans import Plan, uniform
+from tests.hookmoe.conftest import logits
+from tests.hookmoe.test_hook import stirred
+from tests.tiny import tiny_model
+
+
+def written(model: Any, trimmed: Trimmed, folder: Path) -> Path:
+    folder.mkdir()
+    save_adapter(trimmed, model, folder)
+    write_manifest(
+        folder,
+        {"kind": KIND, "base_model_name_or_path": "tiny", "base_fingerprint": fingerprint(model), "revision": None},
+    )
+    return folder
+
+
+def trimmed_of(model: Any, position: str = "pre") -> Trimmed:
+    widths = {layer.number: 4 + layer.number for layer in moe_layers(model)}
+    hooks = stirred(new_hooks(model, widths, "routed", position, bias=True))
+    return Trimmed(uniform(plan_of(model), 1), hooks)
+
+
+@pytest.mark.parametrize("position", ["pre", "parallel"])
+def test_saved_and_loaded_is_bit_equal(mixture: Any, tmp_path: Path, position: str) -> None:
+    before, trimmed = logits(mixture), trimmed_of(mixture, position)
+    with trimmed.attached(mixture):
+        wanted = logits(mixture)
+    loaded = load_adapter(written(mixture, trimmed, tmp_path / "a"), mixture)
+    stack = loaded.attach(mixture)
+    assert torch.equal(logits(mixture), wanted)
+    stack.close()
+    assert torch.equal(logits(mixture), before)
+    assert loaded.plan == trimmed.plan
+
+
+def test_half_precision_hooks_keep_their_scalar_in_fp32(tmp_path: Path) -> None:
+    model = tiny_model("mixtral").to(torch.bfloat16)
+    trimmed = trimmed_of(model).as_type(torch.bfloat16)
+    loaded = load_adapter(written(model, trimmed, tmp_path / "a"), model)
+    assert loaded.hooks is not None
+    hook = loaded.hooks.items()[0][1]
+    assert (hook.up.weight.dtype, hook.r.dtype) == (torch.bfloat16, torch.float32)
+    with trimmed.attached(model):
+        wanted = logits(model)
+    with loaded.attached(model):
+        assert torch.equal(logits(model), wanted)
+
+
+def test_a_plan_alone_is_an_artefact_too(mixtral: Any, tmp_path: Path) -> None:
+    loaded = load_adapter(written(mixtral, Trimmed(Plan((1, 2, 1))), tmp_path / "a"), mixtral)
+    assert loaded.hooks is None
+    assert loaded.plan == Plan((1, 2, 1))
+
+
+def test_another_base_family_shape_or_kind_is_refused(mixtral: Any, tmp_path: Path) -> None:
+    folder = written(mixtral, trimmed_of(mixtral), tmp_path / "a")
+    with pytest.raises(ArtifactError, match="made for the base 'tiny'"):
+        load_adapter(folder, tiny_model("mixtral", seed=1, num_hidden_layers=3))
+    with pytest.raises(ArtifactError, match="family 'mixtral', and the model has 'olmoe'"):
+        load_adapter(folder, tiny_model("olmoe", num_hidden_layers=3))
+    with pytest.raises(ArtifactError, match="num hidden layers 3, and the model has 2"):
+        load_adapter(folder, tiny_model("mixtral"))
+    (folder / "adapter_model.safetensors").write_bytes(b"cut")
+    with pytest.raises(ArtifactError, match="cut short or edited"):
+        load_adapter(folder, mixtral)
+    other = tmp_path / "b"
+    other.mkdir()
+    write_manifest(other, {"kind": "domain-experts"})
+    with pytest.raises(ArtifactError, match="'domain-experts', not a trimmed mixture"):
+        load_adapter(other, mixtral)
+
+
+def test_exports_say_what_engines_need(mixtral: Any, tmp_path: Path) -> None:
+    write_exports(tmp_path, mixtral, Plan((1, 1, 1)), hooked=True)
+    assert json.loads((tmp_path / "plan.json").read_text())["top_k"] == [1, 1, 1]
+    vllm = json.loads((tmp_path / "exports" / "vllm.json").read_text())
+    assert vllm["hf_overrides"] == {"num_experts_per_tok": 1}
+    assert "hooks need" in vllm["covers"]
+    write_exports(tmp_path / "x", mixtral, Plan((1, 1, 1)), False) if (tmp_path / "x").mkdir() else None
+
+
+def test_a_plan_that_differs_by_layer_has_no_override(mixtral: Any, tmp_path: Path) -> None:
+    write_exports(tmp_path, mixtral, Plan((2, 1, 1)), hooked=False)
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_the_override_is_the_plan(mixtral: Any, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    write_exports(tmp_path, mixtral, Plan((1, 1, 1)), hooked=False)
+    setting = json.loads((tmp_path / "exports" / "transformers.json").read_text())["from_pretrained"]
+    mixtral.save_pretrained(tmp_path / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", **setting).eval()
+    with Trimmed(Plan((1, 1, 1))).attached(mixtral):
+        assert torch.equal(logits(loaded), logits(mixtral))
+
+
+def test_plan_hooks_and_domain_experts_together(mixture: Any) -> None:
+    """Weights inside fused experts are off, the plan cuts, hooks bend, gates are as they were; and all comes undone."""
+    before = logits(mixture)
+    weights = find_weights(mixture)
+    gates = {layer.number: [p.detach().clone() for p in layer.gate.parameters()] for layer in moe_layers(mixture)}
+    assert not {w.name for w in weights} & {f"{layer.path}.gate.weight" for layer in moe_layers(mixture)}
+    board = Switchboard(weights)
+    fused = [w for w in weights if w.fused]
+    assert fused
+    board.learn("law", {w.name: torch.arange(0, w.size, 7) for w in fused})
+    trimmed = trimmed_of(mixture)
+    with trimmed.attached(mixture):
+        hooked = logits(mixture)
+    board.switch("law")
+    switched = logits(mixture)
+    assert not torch.equal(switched, before)
+    for weight in fused:
+        assert bool((weight.view().reshape(-1)[::7] == 0).all())
+    with trimmed.attached(mixture):
+        both = logits(mixture)
+        assert not torch.equal(both, hooked)
+        board.switch(None)
+        assert torch.equal(logits(mixture), hooked)
+        board.switch("law")
+        assert torch.equal(logits(mixture), both)
+    assert torch.equal(logits(mixture), switched)
+    for layer in moe_layers(mixture):
+        for now, then in zip(layer.gate.parameters(), gates[layer.number], strict=True):
+            assert torch.equal(now, then)
+    board.switch(None)
+    assert torch.equal(logits(mixture), before)

@@ -1,0 +1,94 @@
+"""`freemoe trim` and `freemoe eval` as commands: flags are fields, dry runs do nothing, tables are printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Freemoe, freemoe  # noqa: F401
+
+SMALL = ["--steps", "2", "--block", "32", "--limit", "6", "--set", "training.held_out=2", "--set", "training.test=3"]
+
+
+def test_every_flag_is_a_field(freemoe: Freemoe) -> None:  # noqa: F811
+    done = freemoe(
+        *("trim", "m", "--text", "t.txt", "-o", "out", "--plan", "tlnle:2,2", "--rescale", "renorm", "--hooks", "0,3"),
+        *(
+            "--units",
+            "9",
+            "--scope",
+            "routed",
+            "--position",
+            "parallel",
+            "--start",
+            "ridge",
+            "--loss",
+            "lm",
+            "--steps",
+            "7",
+        ),
+        *("--rate", "0.01", "--block", "64", "--limit", "5", "--no-control", "--seed", "3", "--threads", "1"),
+        *("--set", "plan.best=4", "--print-recipe"),
+    )
+    assert done.code == 0, done.err
+    found = yaml.safe_load(done.out)
+    assert found["plan"]["given"] == "tlnle:2,2"
+    assert (found["plan"]["rescale"], found["plan"]["best"]) == ("renorm", 4)
+    assert found["hooks"] == {
+        "layers": [0, 3],
+        "units": 9,
+        "scope": "routed",
+        "position": "parallel",
+        "start": "ridge",
+        "bias": False,
+    }
+    assert [found["training"][k] for k in ("loss", "steps", "rate", "block", "limit", "control")] == [
+        "lm",
+        7,
+        0.01,
+        64,
+        5,
+        False,
+    ]
+    assert (found["seed"], found["threads"], found["output"]) == (3, 1, "out")
+
+
+def test_a_trim_from_the_command_line_and_its_evaluation(
+    freemoe: Freemoe,  # noqa: F811
+    saved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ["trim", str(saved / "model"), "--text", str(saved / "text.jsonl"), "--act", "1.0", "-o", "out", *SMALL]
+    done = freemoe(*line, "--dry-run")
+    assert done.code == 0, done.err
+    assert "plans measured at most" in done.out
+    assert not Path("out").exists()
+    done = freemoe(*line, "-q")
+    assert done.code == 0, done.err
+    assert "Act 2.000 -> 1.000" in done.out
+    assert Path("out/plans.svg").is_file()
+    done = freemoe("eval", "out", "--json")
+    assert done.code == 0, done.err
+    assert set(json.loads(done.out)["rows"]) == {"full", "plan", "hooks"}
+    done = freemoe("eval", "out", "-q")
+    assert "won back" in done.out
+    # The recipe inside is the run.
+    done = freemoe("run", "out/recipe.yaml", "-o", "again", "-q", "--json")
+    assert done.code == 0, done.err
+    for name in ("adapter_model.safetensors", "plan.json"):
+        assert Path("out", name).read_bytes() == Path("again", name).read_bytes()
+
+
+def test_errors_are_messages(freemoe: Freemoe, saved: Path, tmp_path: Path) -> None:  # noqa: F811
+    text = str(saved / "text.jsonl")
+    done = freemoe("trim", str(saved / "dense"), "--text", text, "-o", str(tmp_path / "o"), "--plan", "uniform:1")
+    assert done.code == 2
+    assert "dense" in done.err
+    done = freemoe("trim", str(saved / "model"), "--text", text, "--hooks", "some")
+    assert done.code == 2
+    assert "write all, one, none, or layer numbers" in done.err

@@ -1,0 +1,160 @@
+"""Counts against the published models on the meta device, and against themselves where the answer is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from freemoe.hookmoe.applied import applied, plan_of
+from freemoe.hookmoe.hook import Hooks, new_hooks
+from freemoe.hookmoe.metrics import act_equivalent, act_per_layer, agreement, count_parameters, latency, load_cv, routes
+from freemoe.hookmoe.plans import Plan, uniform
+from tests.hookmoe.conftest import blocks_of
+
+_MIXTRAL = {"vocab_size": 32000, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
+
+# Name -> (model type, configuration, reduced k, billions: total, active, active reduced; hook: width, weights in millions)
+PUBLISHED: dict[str, tuple[str, dict[str, Any], int, tuple[float, float, float], int, float]] = {
+    "Mixtral-8x7B": (
+        "mixtral",
+        {
+            **_MIXTRAL,
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_attention_heads": 32,
+        },
+        1,
+        (46.703, 12.880, 7.243),
+        14336,
+        117.44,
+    ),
+    "Mixtral-8x22B": (
+        "mixtral",
+        {
+            **_MIXTRAL,
+            "num_hidden_layers": 56,
+            "hidden_size": 6144,
+            "intermediate_size": 16384,
+            "num_attention_heads": 48,
+        },
+        1,
+        (140.621, 39.152, 22.241),
+        16384,
+        201.33,
+    ),
+    "Qwen1.5-MoE-A2.7B": (
+        "qwen2_moe",
+        {
+            "vocab_size": 151936,
+            "num_hidden_layers": 24,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+        },
+        1,
+        (14.316, 2.689, 2.066),
+        2816,
+        11.53,
+    ),
+    "DeepSeek-V2-Lite": (
+        "deepseek_v2",
+        {
+            "vocab_size": 102400,
+            "num_hidden_layers": 27,
+            "hidden_size": 2048,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 6,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "topk_method": "greedy",
+        },
+        3,
+        (15.706, 2.661, 1.986),
+        2816,
+        11.53,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_of_the_published_models(name: str) -> None:
+    model_type, values, k, billions, width, hook = PUBLISHED[name]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
+    base = plan_of(model)
+    full, cut = count_parameters(model, base), count_parameters(model, uniform(base, k))
+    found = (full.total, full.active, cut.active)
+    assert [round(n / 1e9, 3) for n in found] == list(billions)
+    with torch.device("meta"):
+        hooks = new_hooks(model, {len(base.ks) - 1: width}, "block", "pre")
+    assert round((hooks.size - 1) / 1e6, 2) == hook
+    with_hooks = count_parameters(model, uniform(base, k), hooks)
+    assert (with_hooks.total - full.total, with_hooks.active - cut.active) == (hooks.size, hooks.size)
+
+
+def test_mixtrals_hook_is_two_thirds_of_an_expert_in_one_layer() -> None:
+    model_type, values, *_ = PUBLISHED["Mixtral-8x7B"]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
+        hooks = new_hooks(model, {14: 14336}, "block", "pre")
+    assert act_equivalent(model, hooks) == pytest.approx(2 / 3 / 32, rel=1e-3)
+
+
+def test_a_plan_of_different_layers_sums_over_them(mixtral: Any) -> None:
+    full = count_parameters(mixtral, Plan((2, 2, 2))).active
+    one = full - count_parameters(mixtral, Plan((2, 1, 2))).active
+    assert one == 3 * 32 * 48
+    assert full - count_parameters(mixtral, Plan((1, 1, 2))).active == 2 * one
+
+
+def test_routes_act_and_agreement(mixture: Any) -> None:
+    blocks, base = blocks_of(3), plan_of(mixture)
+    counts = {n: 4 for n, k in enumerate(base.ks) if k is not None}
+    full = routes(mixture, blocks)
+    assert set(act_per_layer(full, counts).values()) == {2.0}
+    assert set(agreement(full, full).values()) == {1.0}
+    with applied(mixture, uniform(base, 1)):
+        cut = routes(mixture, blocks)
+    assert set(act_per_layer(cut, counts).values()) == {1.0}
+    first = min(counts)
+    # The first mixture layer sees the same input, so its one expert is among the two.
+    assert agreement(full, cut)[first] == 1.0
+    assert min(agreement(full, cut).values()) < 1.0 or len(counts) == 1
+
+
+def test_the_load_of_a_perfect_and_of_a_broken_router() -> None:
+    index = torch.tensor([[0, 1], [2, 3]])
+    assert load_cv({0: index}, {0: 4}) == {0: 0.0}
+    assert load_cv({0: torch.zeros(8, 1, dtype=torch.long)}, {0: 4})[0] == pytest.approx(3**0.5)
+    # A slot left out is no load, and not executed.
+    assert act_per_layer({0: torch.tensor([[0, 4], [4, 4]])}, {0: 4}) == {0: 0.5}
+
+
+def test_latency_is_measured(mixtral: Any) -> None:
+    found = latency(mixtral, torch.arange(3, 19)[None], new=3, repeats=1)
+    assert found.ttft > 0
+
+
+def test_no_hooks_no_parameters(mixtral: Any) -> None:
+    assert Hooks({}).size == 0
+    assert count_parameters(mixtral, Plan((2, 2, 2))).hooks == 0

@@ -1,0 +1,28 @@
+"""The recipes of HookMoE's tables: each is whole and says what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from freemoe.recipes import TrimRecipe, load_recipe
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "hookmoe"
+FILES = sorted(FOLDER.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=[f.name for f in FILES])
+def test_a_recipe_is_a_trim_that_says_what_it_is(file: Path) -> None:
+    recipe = load_recipe(file)
+    assert isinstance(recipe, TrimRecipe)
+    assert recipe.output == f"hookmoe-{file.stem}"
+    assert recipe.plan.given
+    assert f"HookMoE Table {int(file.stem[5:7])}" in file.read_text(encoding="utf-8")
+    if file.stem.startswith("table03"):
+        assert (recipe.training.loss, recipe.hooks.layers, recipe.hooks.position) == ("lm", "one", "pre")
+        assert recipe.training.limit * recipe.training.block == 2**20
+
+
+def test_every_model_of_table_3_is_there() -> None:
+    assert len(list(FOLDER.glob("table03-*.yaml"))) == 4

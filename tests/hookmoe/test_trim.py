@@ -1,0 +1,195 @@
+"""`freemoe trim` from end to end on a tiny mixture: the artefact, a killed run, the refusals before any training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.errors import ArtifactError, DataError, FamilyError, RecipeError
+from freemoe.families.loading import load_base
+from freemoe.hookmoe import trim as trim_module
+from freemoe.hookmoe.adapter import load_adapter
+from freemoe.hookmoe.evaluation import evaluate, evaluate_text
+from freemoe.hookmoe.trim import trim
+from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe, recipe_from
+from freemoe.report.plan_figures import write_pareto
+from tests.hookmoe.conftest import logits
+
+QUICK = {"steps": 4, "rows": 2, "every": 2, "block": 32, "limit": 8, "held_out": 3, "test": 4}
+
+
+def recipe(saved: Path, output: Path, training: dict[str, Any] | None = None, **fields: Any) -> TrimRecipe:
+    data = {
+        "command": "trim",
+        "model": str(saved / "model"),
+        "text": str(saved / "text.jsonl"),
+        "output": str(output),
+        "training": QUICK | (training or {}),
+        "plan": {"given": "uniform:1"},
+        **fields,
+    }
+    found = recipe_from(data)
+    assert isinstance(found, TrimRecipe)
+    return found
+
+
+def test_a_trim_writes_an_artefact_that_is_the_measured_model(saved: Path, tmp_path: Path) -> None:
+    folder = trim(recipe(saved, tmp_path / "out", plan={"act": 1.0}))
+    names = {p.name for p in folder.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "plan.json", "recipe.yaml", "README.md"} <= names
+    result = json.loads((folder / "result.json").read_text())
+    assert result["plan"]["top_k"] == [1, 1, 1]
+    assert len(result["plan"]["profile"]) == 3
+    rows = result["test"]["rows"]
+    assert list(rows) == ["full", "plan", "kept mass", "scale and bias", "hooks", "control"]
+    assert rows["full"]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert rows["plan"]["kl"] > 0.01
+    model, _ = load_base(saved / "model", device="cpu")
+    before = logits(model)
+    with load_adapter(folder, model).attached(model):
+        assert not torch.equal(logits(model), before)
+    assert torch.equal(logits(model), before)
+    again = evaluate_text(str(folder))
+    for name in ("full", "plan", "hooks"):
+        assert again["rows"][name]["ce"] == pytest.approx(rows[name]["ce"], abs=1e-9)
+    assert load_recipe(folder / "recipe.yaml") == recipe(saved, tmp_path / "out", plan={"act": 1.0})
+    assert write_pareto(result, folder) == folder / "plans.svg"
+
+
+def test_parts_never_share_a_passage(saved: Path, tmp_path: Path) -> None:
+    _, text = trim_module.prepare(recipe(saved, tmp_path / "out", {"limit": 500, "held_out": 500, "test": 500}))
+    assert min(text.passages) > 0
+    assert sum(text.passages) == 150
+
+
+class _Killed(Exception):
+    pass
+
+
+# Three states of the hooks, then three of the control.
+@pytest.mark.parametrize("kill", [0, 2, 4])
+def test_a_killed_trim_goes_on_to_the_same_artefact(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill: int
+) -> None:
+    whole = trim(recipe(saved, tmp_path / "whole"))
+    asked = recipe(saved, tmp_path / "killed")
+    keep, left = trim_module.Store.keep, [kill]
+
+    def dying(self: Any, name: str, work: Any) -> Any:
+        if left[0] == 0:
+            raise _Killed
+        left[0] -= 1
+        return keep(self, name, work)
+
+    monkeypatch.setattr(trim_module.Store, "keep", dying)
+    with pytest.raises(_Killed):
+        trim(asked)
+    assert not (tmp_path / "killed").exists()
+    monkeypatch.undo()
+    folder = trim(asked)
+    assert json.loads((folder / "result.json").read_text())["cost"]["units_reused"] > 0
+    for name in ("adapter_model.safetensors", "adapter_config.json", "plan.json"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    rows = [json.loads((f / "result.json").read_text())["test"]["rows"] for f in (whole, folder)]
+    assert rows[0] == rows[1]
+
+
+def test_hooks_where_they_are_asked_for(saved: Path, tmp_path: Path) -> None:
+    found = {}
+    for name, hooks in {
+        "one": {"layers": "one", "units": 5},
+        "list": {"layers": [0, 2], "units": 8},
+        "none": {"layers": "none"},
+        "beside": {"layers": "all", "position": "parallel", "start": "ridge", "units": 9},
+    }.items():
+        folder = trim(recipe(saved, tmp_path / name, {"control": False, "steps": 2}, hooks=hooks))
+        found[name] = json.loads((folder / "result.json").read_text())
+    widths = {name: r["hooks"]["widths"] for name, r in found.items()}
+    assert list(widths["one"].values()) == [5]
+    assert set(widths["list"]) == {"0", "2"}
+    assert sum(widths["list"].values()) == 8
+    assert widths["none"] == {}
+    assert "hooks" not in found["none"]["test"]["rows"]
+    assert sum(widths["beside"].values()) == 9
+
+
+def test_the_papers_search_deploys_one_hook_at_its_layer(saved: Path, tmp_path: Path) -> None:
+    plan = {"search": "two_stage", "tolerance": 0.1}
+    folder = trim(recipe(saved, tmp_path / "out", {"control": False, "loss": "lm"}, plan=plan, hooks={"layers": "one"}))
+    result = json.loads((folder / "result.json").read_text())
+    assert result["plan"]["top_k"] == [1, 1, 1]
+    assert result["plan"]["k_star"] == 2
+    assert list(result["hooks"]["widths"]) == [str(min(result["plan"]["l_star"], 2))]
+
+
+def test_tasks_are_scored_under_base_plan_and_hooks(saved: Path, tmp_path: Path) -> None:
+    folder = trim(recipe(saved, tmp_path / "out", {"control": False}))
+    tasks = tmp_path / "law.jsonl"
+    items = [{"question": f"{a} + 1 =", "choices": [str(a + 1), str(a)], "answer": 0} for a in range(12)]
+    tasks.write_text("\n".join(json.dumps(i) for i in items) + "\n")
+    asked = EvalRecipe(artefact=str(folder), domains={"law": (str(tasks),)}, output=str(tmp_path / "e.json"))
+    result = evaluate(asked)
+    rows = result["domains"][0]["rows"]
+    assert list(rows) == ["full", "plan", "hooks"]
+    assert rows["full"]["difference"] == [0.0, 0.0, 0.0]
+    assert json.loads((tmp_path / "e.json").read_text())["domains"] == result["domains"]
+    with pytest.raises(ArtifactError, match="exists already"):
+        evaluate(asked)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "says"),
+    [
+        ({"plan": {"given": "uniform:3"}}, RecipeError, r"runs more experts than the model does in layers \[0, 1, 2\]"),
+        ({"plan": {"given": "uniform:5"}}, RecipeError, "router has 4; allowed: 1 to 4"),
+        ({"plan": {"given": "1,1"}}, RecipeError, "2 entries, and the model has 3 decoder layers"),
+        ({"plan": {"given": "uniform:0"}}, RecipeError, "0 experts in layer 0"),
+        ({"plan": {"given": "2,2,2"}}, RecipeError, "cuts nothing"),
+        ({"hooks": {"layers": [4]}}, RecipeError, r"names \[4\].*mixture layers: \[0, 1, 2\]"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_any_training(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], error: type, says: str
+) -> None:
+    monkeypatch.setattr(trim_module, "train", lambda *a, **k: pytest.fail("training began"))
+    with pytest.raises(error, match=says):
+        trim(recipe(saved, tmp_path / "out", **fields))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dense_model_and_a_short_text_are_refused(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(FamilyError, match="is dense"):
+        trim(recipe(saved, tmp_path / "out", model=str(saved / "dense")))
+    with pytest.raises(DataError, match=r"part of the text has .* less than one block of 4096"):
+        trim(recipe(saved, tmp_path / "out", {"block": 4096}))
+    short = tmp_path / "short.txt"
+    short.write_text("Three words only.")
+    with pytest.raises(DataError, match="too few to divide"):
+        trim(recipe(saved, tmp_path / "out", text=str(short)))
+    with pytest.raises(DataError, match="No file at"):
+        trim(recipe(saved, tmp_path / "out", text=str(tmp_path / "absent.txt")))
+
+
+def test_a_search_that_may_lose_nothing_says_so(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="No plan that runs fewer experts stays within the tolerance"):
+        trim(recipe(saved, tmp_path / "out", plan={"tolerance": 1e-9}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"plan": {"given": "uniform:1", "act": 1.0}}, "both given"),
+        ({"plan": {"search": "two_stage", "act": 1.0}}, "by tolerance, not by act"),
+        ({"plan": {"act": 0.5}}, "greater than or equal to 1"),
+        ({"hooks": {"start": "ridge"}}, "needs position parallel"),
+        ({"hooks": {"layers": "most"}}, "hooks.layers"),
+        ({"training": {"loss": "mse"}}, "training.loss"),
+    ],
+)
+def test_recipes_that_contradict_themselves(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        recipe_from({"command": "trim", "model": "m", "text": "t.txt", **fields})
