@@ -130,18 +130,23 @@ class _Sums:
     def listen(self, stack: ExitStack, layer: Sublayers) -> None:
         """Hook the layer's linears."""
 
+        # Hooks on gradients hold detached values: a tensor held by its own hook is freed by the garbage collector alone.
         def heads(x: Tensor, grad: Tensor) -> Tensor:
-            return (x.detach() * grad).float().unflatten(-1, (-1, self.rotary.head_dim)).sum(dim=-2)
+            return (x * grad).float().unflatten(-1, (-1, self.rotary.head_dim)).sum(dim=-2)
 
         def on_query(module: nn.Module, args: Any, output: Tensor) -> None:
+            fixed = output.detach()
+
             def back(grad: Tensor) -> None:
-                self._query = self._query + heads(output, grad).sum(dim=1)
+                self._query = self._query + heads(fixed, grad).sum(dim=1)
 
             output.register_hook(back)
 
         def value(x: Tensor) -> None:
+            fixed = x.detach()
+
             def back(grad: Tensor) -> None:
-                self._value = self._value + heads(x, grad)
+                self._value = self._value + heads(fixed, grad)
 
             x.register_hook(back)
 
@@ -152,11 +157,11 @@ class _Sums:
             self._expert = route(args[0].detach().flatten(0, -2), self.weight, self.bias)
 
         def on_down(module: nn.Module, args: Any) -> None:
-            a, expert = args[0], self._expert
+            a, fixed, expert = args[0], args[0].detach(), self._expert
             assert expert is not None
 
             def back(grad: Tensor) -> None:
-                squared = (a.detach() * grad).float().flatten(0, -2) ** 2
+                squared = (fixed * grad).float().flatten(0, -2) ** 2
                 self.mlp.index_add_(0, expert, squared)
                 self.counts += torch.bincount(expert, minlength=len(self.counts))
 
