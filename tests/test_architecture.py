@@ -27,7 +27,7 @@ FLOORS = (
     ("evals",),
     ("domain_experts", "tomoe", "hookmoe"),
     ("distributed", "serve", "report", "bench"),
-    ("cli",),
+    ("cli", "__main__"),
 )
 SYSTEMS = FLOORS[3]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -227,6 +227,14 @@ class RunFolder:
             )
         return load_file(path)
 
+    @staticmethod
+    def peek(output: str | Path, name: str) -> dict[str, Any]:
+        """The tensors of a unit of a run that another process keeps."""
+        from safetensors.torch import load_file
+
+        partial = Path(output).with_name(Path(output).name + ".partial")
+        return load_file(partial / "units" / f"{digest(name)}.safetensors")
+
     def drop(self, name: str) -> None:
         """Delete the tensors of a unit that a later one has replaced; nothing where there are none."""
         with contextlib.suppress(OSError):

@@ -70,9 +70,12 @@ def run_convert(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, as_json
     from freemoe.report.conversion import write_conversion_report
     from freemoe.tomoe.card import headlines, rows
     from freemoe.tomoe.convert import convert, interrupted
+    from freemoe.tomoe.devices import Devices
 
     try:
         folder = convert(recipe, progress=Bars(quiet or as_json), overwrite=overwrite, resume=resume)
+        if Devices.found().rank:
+            return folder  # the first of several processes writes and prints
         report = write_conversion_report(folder)
     except KeyboardInterrupt:
         raise stopped(interrupted(recipe)) from None

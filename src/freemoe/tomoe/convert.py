@@ -25,7 +25,8 @@ from freemoe.errors import NumericError
 from freemoe.recipes import ConvertRecipe, dump
 from freemoe.runs import Progress, RunFolder, environment, peak_memory_bytes, write_atomic
 from freemoe.tomoe.card import model_card
-from freemoe.tomoe.decide import best_variant, decide, scored
+from freemoe.tomoe.decide import best_variant, decide, follow, scored
+from freemoe.tomoe.devices import Devices
 from freemoe.tomoe.export import export
 from freemoe.tomoe.masked import masked
 from freemoe.tomoe.material import Bench, prepare, same_inputs
@@ -64,6 +65,10 @@ def convert(
         FreeMoEError: Its child that says what is wrong; no folder named like the output is left half written.
     """
     started = time.time()
+    devices = Devices.found()
+    if devices.rank:
+        follow(recipe, devices)
+        return Path(recipe.output)
     run = RunFolder(recipe.output, recipe.model_dump(mode="json"), overwrite=overwrite, resume=resume)
     try:
         bench = prepare(recipe, run, progress)
@@ -72,7 +77,7 @@ def convert(
         raise
     base = fingerprint(bench.model)
     same_inputs(bench, base)
-    structure, history, curve = decide(bench)
+    structure, history, curve = decide(bench, devices)
     scores = {"dense": scored(bench, "dense", bench.test, None)}
     scores["converted"] = scored(bench, "converted", bench.test, structure)
     rivals = _rivals(bench) if recipe.rivals and recipe.method == "tomoe" else {}

@@ -11,9 +11,10 @@ from freemoe.corpora.blocks import Blocks
 from freemoe.errors import DataError
 from freemoe.recipes import ConvertRecipe
 from freemoe.runs import RunFolder
+from freemoe.tomoe.devices import Devices
 from freemoe.tomoe.finish import structure_of
 from freemoe.tomoe.masked import masked
-from freemoe.tomoe.material import Bench
+from freemoe.tomoe.material import Bench, prepare
 from freemoe.tomoe.measure import TextScore, score_text
 from freemoe.tomoe.rivals import activities, rival
 from freemoe.tomoe.start import Worth, clusters, worths
@@ -31,21 +32,39 @@ from freemoe.tomoe.train import History, Trainer
 _WORTHS = ("qk", "vo", "vo_ranked", "mlp")
 
 
-def decide(bench: Bench) -> tuple[Structure, list[list[float]], list[dict[str, float]]]:
+def decide(bench: Bench, devices: Devices | None = None) -> tuple[Structure, list[list[float]], list[dict[str, float]]]:
     """The structure of the recipe's method; for a learned one its history and its curve on held-out text."""
-    recipe, run = bench.recipe, bench.run
+    recipe, run = bench.recipe, bench.own_run
     if recipe.active == 1:
         return whole(bench.sublayers, recipe.experts), [], []
     if recipe.method != "tomoe":
         return best_variant(bench, recipe.method)[0], [], []
-    trainer = Trainer(bench.model, bench.sublayers, recipe, bench.train)
+    devices = devices or Devices()
+    trainer = Trainer(bench.model, bench.sublayers, recipe, bench.train, devices)
     if recipe.gates.start == "statistics":
         trainer.begin(_worth(bench))
+    devices.wait()
     curve = _train(bench, trainer)
     best = _best(recipe, curve)
     structure = from_tensors(run.tensors(f"structure|{int(best['step'])}", lambda: _lost(run)))
     check(structure, bench.sublayers)
     return structure, trainer.history.rows, curve
+
+
+def follow(recipe: ConvertRecipe, devices: Devices) -> None:
+    """What every process but the first does: train along, from the statistics and the state that the first one kept."""
+    if recipe.active == 1 or recipe.method != "tomoe":
+        return
+    bench = prepare(recipe, None, None)
+    trainer = Trainer(bench.model, bench.sublayers, recipe, bench.train, devices)
+    devices.wait()
+    if recipe.gates.start == "statistics":
+        trainer.begin(_worths(RunFolder.peek(recipe.output, "clusters"), RunFolder.peek(recipe.output, "worth")))
+    kept = devices.told(0)
+    if kept > 0:
+        trainer.load(RunFolder.peek(recipe.output, f"state|{kept}"))
+    devices.wait()
+    trainer.run(recipe.train.steps)
 
 
 def _lost(run: RunFolder) -> dict[str, Tensor]:
@@ -64,8 +83,11 @@ def _clusters(bench: Bench) -> list[tuple[Tensor, Tensor]]:
         found = clusters(bench.model, bench.sublayers, bench.statistics, bench.recipe.experts, bench.recipe.seed)
         return {f"{n}.{kind}": t for n, pair in enumerate(found) for kind, t in zip("wb", pair, strict=True)}
 
-    kept = bench.run.tensors("clusters", work)
-    return [(kept[f"{n}.w"], kept[f"{n}.b"]) for n in range(len(bench.sublayers))]
+    return _pairs(bench.own_run.tensors("clusters", work))
+
+
+def _pairs(kept: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return [(kept[f"{n}.w"], kept[f"{n}.b"]) for n in range(len(kept) // 2)]
 
 
 def _worth(bench: Bench) -> list[Worth]:
@@ -76,8 +98,12 @@ def _worth(bench: Bench) -> list[Worth]:
             found = worths(bench.model, bench.sublayers, bench.statistics, routers, advance)
         return {f"{n}.{kind}": getattr(w, kind) for n, w in enumerate(found) for kind in _WORTHS}
 
-    kept = bench.run.tensors("worth", work)
-    return [Worth(*router, *(kept[f"{n}.{kind}"] for kind in _WORTHS)) for n, router in enumerate(routers)]
+    worth = bench.own_run.tensors("worth", work)
+    return _worths(bench.own_run.tensors("clusters", dict), worth)
+
+
+def _worths(routers: dict[str, Tensor], kept: dict[str, Tensor]) -> list[Worth]:
+    return [Worth(*router, *(kept[f"{n}.{kind}"] for kind in _WORTHS)) for n, router in enumerate(_pairs(routers))]
 
 
 def _train(bench: Bench, trainer: Trainer) -> list[dict[str, float]]:
@@ -85,10 +111,11 @@ def _train(bench: Bench, trainer: Trainer) -> list[dict[str, float]]:
 
     Only the state of the last mark and the structure of the best one are kept on disk.
     """
-    recipe, run = bench.recipe, bench.run
+    recipe, run = bench.recipe, bench.own_run
     steps, every = recipe.train.steps, recipe.train.save_every
     marks = [0, *range(every, steps, every), *([steps] if steps else [])]
-    kept = max((m for m in marks if f"held-out|{m}" in run.journal), default=-1)
+    kept = trainer.devices.told(max((m for m in marks if f"held-out|{m}" in run.journal), default=-1))
+    trainer.devices.wait()
     curve: list[dict[str, float]] = []
     with bench.progress.stage("training", steps) as advance:
         for mark in marks:
@@ -130,9 +157,9 @@ def _forget(bench: Bench, curve: list[dict[str, float]]) -> None:
     best = _best(bench.recipe, curve)["step"]
     for point in curve:
         if point["step"] != best:
-            bench.run.drop(f"structure|{int(point['step'])}")
+            bench.own_run.drop(f"structure|{int(point['step'])}")
         if point is not curve[-1]:
-            bench.run.drop(f"state|{int(point['step'])}")
+            bench.own_run.drop(f"state|{int(point['step'])}")
 
 
 def _on_held_out(bench: Bench, step: int, structure: Structure) -> dict[str, float]:
@@ -150,7 +177,7 @@ def scored(bench: Bench, name: str, blocks: Blocks, structure: Structure | None,
         with place, bench.progress.stage(f"{name} on {part} text", len(blocks)) as advance:
             return score_text(bench.model, blocks, on_rows=advance).to_dict()
 
-    return TextScore.from_dict(bench.run.journal.unit(f"score|{part}|{name}", work))
+    return TextScore.from_dict(bench.own_run.journal.unit(f"score|{part}|{name}", work))
 
 
 def best_variant(bench: Bench, method: str) -> tuple[Structure, dict[str, float]]:

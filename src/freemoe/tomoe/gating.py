@@ -81,19 +81,21 @@ class Gating:
         sublayers: Of the base.
         recipe: The gates' section.
         seed: Of the noise.
+        rank: Of this process: tokens of another draw other noise, masks that all share draw the same.
     """
 
-    def __init__(self, sublayers: Sequence[Sublayers], recipe: GateSection, seed: int) -> None:
+    def __init__(self, sublayers: Sequence[Sublayers], recipe: GateSection, seed: int, rank: int = 0) -> None:
         self.sublayers = list(sublayers)
         self.recipe = recipe
         self.seed = seed
+        self.rank = rank
 
-    def noise(self, step: int | None, site: int, device: torch.device) -> torch.Generator | None:
+    def noise(self, step: int | None, site: int, device: torch.device, rank: int = 0) -> torch.Generator | None:
         """The generator of one site in one step; None where there is no noise (or no step: evaluation)."""
         if step is None or not self.recipe.noise:
             return None
         # Large odd factors keep the seeds of neighbouring steps and sites apart.
-        number = (self.seed * 1_000_003 + step) * 8_191 + site
+        number = ((self.seed * 1_000_003 + step) * 8_191 + site) * 1_009 + rank
         return torch.Generator(device=device).manual_seed(number % (2**63))
 
     def masks(self, logits: Sequence[LayerLogits], widths: Sequence[Widths] | None, step: int | None) -> Step:
@@ -101,7 +103,7 @@ class Gating:
         made = Step([], [])
         for layer, own in enumerate(logits):
             width = widths[layer] if widths is not None else None
-            noise = [self.noise(step, 4 * layer + kind, own.qk.device) for kind in (0, 1)]
+            noise = [self.noise(step, 5 * layer + kind, own.qk.device) for kind in (0, 1)]
             bits = self._hard(own.qk, width.qk if width else None, noise[0])
             made.qk.append(bits if self.recipe.query_masks else torch.ones_like(bits))
             made.mlp.append(self._hard(own.mlp, width.mlp if width else None, noise[1]))
@@ -151,7 +153,7 @@ class Gating:
         def on_input(module: nn.Module, args: Any) -> None:
             local = recipe.local_embedding and recipe.value_masks == "tokens"
             scores = gates.values(args[0], own.value_embedding, local)
-            noise = self.noise(step, 4 * layer.number + 2, scores.device)
+            noise = self.noise(step, 5 * layer.number + 2, scores.device, self.rank)
             mask = self._hard(scores, width.vo if width else None, noise)
             seen.value_counts = mask.sum(dim=-1).flatten()
             now["mask"] = mask
@@ -177,7 +179,7 @@ class Gating:
 
         def on_input(module: nn.Module, args: Any) -> None:
             logits = gates.router(args[0].float())
-            noise = self.noise(step, 4 * layer.number + 3, logits.device)
+            noise = self.noise(step, 5 * layer.number + 3, logits.device, self.rank)
             now["chosen"] = gumbel_softmax(logits, recipe.temperature, noise)
             seen.chosen = now["chosen"].flatten(0, -2)
             seen.probabilities = torch.softmax(logits, dim=-1).flatten(0, -2)
@@ -186,7 +188,7 @@ class Gating:
             chosen, a = now.pop("chosen"), args[0]
             if recipe.mlp_masks == "tokens":
                 scores = gates.tokens(chosen @ own.mlp_embedding, chosen)
-                noise = self.noise(step, 4 * layer.number + 1, scores.device)
+                noise = self.noise(step, 5 * layer.number + 4, scores.device, self.rank)
                 mask = gumbel_sigmoid(scores, recipe.offset, recipe.temperature, noise)
                 a = a * (mask * mask if recipe.mask_twice else mask).to(a.dtype)
             else:

@@ -32,8 +32,14 @@ class Bench:
     train: Blocks
     held_out: Blocks
     test: Blocks
-    run: RunFolder
+    run: RunFolder | None
     progress: Progress
+
+    @property
+    def own_run(self) -> RunFolder:
+        """The run's folder, which the first of several processes keeps."""
+        assert self.run is not None
+        return self.run
 
     @property
     def statistics(self) -> Blocks:
@@ -66,7 +72,7 @@ def block_length(recipe: ConvertRecipe, model: Any) -> int:
     return wanted
 
 
-def prepare(recipe: ConvertRecipe, run: RunFolder, progress: Progress | None) -> Bench:
+def prepare(recipe: ConvertRecipe, run: RunFolder | None, progress: Progress | None) -> Bench:
     """Load the base and the text."""
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
@@ -113,10 +119,10 @@ def same_inputs(bench: Bench, base: str) -> None:
     now = {"base model": base} | {
         f"{part} text": digest(getattr(bench, part).ids.tolist()) for part in ("train", "held_out", "test")
     }
-    then = bench.run.journal.unit("inputs", lambda: now)
+    then = bench.own_run.journal.unit("inputs", lambda: now)
     for what, value in now.items():
         if then[what] != value:
             raise DataError(
-                f"The unfinished run at {str(bench.run.partial)!r} was started with another {what}. Put it back, or start "
+                f"The unfinished run at {str(bench.own_run.partial)!r} was started with another {what}. Put it back, or start "
                 "over with --no-resume."
             )

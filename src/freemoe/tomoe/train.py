@@ -19,6 +19,7 @@ from freemoe.errors import NumericError
 from freemoe.families.sublayers import Sublayers
 from freemoe.recipes import ConvertRecipe
 from freemoe.tomoe.budget import Profile, Widths, profile, widths
+from freemoe.tomoe.devices import Devices
 from freemoe.tomoe.gating import Gating, Step
 from freemoe.tomoe.hypernetwork import Hypernetwork
 from freemoe.tomoe.losses import balance_loss, distillation_loss, size_loss, union_loss
@@ -46,15 +47,24 @@ class Trainer:
         sublayers: Of the base.
         recipe: Of the conversion.
         train: Text.
+        devices: The processes that train together.
     """
 
-    def __init__(self, model: Any, sublayers: Sequence[Sublayers], recipe: ConvertRecipe, train: Blocks) -> None:
+    def __init__(
+        self,
+        model: Any,
+        sublayers: Sequence[Sublayers],
+        recipe: ConvertRecipe,
+        train: Blocks,
+        devices: Devices | None = None,
+    ) -> None:
         self.model = model
         self.sublayers = list(sublayers)
         self.recipe = recipe
         self.train = train
         gates = recipe.gates
-        self.gating = Gating(sublayers, gates, recipe.seed)
+        self.devices = devices or Devices()
+        self.gating = Gating(sublayers, gates, recipe.seed, self.devices.rank)
         self.hypernetwork = Hypernetwork(
             sublayers, recipe.experts, recipe.seed, gates.train_inputs, start_quiet=gates.start == "statistics"
         ).to(next(model.parameters()).device)
@@ -119,10 +129,12 @@ class Trainer:
         return widths(self._profiles, self.sublayers, share, self.recipe.gates.query_masks)
 
     def batch(self, step: int) -> Blocks:
-        """The rows of a step: every epoch has a new order, the same for the same seed."""
+        """This process's rows of a step: every epoch has a new order, the same for the same seed."""
+        count = self.devices.count
         rows = min(len(self.train), max(1, self.recipe.train.batch_tokens // self.train.length))
+        rows = max(1, rows // count) * count
         picked = []
-        for place in range(step * rows, (step + 1) * rows):
+        for place in range(step * rows + self.devices.rank, (step + 1) * rows, count):
             epoch, index = divmod(place, len(self.train))
             generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + epoch)
             picked.append(int(torch.randperm(len(self.train), generator=generator)[index]))
@@ -168,7 +180,11 @@ class Trainer:
                 "balance": losses.balance,
             }
             loss = sum((weight * parts[name] for name, weight in weights.items()), student.new_zeros(()))
-            if not bool(torch.isfinite(loss)):
+            said = torch.stack(
+                [loss, *(parts[n] for n in ("distillation", "size", "union", "balance", "active"))]
+            ).detach()
+            self.devices.average([said])
+            if not bool(torch.isfinite(said[0])):
                 raise NumericError(
                     f"The loss of step {step} is {loss.item()}: "
                     + ", ".join(f"{n} {parts[n].item():.4g}" for n in weights)
@@ -176,9 +192,11 @@ class Trainer:
                 )
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
+        self.devices.average(
+            [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        )
         self.optimizer.step()
-        said = [loss, *(parts[n] for n in ("distillation", "size", "union", "balance", "active"))]
-        self.history.rows.append([*(float(v.detach()) for v in said), share])
+        self.history.rows.append([*said.tolist(), share])
 
     def _pace(self, step: int) -> None:
         if self.recipe.train.schedule == "cosine":

@@ -1,0 +1,72 @@
+"""Two processes train as one does with the same rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from freemoe.tomoe.devices import Devices
+from tests.tiny import tiny_model, tiny_tokenizer
+
+FLAGS = [
+    "--steps",
+    "4",
+    "--block",
+    "32",
+    "--batch-tokens",
+    "128",
+    "--experts",
+    "3",
+    "--dtype",
+    "float32",
+    "--no-rivals",
+    "-q",
+]
+# Each process balances its own tokens, so that this term alone differs.
+FLAGS += ["--set", "losses.balance=0", "--set", "train.save_every=2", "--device", "cpu", "--threads", "1"]
+
+
+def convert(folder: Path, output: str, launcher: list[str]) -> Path:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, "freemoe", "convert", "model", "--text", "text.jsonl", *FLAGS, "-o", output]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder / output
+
+
+def test_two_processes_are_one(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    lines = [json.dumps(" ".join(words[(i * j) % 10] for j in range(1, 14)) + f" {i}") for i in range(90)]
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    alone = convert(tmp_path, "alone", ["-m"])
+    both = convert(tmp_path, "both", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"])
+    a, b = load_file(alone / "structure.safetensors"), load_file(both / "structure.safetensors")
+    assert sorted(a) == sorted(b)
+    for name, tensor in a.items():
+        torch.testing.assert_close(tensor.float(), b[name].float(), atol=1e-3, rtol=1e-3, msg=name)
+    results = [json.loads((folder / "result.json").read_text()) for folder in (alone, both)]
+    balance = results[0]["history"]["columns"].index("balance")
+    rows = [torch.tensor([r[:balance] + r[balance + 1 :] for r in x["history"]["rows"]]) for x in results]
+    torch.testing.assert_close(rows[0], rows[1], atol=1e-5, rtol=1e-4)
+    curves = [[point["perplexity"] for point in x["held_out_curve"]] for x in results]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+    assert curves[0][0] != curves[0][-1], "training changed nothing, so that nothing was compared"
+
+
+def test_without_a_launcher_there_is_one() -> None:
+    assert Devices.found() == Devices(0, 1)
+    tensor = torch.ones(3)
+    Devices().average([tensor])
+    assert torch.equal(tensor, torch.ones(3))
+    assert Devices().told(7) == 7
