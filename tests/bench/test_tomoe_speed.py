@@ -32,8 +32,10 @@ def test_a_quick_run_has_every_figure() -> None:
     names = [f.name for f in outcome.figures]
     assert len(names) == len(set(names)) == len(tomoe_speed.SOURCES) * (len(QUICK_TOKENS) + 2)
     assert all(f.value > 0 for f in outcome.figures)
-    shares = [f for f in outcome.figures if f.name.startswith("active weights")]
-    assert [f.value for f in shares] == pytest.approx([50.0] * len(shares))
+    shares = {f.name: f.value for f in outcome.figures if f.name.startswith("active weights")}
+    assert shares["active weights, random masks"] == pytest.approx(50.0)
+    # The quick shape has fewer layers than the small model, and they are not equally wide.
+    assert 30 < shares["active weights, trained masks"] < 75
     assert outcome.details["threads"] == torch.get_num_threads()
 
 
