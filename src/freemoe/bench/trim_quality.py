@@ -36,8 +36,8 @@ from freemoe.hookmoe.training import Material, Schedule, train
 from freemoe.recipes import HookTraining, TrimRecipe
 
 SEEDS = (0, 1, 2)
-STEPS, ROWS, RATE, BLOCK, EVERY = 400, 8, 3e-3, 128, 100
-DOCUMENTS = 800
+STEPS, ROWS, RATE, BLOCK, EVERY = 300, 8, 3e-3, 128, 100
+DOCUMENTS = 600
 
 
 @dataclass
