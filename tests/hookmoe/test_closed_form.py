@@ -77,7 +77,7 @@ def test_a_ridge_start_is_closer_to_the_full_model(mixtral: Any) -> None:
     ridge_start(mixtral, ONE, hooks, blocks)
     with applied(mixtral, ONE), hooks.attached(mixtral):
         kl.append(measure(mixtral, blocks, teacher).mean_kl)
-    assert kl[1] < 0.9 * kl[0]
+    assert kl[1] < 0.95 * kl[0]
 
 
 def test_the_started_hook_is_the_linear_map(mixtral: Any) -> None:
