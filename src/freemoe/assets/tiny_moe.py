@@ -39,7 +39,7 @@ from freemoe.assets.tiny_world import WORLD_SEED, Mix, World
 SEED, STEPS = 5, 1200
 SECONDS_PER_STEP = 0.4  # one thread of a server core with AVX2, unshared; only for the estimate of --dry-run
 LEARNING_RATE, WEIGHT_DECAY, BALANCE = 4e-3, 0.05, 0.02
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "hidden_size": 96,
     "intermediate_size": 80,
     "num_hidden_layers": 4,

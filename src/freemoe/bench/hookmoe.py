@@ -79,8 +79,7 @@ def ceilings(model: Any, trimmed: Trimmed, length: int) -> tuple[float, float]:
 
 
 def _speed(model: Any, length: int, settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
-    layers = model.config.num_hidden_layers
-    units = model.config.intermediate_size
+    layers, units = int(model.config.num_hidden_layers), int(model.config.intermediate_size)
     hooks = new_hooks(model, dict.fromkeys(range(layers), units // layers), "block", "pre", seed=settings.seed)
     trimmed = Trimmed(uniform(plan_of(model), 1), hooks)
     generator = torch.Generator().manual_seed(settings.seed)

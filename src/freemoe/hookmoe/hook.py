@@ -8,7 +8,6 @@ form. Shapes: (..., h) is the hidden state, d the hook's width.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -38,9 +37,7 @@ class Hook(nn.Module):
 
     def __init__(self, hidden: int, width: int, bias: bool = False, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        # Made empty: torch's own start would draw from its global generator.
-        make = functools.partial(nn.utils.skip_init, nn.Linear, bias=bias, device=torch.get_default_device())
-        self.up, self.down = make(hidden, width), make(width, hidden)
+        self.up, self.down = _empty(hidden, width, bias), _empty(width, hidden, bias)
         self.r = nn.Parameter(torch.tensor(SCALE))
         bound = hidden**-0.5
         with torch.no_grad():
@@ -62,6 +59,13 @@ class Hook(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Eq. 6: (..., h) -> (..., h)."""
         return x + self.shift(x)
+
+
+def _empty(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+    """A linear without numbers: torch's own start would draw from its global generator."""
+    made = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.get_default_device())
+    assert isinstance(made, nn.Linear)
+    return made
 
 
 class Hooks(nn.Module):
