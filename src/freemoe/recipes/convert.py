@@ -64,7 +64,7 @@ class LossSection(Section):
 class TrainSection(Section):
     """The training loop of a conversion."""
 
-    steps: int = Field(default=400, ge=0)
+    steps: int = Field(default=200, ge=0)
     batch_tokens: int = Field(default=4096, ge=2, description="Tokens per step, about.")
     block: int | None = Field(default=None, ge=2, description="Tokens of a block. [2048, or the model's context]")
     rate: float = Field(default=3e-4, gt=0, description="Learning rate of hypernetwork, routers and decoders.")
