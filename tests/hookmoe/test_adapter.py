@@ -67,6 +67,16 @@ def test_half_precision_hooks_keep_their_scalar_in_fp32(tmp_path: Path) -> None:
         assert torch.equal(logits(model), wanted)
 
 
+def test_the_rule_for_router_weights_is_part_of_the_artefact(mixtral: Any, tmp_path: Path) -> None:
+    trimmed = Trimmed(uniform(plan_of(mixtral), 1), None, "kept_mass")
+    with trimmed.attached(mixtral):
+        wanted = logits(mixtral)
+    with Trimmed(trimmed.plan).attached(mixtral):
+        assert not torch.equal(logits(mixtral), wanted)
+    with load_adapter(written(mixtral, trimmed, tmp_path / "a"), mixtral).attached(mixtral):
+        assert torch.equal(logits(mixtral), wanted)
+
+
 def test_a_plan_alone_is_an_artefact_too(mixtral: Any, tmp_path: Path) -> None:
     loaded = load_adapter(written(mixtral, Trimmed(Plan((1, 2, 1))), tmp_path / "a"), mixtral)
     assert loaded.hooks is None
@@ -97,7 +107,9 @@ def test_exports_say_what_engines_need(mixtral: Any, tmp_path: Path) -> None:
     vllm = json.loads((tmp_path / "exports" / "vllm.json").read_text())
     assert vllm["hf_overrides"] == {"num_experts_per_tok": 1}
     assert "hooks need" in vllm["covers"]
-    write_exports(tmp_path / "x", mixtral, Plan((1, 1, 1)), False) if (tmp_path / "x").mkdir() else None
+    for rescale, covers in (("none", "the whole artefact"), ("kept_mass", "the plan alone, with the model's own rule")):
+        write_exports(tmp_path, mixtral, Plan((1, 1, 1)), hooked=False, rescale=rescale)
+        assert json.loads((tmp_path / "exports" / "vllm.json").read_text())["covers"].startswith(covers)
 
 
 def test_a_plan_that_differs_by_layer_has_no_override(mixtral: Any, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,11 @@ from freemoe.assets import demo_model_path, demo_moe_path, tiny_moe
 from freemoe.bench import hookmoe
 from freemoe.bench.harness import Settings, run_bench
 from freemoe.bench.shapes import random_model
-from freemoe.bench.trim_quality import share
+from freemoe.bench.trim_quality import Row, share
 from freemoe.bench.trim_rivals import LowRank
 from freemoe.families.loading import BUNDLED_MOE, load_base
 from freemoe.hookmoe.adapter import Trimmed
+from freemoe.hookmoe.measure import Quality
 from freemoe.hookmoe.plans import Plan
 from tests.hookmoe.conftest import logits
 
@@ -56,7 +56,16 @@ def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path) -> Non
     gap = next(f for n, f in figures.items() if n.startswith("Act of dynamic rules"))
     assert gap["value"] <= 0.01
     assert {"TTFT", "ITL"} <= {n.split(",")[0] for n in figures}
-    for row in ("one hook", "several hooks", "LoRA", "control: full k, lm", "scale and bias", "kept mass"):
+    rows = (
+        "one hook",
+        "several hooks",
+        "the paper's hook, lm",
+        "LoRA",
+        "control: full k, lm",
+        "scale and bias",
+        "kept mass",
+    )
+    for row in rows:
         assert f"lost loss won back: {row}" in figures
     json.dumps(found, allow_nan=False)
 
@@ -86,7 +95,17 @@ def test_lora_begins_as_nothing_and_has_at_least_the_size() -> None:
     assert torch.equal(logits(model), before)
 
 
+def _row(wrong: list[float]) -> Row:
+    blocks = torch.ones(4)
+    return Row(Quality(blocks * len(wrong), blocks * 0, blocks), torch.tensor(wrong, dtype=torch.float64))
+
+
 def test_shares_are_of_what_was_lost() -> None:
-    assert share(1.0, 3.0, 2.0) == 0.5
-    assert share(1.0, 3.0, 0.5, control=True) == 0.25
-    assert math.isclose(share(0.9, 0.5, 0.7), 0.5)
+    full, plan = _row([0.1, 0.0, 0.1, 0.0]), _row([0.2, 0.1, 0.2, 0.1])
+    seeds = [_row([0.15, 0.05, 0.15, 0.05]), plan]
+    assert full.accuracy == pytest.approx(0.8)
+    won, each = share(full, plan, seeds, "accuracy")
+    assert (won.mean, each) == (pytest.approx(25.0), [pytest.approx(50.0), pytest.approx(0.0)])
+    # A control that is no better than the full model has won nothing.
+    won, _ = share(full, plan, [full], "accuracy", control=True)
+    assert won.mean == pytest.approx(0.0)

@@ -21,6 +21,8 @@ def test_a_recipe_is_a_trim_that_says_what_it_is(file: Path) -> None:
     assert f"HookMoE Table {int(file.stem[5:7])}" in file.read_text(encoding="utf-8")
     if file.stem.startswith("table03"):
         assert (recipe.training.loss, recipe.hooks.layers, recipe.hooks.position) == ("lm", "one", "pre")
+        assert recipe.hooks.units in (14336, 16384, 2816)
+        assert recipe.plan.rescale == "none"
         assert recipe.training.limit * recipe.training.block == 2**20
 
 

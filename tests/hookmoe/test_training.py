@@ -13,7 +13,7 @@ from freemoe.hookmoe.applied import applied, plan_of
 from freemoe.hookmoe.halves import inputs_of, upper
 from freemoe.hookmoe.hook import Hooks, new_hooks
 from freemoe.hookmoe.layers import decoder_layers, moe_layers
-from freemoe.hookmoe.measure import measure, recovered
+from freemoe.hookmoe.measure import as_json, measure, recovered
 from freemoe.hookmoe.plans import Plan, uniform
 from freemoe.hookmoe.teacher import divergence, logits_of, teach, top_of
 from freemoe.hookmoe.training import LOSSES, Material, Schedule, State, train
@@ -179,4 +179,10 @@ def test_shares_won_back() -> None:
     assert recovered(full, reduced, full).mean == 1.0
     half = recovered(full, reduced, reduced / 2)
     assert (half.mean, half.low, half.high) == (pytest.approx(0.5),) * 3
-    assert recovered(reduced, reduced, full).mean != recovered(reduced, reduced, full).mean  # NaN: nothing was lost
+    assert as_json(recovered(reduced, reduced, full)) == [None, None, None]  # nothing was lost
+    # Where some draws lose nothing at all, the upper end has no bound; it is never NaN.
+    rare = torch.tensor([1.0, -1.0, 0.5])
+    found = recovered(torch.zeros(3), rare, torch.zeros(3))
+    assert found.low == 1.0
+    assert found.high == float("inf")
+    assert as_json(found) == [1.0, 1.0, None]

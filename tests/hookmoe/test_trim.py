@@ -48,6 +48,9 @@ def test_a_trim_writes_an_artefact_that_is_the_measured_model(saved: Path, tmp_p
     assert list(rows) == ["full", "plan", "kept mass", "scale and bias", "hooks", "control"]
     assert rows["full"]["kl"] == pytest.approx(0.0, abs=1e-6)
     assert rows["plan"]["kl"] > 0.01
+    assert rows["hooks"]["act"] == {"0": 1.0, "1": 1.0, "2": 1.0}
+    assert rows["full"]["act"] == {"0": 2.0, "1": 2.0, "2": 2.0}
+    assert result["speed"]["prompt"] == QUICK["block"]
     model, _ = load_base(saved / "model", device="cpu")
     before = logits(model)
     with load_adapter(folder, model).attached(model):
@@ -115,6 +118,31 @@ def test_hooks_where_they_are_asked_for(saved: Path, tmp_path: Path) -> None:
     assert widths["none"] == {}
     assert "hooks" not in found["none"]["test"]["rows"]
     assert sum(widths["beside"].values()) == 9
+
+
+def test_the_rule_for_router_weights_is_the_best_on_held_out_text_and_settled_before_the_plan(
+    saved: Path, tmp_path: Path
+) -> None:
+    hooks = {"layers": "none"}
+    found = {}
+    for rule in ("auto", "none", "kept_mass", "renorm"):
+        plan = {"given": "uniform:1", "rescale": rule}
+        folder = trim(recipe(saved, tmp_path / rule, plan=plan, hooks=hooks))
+        found[rule] = json.loads((folder / "result.json").read_text())
+    losses = found["auto"]["rescale"]["held_out_kl"]
+    assert list(losses) == ["none", "kept_mass", "renorm"]
+    # Mixtral's router makes its weights sum to one: its own rule is renorm, and comes first.
+    assert losses["none"] == losses["renorm"]
+    chosen = found["auto"]["rescale"]["rule"]
+    assert chosen == ("kept_mass" if losses["kept_mass"] < losses["none"] else "none")
+    assert found["renorm"]["rescale"] == {"rule": "renorm", "held_out_kl": {}}
+    # The baseline is the model's own rule whatever was asked for; the artefact's row is there when it differs.
+    plans = [f["test"]["rows"]["plan"]["kl"] for f in found.values()]
+    assert plans == [plans[0]] * 4
+    assert "rescaled" not in found["none"]["test"]["rows"]
+    kept = found["kept_mass"]["test"]["rows"]
+    assert kept["rescaled"]["kl"] == kept["kept mass"]["kl"] != kept["plan"]["kl"]
+    assert list(evaluate_text(str(tmp_path / "kept_mass"))["rows"]) == ["full", "plan", "rescaled"]
 
 
 def test_the_papers_search_deploys_one_hook_at_its_layer(saved: Path, tmp_path: Path) -> None:
@@ -185,7 +213,7 @@ def test_a_search_that_may_lose_nothing_says_so(saved: Path, tmp_path: Path) -> 
         ({"plan": {"given": "uniform:1", "act": 1.0}}, "both given"),
         ({"plan": {"search": "two_stage", "act": 1.0}}, "by tolerance, not by act"),
         ({"plan": {"act": 0.5}}, "greater than or equal to 1"),
-        ({"hooks": {"start": "ridge"}}, "needs position parallel"),
+        ({"hooks": {"start": "ridge", "position": "pre"}}, "needs position parallel"),
         ({"hooks": {"layers": "most"}}, "hooks.layers"),
         ({"training": {"loss": "mse"}}, "training.loss"),
     ],

@@ -1,13 +1,15 @@
 """T10: fewer experts per token, and what hooks win back; plans against each other; baselines; bit-equality.
 
-Speed: a random Mixtral of 93 million parameters, batch 1, k = 2 against k = 1 with hooks on, in turns in one process. The
-ceiling beside each ratio is what its FLOPs (first token) or bytes (further tokens) allow. Quality: the bundled mixture.
+Speed: a random Mixtral of 93 million parameters, batch 1, k = 2 against k = 1 with hooks on, in turns in one process. Both
+sides run their experts by `compact_mm`, our own, and then both as transformers does. The ceiling beside each ratio is what its
+FLOPs (first token) or bytes (further tokens) allow. Quality: the bundled mixture.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,10 +19,12 @@ from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, ratio
 from freemoe.bench.shapes import random_model
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.applied import applied, plan_of
+from freemoe.hookmoe.compact import NAME, skipping
 from freemoe.hookmoe.dynamic import Dynamic, act_of, kept_slots, ramp, router_weights, tuned
-from freemoe.hookmoe.hook import new_hooks
+from freemoe.hookmoe.hook import allocate, new_hooks
+from freemoe.hookmoe.measure import as_json, measure
 from freemoe.hookmoe.metrics import count_parameters, request
-from freemoe.hookmoe.planning import describe_point, kl_drop, pareto_list
+from freemoe.hookmoe.planning import default_units, describe_point, kl_drop, pareto_list
 from freemoe.hookmoe.plans import Plan, tlnle, uniform
 from freemoe.hookmoe.search import pareto
 from freemoe.recipes import PlanSection
@@ -38,7 +42,7 @@ SHAPE = {
     "max_position_embeddings": 2048,
 }
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-NEW = 17
+NEW = 33
 
 
 def run(settings: Settings) -> Outcome:
@@ -79,44 +83,54 @@ def ceilings(model: Any, trimmed: Trimmed, length: int) -> tuple[float, float]:
 
 
 def _speed(model: Any, length: int, settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
-    layers, units = int(model.config.num_hidden_layers), int(model.config.intermediate_size)
-    hooks = new_hooks(model, dict.fromkeys(range(layers), units // layers), "block", "pre", seed=settings.seed)
-    trimmed = Trimmed(uniform(plan_of(model), 1), hooks)
+    """TTFT and ITL of one prompt length, both sides with the same way of running experts: ours, then transformers'."""
+    layers = int(model.config.num_hidden_layers)
+    hooks = new_hooks(model, allocate(default_units(model), dict.fromkeys(range(layers), 1.0)), "block", "parallel")
+    trimmed = Trimmed(uniform(plan_of(model), 1), hooks, "kept_mass")
     generator = torch.Generator().manual_seed(settings.seed)
     prompt = torch.randint(3, model.config.vocab_size, (1, length), generator=generator)
+    own = model.config._experts_implementation
 
-    def leaner(new: int) -> None:
-        with trimmed.attached(model):
-            request(model, prompt, new)
+    def side(new: int, leaner: bool, compact: bool) -> Callable[[], None]:
+        def work() -> None:
+            with trimmed.attached(model) if leaner else nullcontext(), skipping(model) if compact else nullcontext():
+                request(model, prompt, new)
+
+        return work
 
     sides = {
-        "full, first": lambda: request(model, prompt, 1),
-        "trimmed, first": lambda: leaner(1),
-        "full, all": lambda: request(model, prompt, NEW),
-        "trimmed, all": lambda: leaner(NEW),
+        f"{name} {what} {experts}": side(new, name == "trimmed", experts == NAME)
+        for experts in (NAME, own)
+        for what, new in (("first", 1), ("all", NEW))
+        for name in ("full", "trimmed")
     }
     seconds = in_turns(sides, settings.rounds)
-    between = {
-        side: [(a - b) / (NEW - 1) for a, b in zip(seconds[f"{side}, all"], seconds[f"{side}, first"], strict=True)]
-        for side in ("full", "trimmed")
-    }
     first, further = ceilings(model, trimmed, length)
-    full_ms, trimmed_ms = (1000 * statistics.median(seconds[f"{s}, first"]) for s in ("full", "trimmed"))
-    full_itl, trimmed_itl = (1000 * statistics.median(between[s]) for s in ("full", "trimmed"))
-    figures = [
-        Figure(
-            f"TTFT, top-2 over top-1 with hooks, {length} tokens",
-            ratio(seconds, "full, first", "trimmed, first"),
-            TTFT,
-            note=f"{full_ms:.0f} -> {trimmed_ms:.0f} ms; FLOPs allow {first:.2f}x",
-        ),
-        Figure(
-            f"ITL, top-2 over top-1 with hooks, {length} tokens",
-            statistics.median(between["full"]) / statistics.median(between["trimmed"]),
-            ITL,
-            note=f"{full_itl:.1f} -> {trimmed_itl:.1f} ms; bytes allow {further:.2f}x",
-        ),
-    ]
+    figures = []
+    for experts, judged in ((NAME, True), (own, False)):
+        between = {
+            name: [
+                (a - b) / (NEW - 1)
+                for a, b in zip(seconds[f"{name} all {experts}"], seconds[f"{name} first {experts}"], strict=True)
+            ]
+            for name in ("full", "trimmed")
+        }
+        ttft = [1000 * statistics.median(seconds[f"{name} first {experts}"]) for name in ("full", "trimmed")]
+        itl = [1000 * statistics.median(between[name]) for name in ("full", "trimmed")]
+        figures += [
+            Figure(
+                f"TTFT, top-2 over top-1 with hooks, {length} tokens, {experts}",
+                ratio(seconds, f"full first {experts}", f"trimmed first {experts}"),
+                TTFT if judged else None,
+                note=f"{ttft[0]:.0f} -> {ttft[1]:.0f} ms; FLOPs allow {first:.2f}x",
+            ),
+            Figure(
+                f"ITL, top-2 over top-1 with hooks, {length} tokens, {experts}",
+                itl[0] / itl[1],
+                ITL if judged else None,
+                note=f"{itl[0]:.1f} -> {itl[1]:.1f} ms; bytes allow {further:.2f}x",
+            ),
+        ]
     return figures, {
         "parameters": count_parameters(model, plan_of(model)).describe(),
         "trimmed": count_parameters(model, trimmed.plan, hooks).describe(),
@@ -162,8 +176,8 @@ def _formulas() -> Figure:
 
 def _plans(bench: trim_quality.Bench, settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
     """The knapsack's own plans against TLNLE at equal Act; TLNLE's are left out of its side."""
-    drop = kl_drop(bench.model, bench.text.held_out, bench.material.held_out_teacher)
-    on_test = kl_drop(bench.model, bench.text.test, bench.test_teacher)
+    drop = kl_drop(bench.model, bench.text.held_out, bench.material.held_out_teacher, rescale=bench.rescale)
+    on_test = kl_drop(bench.model, bench.text.test, bench.test_teacher, rescale=bench.rescale)
     points, profile = pareto_list(bench.model, PlanSection(act=1.0), drop, settings.progress)
     base = plan_of(bench.model)
     rows = []
@@ -201,18 +215,16 @@ def _plans(bench: trim_quality.Bench, settings: Settings) -> tuple[list[Figure],
 
 def _dynamic(bench: trim_quality.Bench) -> tuple[list[Figure], dict[str, Any]]:
     """Beside the plans: rules that choose k per token, tuned to Act 1.5 on training text, measured on the test part."""
-    from freemoe.hookmoe.measure import measure
-
     weights = router_weights(bench.model, bench.text.train.rows(range(min(32, len(bench.text.train)))))
     found = {}
     for rule in ("top_p", "rel_threshold"):
         with Dynamic(rule, tuned(rule, weights, 1.5)).applied(bench.model) as counts:
             quality = measure(bench.model, bench.text.test, bench.test_teacher)
         found[rule] = {"act": act_of(counts), **quality.describe()}
-    drop = kl_drop(bench.model, bench.text.held_out, bench.material.held_out_teacher)
+    drop = kl_drop(bench.model, bench.text.held_out, bench.material.held_out_teacher, rescale=bench.rescale)
     half = [Plan(ks) for ks in _half_plans(plan_of(bench.model))]
     plan = min(half, key=drop)
-    with applied(bench.model, plan):
+    with applied(bench.model, plan, bench.rescale):
         quality = measure(bench.model, bench.text.test, bench.test_teacher)
     found["plan"] = {"act": plan.act, "plan": plan.text(), **quality.describe()}
     kl = found["rel_threshold"]["kl"] / found["plan"]["kl"]
@@ -231,45 +243,32 @@ def _half_plans(base: Plan) -> list[tuple[int | None, ...]]:
 def _quality(bench: trim_quality.Bench, settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
     free = trim_quality.free_rows(bench)
     full, plan = free["full"], free["plan"]
-    by_seed = {
-        s: trim_quality.trained_rows(bench, s, settings) for s in trim_quality.SEEDS[: 1 if settings.quick else 3]
-    }
-    names = list(next(iter(by_seed.values())))
-    shares: dict[str, dict[str, list[float]]] = {}
-    for name in names:
-        rows = [rows[name] for rows in by_seed.values()]
-        control = name.startswith("control")
-        shares[name] = {
-            what: [
-                100 * trim_quality.share(getattr(full, what), getattr(plan, what), getattr(r, what), control)
-                for r in rows
-            ]
-            for what in (("ce", "accuracy") if control else ("ce", "kl", "accuracy"))
-        }
-    for name in ("kept mass", "scale and bias"):
-        shares[name] = {
-            what: [100 * trim_quality.share(getattr(full, what), getattr(plan, what), getattr(free[name], what))]
-            for what in ("ce", "kl", "accuracy")
-        }
-    figures = []
+    seeds = trim_quality.SEEDS[: 1 if settings.quick else 3]
+    by_seed = {s: trim_quality.trained_rows(bench, s, settings) for s in seeds}
+    rows = {name: [rows[name] for rows in by_seed.values()] for name in by_seed[seeds[0]]}
+    rows |= {name: [free[name]] for name in ("scale and bias", "kept mass")}
+    figures: list[Figure] = []
+    shares: dict[str, dict[str, Any]] = {name: {} for name in rows}
     for what, title in (("ce", "lost loss"), ("accuracy", "lost accuracy")):
-        lost = plan.ce - full.ce if what == "ce" else 100 * (full.accuracy - plan.accuracy)
-        for name in ("one hook", "several hooks", "several hooks, parallel"):
-            figures.append(_figure(name, title, shares[name][what], RECOVERED, f"lost: {lost:.4g}"))
-        for name in ("LoRA", "control: full k, lm", "scale and bias", "kept mass"):
-            figures.append(_figure(name, title, shares[name][what], None, ""))
+        lost = float((plan.losses(what) - full.losses(what)).sum())
+        lost = 100 * lost if what == "accuracy" else plan.quality.mean_ce - full.quality.mean_ce
+        for name, found in rows.items():
+            control = name.startswith("control")
+            won, each = trim_quality.share(full, plan, found, what, control)
+            shares[name][what] = {"interval": as_json(won), "seeds": each}
+            target = RECOVERED if name in ("one hook", "several hooks") else None
+            note = f"[{won.low:.0f}, {won.high:.0f}]"
+            if len(each) > 1:
+                note += f", seeds {', '.join(f'{v:.0f}' for v in each)}"
+            if found[0].parameters:
+                note += f"; {found[0].parameters:,} parameters"
+            if target is not None:
+                note += f"; lost: {lost:.3g} {'points' if what == 'accuracy' else 'nats'}"
+            figures.append(Figure(f"{title} won back: {name}", won.mean, target, "higher", " %", 0, note))
     return figures, {
+        "rescale": bench.rescale,
         "shares": shares,
-        "free": {n: vars(r) for n, r in free.items()},
-        "trained": {s: {n: vars(r) for n, r in rows.items()} for s, rows in by_seed.items()},
-        "widths": trim_quality.widths_of(bench)[:2],
+        "free": {n: r.describe() for n, r in free.items()},
+        "trained": {s: {n: r.describe() for n, r in rows.items()} for s, rows in by_seed.items()},
+        "residual_kl": trim_quality.residual_of(bench, bench.rescale),
     }
-
-
-def _figure(name: str, title: str, values: list[float], target: float | None, note: str) -> Figure:
-    finite = [v for v in values if math.isfinite(v)]
-    spread = f"seeds {', '.join(f'{v:.0f}' for v in values)}" if len(values) > 1 else ""
-    value = statistics.fmean(finite) if finite else math.nan
-    return Figure(
-        f"{title} won back: {name}", value, target, "higher", " %", 0, "; ".join(p for p in (spread, note) if p)
-    )

@@ -39,7 +39,7 @@ A plan by name (two layers at k = 2, the others at 1), or the paper's search:
 
 \b
   freemoe trim ./my-mixture --text notes.jsonl --plan tlnle:2,2 -o trimmed
-  freemoe trim ./my-mixture --text notes.jsonl --search two_stage --hooks one --loss lm -o trimmed
+  freemoe trim ./my-mixture --text notes.jsonl --search two_stage --hooks one --position pre --loss lm -o trimmed
 """
 
 # Flag -> where its value stands in the recipe.
@@ -154,12 +154,14 @@ def register(app: typer.Typer) -> None:
         search: str = typer.Option(None, help="knapsack, or two_stage as in the paper. [knapsack]"),
         score: str = typer.Option(None, help="Profile by kl (held-out) or perturbation (no data). [kl]"),
         tolerance: float = typer.Option(None, help="Held-out KL in nats that a search without --act allows. [0.05]"),
-        rescale: str = typer.Option(None, help="Router weights: none, kept_mass or renorm. [none]"),
+        rescale: str = typer.Option(
+            None, help="Router weights: none (the model's rule), kept_mass, renorm. [the best]"
+        ),
         hooks: str = typer.Option(None, help="all reduced layers, one, none, or layer numbers: 0,3. [all]"),
-        units: int = typer.Option(None, help="Hidden units of all hooks together. [an expert's width]"),
+        units: int = typer.Option(None, help="Hidden units of all hooks together. [half of an expert's]"),
         scope: str = typer.Option(None, help="block (paper) or routed. [block]"),
-        position: str = typer.Option(None, help="pre (paper) or parallel. [pre]"),
-        start: str = typer.Option(None, help="zero, or ridge for parallel hooks. [zero]"),
+        position: str = typer.Option(None, help="parallel (beside the block) or pre (paper). [parallel]"),
+        start: str = typer.Option(None, help="zero, or ridge for parallel hooks. [ridge, or zero]"),
         loss: str = typer.Option(None, help="kd, lm (paper) or state. [kd]"),
         steps: int = typer.Option(None, help="Steps of training. [1000]"),
         rate: float = typer.Option(None, help="Highest learning rate. [1e-3]"),

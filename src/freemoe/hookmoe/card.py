@@ -10,16 +10,17 @@ ABOUT = {
     "kept mass": "free: router weights as at full k",
     "scale and bias": "free: one number and one vector per layer",
     "hooks": "this artefact",
+    "rescaled": "this artefact",
     "control": "the same hooks at full k, trained on the text: gains are tuning, not compensation",
 }
 
 
-def share_text(values: list[float] | None) -> str:
-    """``44 % [40, 48]``."""
-    if values is None or values[0] != values[0]:
+def share_text(values: list[float | None] | None) -> str:
+    """``44 % [40, 48]``; a dash where nothing was lost, ``?`` for an end without bound."""
+    if values is None or values[0] is None:
         return "-"
-    mean, low, high = (100 * v for v in values)
-    return f"{mean:.0f} % [{low:.0f}, {high:.0f}]"
+    low, high = ("?" if v is None else f"{100 * v:.0f}" for v in values[1:])
+    return f"{100 * values[0]:.0f} % [{low}, {high}]"
 
 
 def headlines(result: dict[str, Any]) -> list[str]:
@@ -34,9 +35,15 @@ def headlines(result: dict[str, Any]) -> list[str]:
     if "hooks" in rows:
         hooks = rows["hooks"]
         lines.append(
-            f"with hooks {hooks['ce']:.4f} (KL {hooks['kl']:.4f}): {share_text(hooks['recovered_ce'])} of the lost loss and "
-            f"{share_text(hooks['recovered_kl'])} of the KL won back"
+            f"with hooks (router weights: {result['rescale']['rule']}) {hooks['ce']:.4f} (KL {hooks['kl']:.4f}): "
+            f"{share_text(hooks['recovered_ce'])} of the lost loss and {share_text(hooks['recovered_kl'])} of the KL won back"
         )
+    speed = result["speed"]
+    ttft, itl = ([1000 * speed[side][what] for side in ("full", "trimmed")] for what in ("ttft", "itl"))
+    lines.append(
+        f"first token after {ttft[0]:.1f} -> {ttft[1]:.1f} ms, further ones every {itl[0]:.1f} -> {itl[1]:.1f} ms (batch 1, prompt "
+        f"of {speed['prompt']} tokens, as this machine was loaded)"
+    )
     return lines
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +17,11 @@ from freemoe.evals.scorer import Scorer
 from freemoe.evals.statistics import cluster_bootstrap
 from freemoe.evals.tasks import Grader
 from freemoe.families.loading import load_base
-from freemoe.hookmoe.adapter import Trimmed, load_adapter
-from freemoe.hookmoe.applied import applied
+from freemoe.hookmoe.adapter import load_adapter
 from freemoe.hookmoe.material import load_text
-from freemoe.hookmoe.trim import measure_rows
+from freemoe.hookmoe.trim import measure_rows, rows_of
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe
 from freemoe.runs import Progress, Quiet, digest, environment, write_atomic
-
-
-def rows_of(model: Any, trimmed: Trimmed) -> dict[str, AbstractContextManager[Any]]:
-    """What is compared: the base, the plan alone, and the artefact."""
-    rows: dict[str, AbstractContextManager[Any]] = {
-        "full": contextlib.nullcontext(),
-        "plan": applied(model, trimmed.plan, trimmed.rescale),
-    }
-    if trimmed.hooks is not None:
-        rows["hooks"] = trimmed.attached(model)
-    return rows
 
 
 def evaluate_text(

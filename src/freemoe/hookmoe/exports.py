@@ -27,8 +27,16 @@ def overrides(model: Any, k: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_exports(folder: Path, model: Any, plan: Plan, hooked: bool) -> None:
-    """Write ``plan.json``, and ``exports/ENGINE.json`` for a plan that is the same in every layer."""
+def write_exports(folder: Path, model: Any, plan: Plan, hooked: bool, rescale: str = "none") -> None:
+    """Write ``plan.json``, and ``exports/ENGINE.json`` for a plan that is the same in every layer.
+
+    Args:
+        folder: The artefact's.
+        model: Its base.
+        plan: Experts per layer.
+        hooked: Whether the artefact has hooks.
+        rescale: Its rule for router weights; engines know the model's own (``none``).
+    """
     schedule = {
         "top_k": list(plan.ks),
         "act": plan.act,
@@ -42,6 +50,9 @@ def write_exports(folder: Path, model: Any, plan: Plan, hooked: bool) -> None:
         return
     (folder / "exports").mkdir(exist_ok=True)
     for engine, setting in overrides(model, k).items():
-        note = "the plan alone: the hooks need a model class that runs them" if hooked else "the whole artefact"
+        alone = "the plan alone, with the model's own rule for router weights"
+        if hooked:
+            alone += ": the hooks need a model class that runs them"
+        note = alone if hooked or rescale != "none" else "the whole artefact"
         body = json.dumps({**setting, "covers": note}, indent=1) + "\n"
         write_atomic(folder / "exports" / f"{engine}.json", body.encode())

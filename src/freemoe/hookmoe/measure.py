@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,5 +90,12 @@ def recovered(full: Tensor, reduced: Tensor, now: Tensor, seed: int = 0, draws: 
     bottom = lost[pick].sum(1)
     # A draw in which nothing was lost has no share; it stands at the upper end, so that the interval stays honest.
     shares = np.where(bottom > 0, won[pick].sum(1) / np.where(bottom > 0, bottom, 1.0), np.inf)
-    low, high = np.quantile(shares, [0.025, 0.975])
+    # Draws themselves, not values between two: between a number and infinity there is none.
+    low = np.quantile(shares, 0.025, method="lower")
+    high = np.quantile(shares, 0.975, method="higher")
     return Interval(float(won.sum() / lost.sum()), float(low), float(high))
+
+
+def as_json(interval: Interval) -> list[float | None]:
+    """Mean, low, high; null for what JSON does not know: nothing was lost, or an end without bound."""
+    return [v if math.isfinite(v) else None for v in (interval.mean, interval.low, interval.high)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.corpora.blocks import Blocks
+from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.hook import Hooks
 from freemoe.hookmoe.layers import moe_layers
 from freemoe.hookmoe.plans import Plan
@@ -96,26 +97,29 @@ def load_cv(found: Mapping[int, Tensor], counts: Mapping[int, int]) -> dict[int,
     return result
 
 
-@dataclass(frozen=True)
-class Latency:
-    """Medians in seconds.
+def speed(model: Any, trimmed: Trimmed, prompt: Tensor, new: int = 17, repeats: int = 3) -> dict[str, Any]:
+    """Time greedy requests of one prompt, full and trimmed in turns, after one warm-up of each.
 
-    Attributes:
-        ttft: A whole request for one new token.
-        itl: (request for ``new`` tokens - ttft) / (new - 1).
+    Args:
+        model: The base, with nothing on it.
+        trimmed: Plan and hooks.
+        prompt: (1, length) int64.
+        new: Tokens of the long request.
+        repeats: Rounds.
+
+    Returns:
+        ``prompt``: its tokens. ``full`` and ``trimmed``: medians in seconds: ``ttft``, a whole request for one new token, and
+        ``itl``, (request for ``new`` tokens - ttft) / (new - 1).
     """
-
-    ttft: float
-    itl: float
-
-
-def latency(model: Any, prompt: Tensor, new: int = 17, repeats: int = 3) -> Latency:
-    """Time requests of one prompt (1, length), greedy, after one warm-up."""
-    request(model, prompt, 2)
-    first = [request(model, prompt, 1) for _ in range(repeats)]
-    whole = [request(model, prompt, new) for _ in range(repeats)]
-    ttft = statistics.median(first)
-    return Latency(ttft, (statistics.median(whole) - ttft) / (new - 1))
+    times: dict[str, list[tuple[float, float]]] = {"full": [], "trimmed": []}
+    for number in range(repeats + 1):
+        for side, found in times.items():
+            with nullcontext() if side == "full" else trimmed.attached(model):
+                first, whole = request(model, prompt, 1), request(model, prompt, new)
+            if number:
+                found.append((first, (whole - first) / (new - 1)))
+    medians = {s: [statistics.median(values) for values in zip(*f, strict=True)] for s, f in times.items()}
+    return {"prompt": prompt.shape[1], **{s: {"ttft": ttft, "itl": itl} for s, (ttft, itl) in medians.items()}}
 
 
 @torch.no_grad()

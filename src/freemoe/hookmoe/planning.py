@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from freemoe.corpora.blocks import Blocks
 from freemoe.errors import RecipeError
-from freemoe.hookmoe.applied import applied, expert_counts, plan_of
+from freemoe.hookmoe.applied import RESCALES, applied, expert_counts, plan_of
 from freemoe.hookmoe.hook import allocate
 from freemoe.hookmoe.layers import moe_layers
 from freemoe.hookmoe.measure import measure
 from freemoe.hookmoe.perturbation import perturbation_profile
-from freemoe.hookmoe.plans import Plan, parse_plan
+from freemoe.hookmoe.plans import Plan, parse_plan, uniform
 from freemoe.hookmoe.search import Drop, Point, candidates, choose, pareto, profile_units, two_stage
 from freemoe.hookmoe.teacher import Teacher
 from freemoe.recipes import HookSection, PlanSection, TrimRecipe
@@ -46,10 +47,31 @@ def kl_drop(
                 return measure(model, blocks, teacher).mean_kl
 
         if plan not in known:
-            known[plan] = journal.unit(f"drop|{plan.text()}", work) if journal else work()
+            known[plan] = journal.unit(f"drop|{rescale}|{plan.text()}", work) if journal else work()
         return known[plan]
 
     return drop
+
+
+def find_rescale(model: Any, section: PlanSection, drop_under: Callable[[str], Drop]) -> tuple[str, dict[str, float]]:
+    """The rule for router weights that a recipe asks for; for ``auto`` the one of least held-out KL.
+
+    It is settled before the plan, on the plan that is given or else on one expert per layer, where rules differ most.
+
+    Args:
+        model: A mixture model.
+        section: What is asked for.
+        drop_under: From a rule to the drop of plans under it.
+
+    Returns:
+        The rule, and what each one lost (empty where nothing was measured).
+    """
+    if section.rescale != "auto":
+        return section.rescale, {}
+    plan = given_plan(model, section.given) if section.given is not None else uniform(plan_of(model), 1)
+    # Two of the three are the same rule where a router always, or never, normalises: rounding keeps the first of equals.
+    found = {rule: round(drop_under(rule)(plan), 6) for rule in RESCALES}
+    return min(found, key=lambda rule: found[rule]), found
 
 
 def check_asked(model: Any, recipe: TrimRecipe) -> None:
@@ -181,8 +203,13 @@ def hook_widths(model: Any, section: HookSection, found: Found, drop: Drop) -> t
     return allocate(units, residual), residual
 
 
-def default_units(model: Any) -> int:
+def paper_units(model: Any) -> int:
     """Hidden units of the paper's one hook: an expert's width, twice that for fine-grained experts."""
     layer = moe_layers(model)[0]
     # Fine-grained experts are narrower than the residual stream; the paper's coarse ones are several times wider.
     return layer.width if layer.width >= layer.hidden or layer.count <= 8 else 2 * layer.width
+
+
+def default_units(model: Any) -> int:
+    """Half of the paper's: hooks beside the blocks win back more with half than its hook with all (docs/hookmoe.md)."""
+    return max(1, paper_units(model) // 2)

@@ -33,9 +33,9 @@ from freemoe.hookmoe.hook import Hooks, new_hooks
 from freemoe.hookmoe.inspection import KIND
 from freemoe.hookmoe.layers import moe_layers
 from freemoe.hookmoe.material import TextParts, load_text
-from freemoe.hookmoe.measure import Quality, measure, recovered
-from freemoe.hookmoe.metrics import act_equivalent, agreement, count_parameters, load_cv, routes
-from freemoe.hookmoe.planning import Found, check_asked, find_plan, hook_widths, kl_drop
+from freemoe.hookmoe.measure import Quality, as_json, measure, recovered
+from freemoe.hookmoe.metrics import act_equivalent, act_per_layer, agreement, count_parameters, load_cv, routes, speed
+from freemoe.hookmoe.planning import check_asked, find_plan, find_rescale, hook_widths, kl_drop
 from freemoe.hookmoe.plans import Plan
 from freemoe.hookmoe.teacher import teach
 from freemoe.hookmoe.training import Material, Schedule, State, train
@@ -90,25 +90,31 @@ def trim(recipe: TrimRecipe, *, progress: Progress | None = None, overwrite: boo
     base = plan_of(model)
     training = recipe.training
     held_out_teacher = teach(model, text.held_out, training.top, training.rows, progress, "full model, held-out")
-    drop = kl_drop(model, text.held_out, held_out_teacher, run.journal, recipe.plan.rescale)
+    rescale, rules = find_rescale(
+        model, recipe.plan, lambda rule: kl_drop(model, text.held_out, held_out_teacher, run.journal, rule)
+    )
+    drop = kl_drop(model, text.held_out, held_out_teacher, run.journal, rescale)
     found = find_plan(model, recipe.plan, drop, progress, recipe.seed)
     widths, residual = hook_widths(model, recipe.hooks, found, drop)
-    progress.say(f"plan {found.plan.text()} (Act {found.plan.act:.3f} of {base.act:.3f}); hooks {widths or 'none'}")
+    progress.say(
+        f"plan {found.plan.text()} (Act {found.plan.act:.3f} of {base.act:.3f}); router weights {rescale}; "
+        f"hooks {widths or 'none'}"
+    )
 
     hooks, control, losses = None, None, {}
     if widths:
         train_teacher = teach(model, text.train, training.top, training.rows, progress, "full model, train")
         material = Material(text.train, train_teacher, text.held_out, held_out_teacher)
-        hooks = make_hooks(model, recipe, found.plan, widths, text)
-        losses["hooks"] = _train(model, found.plan, hooks, material, recipe, run, progress, "hooks")
+        hooks = make_hooks(model, recipe, found.plan, widths, text, rescale)
+        losses["hooks"] = _train(model, found.plan, hooks, material, recipe, run, progress, "hooks", rescale)
         if training.control:
             control = make_hooks(model, recipe, None, widths, text)
             losses["control"] = _train(model, base, control, material, recipe, run, progress, "control")
 
-    trimmed = Trimmed(found.plan, hooks, recipe.plan.rescale).as_type(model.dtype)
+    trimmed = Trimmed(found.plan, hooks, rescale).as_type(model.dtype)
     folder = run.partial
     save_adapter(trimmed, model, folder)
-    write_exports(folder, model, found.plan, bool(widths))
+    write_exports(folder, model, found.plan, bool(widths), rescale)
     write_atomic(folder / "recipe.yaml", dump(recipe).encode())
 
     result = {
@@ -126,9 +132,11 @@ def trim(recipe: TrimRecipe, *, progress: Progress | None = None, overwrite: boo
             "experts": expert_counts(model),
         },
         "plan": {"text": found.plan.text(), "act": found.plan.act, "top_k": list(found.plan.ks), **found.record},
+        "rescale": {"rule": rescale, "held_out_kl": rules},
         "hooks": {"widths": widths, "residual_kl": residual, "losses": losses},
         "cost_of_a_token": _costs(model, base, trimmed),
-        "test": _test(model, recipe, found, trimmed, control, text, progress),
+        "test": _test(model, recipe, trimmed, control, text, progress),
+        "speed": speed(model, trimmed, text.test.ids[:1].to(model.device)),
         "text": {"passages": text.passages, "blocks": [len(text.train), len(text.held_out), len(text.test)]},
         "environment": environment(),
     }
@@ -174,11 +182,13 @@ def prepare(recipe: TrimRecipe) -> tuple[Any, TextParts]:
     return model, load_text(recipe, tokenizer)
 
 
-def make_hooks(model: Any, recipe: TrimRecipe, plan: Plan | None, widths: dict[int, int], text: TextParts) -> Hooks:
-    """Fresh hooks; with a plan and ``start: ridge``, started in closed form from some of the train part."""
+def make_hooks(
+    model: Any, recipe: TrimRecipe, plan: Plan | None, widths: dict[int, int], text: TextParts, rescale: str = "none"
+) -> Hooks:
+    """Fresh hooks; with a plan and ``start: ridge``, started in closed form from the train part."""
     hooks = new_hooks(model, widths, recipe.hooks.scope, recipe.hooks.position, recipe.hooks.bias, recipe.seed)
-    if recipe.hooks.start == "ridge" and plan is not None:
-        ridge_start(model, plan, hooks, text.train, recipe.plan.rescale)
+    if recipe.hooks.begins == "ridge" and plan is not None:
+        ridge_start(model, plan, hooks, text.train, rescale)
     return hooks
 
 
@@ -196,10 +206,10 @@ def _train(
     run: RunFolder,
     progress: Progress,
     name: str,
+    rescale: str = "none",
 ) -> list[float]:
     # At full k the teacher has nothing to teach the control: it learns the text instead, as `lm` hooks could.
     loss = "lm" if name == "control" else recipe.training.loss
-    rescale = "none" if name == "control" else recipe.plan.rescale
     schedule = schedule_of(recipe.training, recipe.seed, loss)
     return train(
         model, plan, hooks, material, schedule, rescale=rescale, store=Store(run), progress=progress, name=name
@@ -237,28 +247,31 @@ def _both(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
         yield
 
 
-def _test(
-    model: Any,
-    recipe: TrimRecipe,
-    found: Found,
-    trimmed: Trimmed,
-    control: Hooks | None,
-    text: TextParts,
-    progress: Progress,
-) -> dict[str, Any]:
-    """The test part under every row of the report; nothing is chosen any more."""
-    plan, rescale = found.plan, recipe.plan.rescale
-    calibration = text.train.rows(range(min(len(text.train), 64)))
+def rows_of(model: Any, trimmed: Trimmed) -> dict[str, AbstractContextManager[Any]]:
+    """What every look compares: the base, the plan under the model's own rule for router weights, and the artefact."""
     rows: dict[str, AbstractContextManager[Any]] = {
         "full": contextlib.nullcontext(),
-        "plan": applied(model, plan, rescale),
-        "kept mass": applied(model, plan, "kept_mass"),
-        "scale and bias": _both(
-            applied(model, plan, rescale), fit_scale_bias(model, plan, calibration, rescale).attached(model)
-        ),
+        "plan": applied(model, trimmed.plan),
     }
-    if trimmed.hooks is not None:
-        rows["hooks"] = trimmed.attached(model)
+    if trimmed.hooks is not None or trimmed.rescale != "none":
+        rows["hooks" if trimmed.hooks is not None else "rescaled"] = trimmed.attached(model)
+    return rows
+
+
+def _test(
+    model: Any, recipe: TrimRecipe, trimmed: Trimmed, control: Hooks | None, text: TextParts, progress: Progress
+) -> dict[str, Any]:
+    """The test part under every row of the report; nothing is chosen any more."""
+    plan, rescale = trimmed.plan, trimmed.rescale
+    fit = fit_scale_bias(model, plan, text.train.rows(range(min(len(text.train), 64))), rescale)
+    own = rows_of(model, trimmed)
+    rows = {
+        "full": own.pop("full"),
+        "plan": own.pop("plan"),
+        "kept mass": applied(model, plan, "kept_mass"),
+        "scale and bias": _both(applied(model, plan, rescale), fit.attached(model)),
+        **own,
+    }
     if control is not None:
         rows["control"] = control.attached(model)
     return measure_rows(model, text, rows, recipe.training, recipe.seed, progress)
@@ -285,6 +298,7 @@ def measure_rows(
                 own = routes(model, text.test)
             report[name] = {
                 **measured[name].describe(),
+                "act": act_per_layer(own, counts),
                 "load_cv": load_cv(own, counts),
                 "route_agreement": agreement(full_routes, own),
             }
@@ -295,10 +309,10 @@ def measure_rows(
             # The control is at full k: what it gains is measured from the full model's loss.
             start = full.ce if name == "control" else plan.ce
             share = recovered(start - (plan.ce - full.ce), start, quality.ce, seed)
-            report[name]["recovered_ce"] = [share.mean, share.low, share.high]
+            report[name]["recovered_ce"] = as_json(share)
             if name != "control":
                 share = recovered(torch.zeros_like(full.kl), plan.kl, quality.kl, seed)
-                report[name]["recovered_kl"] = [share.mean, share.low, share.high]
+                report[name]["recovered_kl"] = as_json(share)
     return {"tokens": int(full.tokens.sum()), "rows": report}
 
 

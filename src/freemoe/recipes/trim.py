@@ -28,9 +28,9 @@ class PlanSection(Section):
     tolerance: float = Field(
         default=0.05, gt=0, description="Search without an Act: held-out KL in nats that is allowed."
     )
-    rescale: Literal["none", "kept_mass", "renorm"] = Field(
-        default="none",
-        description="Weights of the experts that stay: the model's rule, as at full k, or to the full sum.",
+    rescale: Literal["auto", "none", "kept_mass", "renorm"] = Field(
+        default="auto",
+        description="Weights of the experts that stay: the model's rule, as at full k, or to the full sum; auto measures.",
     )
 
     @model_validator(mode="after")
@@ -53,13 +53,15 @@ class HookSection(Section):
     units: int | None = Field(
         default=None,
         ge=1,
-        description="Hidden units of all hooks together; an expert's width if absent (fine-grained: two).",
+        description="Hidden units of all hooks together; half of an expert's width if absent (fine-grained: all of it).",
     )
     scope: Literal["block", "routed"] = Field(default="block", description="routed: shared experts see the raw input.")
     position: Literal["pre", "parallel"] = Field(
-        default="pre", description="pre: the paper's; parallel: beside the block."
+        default="parallel", description="parallel: beside the block; pre: before it, the paper's."
     )
-    start: Literal["zero", "ridge"] = Field(default="zero", description="ridge: closed form, for parallel hooks.")
+    start: Literal["zero", "ridge"] | None = Field(
+        default=None, description="ridge: closed form, for parallel hooks, and theirs if absent; zero: W2 = 0."
+    )
     bias: bool = False
 
     @model_validator(mode="after")
@@ -69,6 +71,11 @@ class HookSection(Section):
                 "start ridge needs position parallel: what a block's input should become has no closed form"
             )
         return self
+
+    @property
+    def begins(self) -> str:
+        """How hooks start: what was asked for, or what their position allows."""
+        return self.start or ("ridge" if self.position == "parallel" else "zero")
 
 
 class HookTraining(Section):
