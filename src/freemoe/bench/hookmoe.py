@@ -104,7 +104,8 @@ def _speed(model: Any, length: int, settings: Settings) -> tuple[list[Figure], d
         for what, new in (("first", 1), ("all", NEW))
         for name in ("full", "trimmed")
     }
-    seconds = in_turns(sides, settings.rounds)
+    # One request takes a fraction of a second, and this ratio is the first thing that people look at.
+    seconds = in_turns(sides, 3 * settings.rounds)
     first, further = ceilings(model, trimmed, length)
     figures = []
     for experts, judged in ((NAME, True), (own, False)):
