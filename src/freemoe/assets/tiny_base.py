@@ -189,12 +189,19 @@ def train(model: LlamaForCausalLM, stream: Iterator[tuple[torch.Tensor, torch.Te
     return tokens
 
 
-def save(model: LlamaForCausalLM, tokenizer: Any, record: dict[str, object], out: Path) -> None:
-    """Write everything beside `out` first, then swap, so that `out` is never half a model."""
+def save(
+    model: LlamaForCausalLM, tokenizer: Any, record: dict[str, object], out: Path, run_in: str = "bfloat16"
+) -> None:
+    """Write everything beside `out` first, then swap, so that `out` is never half a model.
+
+    Weights are kept in bfloat16; ``run_in`` is the type that ``dtype="auto"`` gives them when they are loaded.
+    """
     fresh = out.with_name(out.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     model.to(torch.bfloat16).save_pretrained(fresh)  # pyright: ignore[reportArgumentType]
+    config = json.loads((fresh / "config.json").read_text(encoding="utf-8"))
+    (fresh / "config.json").write_text(json.dumps(config | {"dtype": run_in}, indent=2) + "\n", encoding="utf-8")
     tokenizer.save_pretrained(fresh)
     GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,

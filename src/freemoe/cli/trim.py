@@ -28,7 +28,7 @@ HELP = """Run fewer experts of a mixture model, and train small hooks that win b
 Example, with the bundled tiny mixture:
 
 \b
-  freemoe trim freemoe-demo-moe --text demo: --act 1.0 -o trimmed
+  freemoe trim freemoe-demo-moe --text demo: --act 1.0 --block 128 --steps 300 -o trimmed
 
 Example, with a model and a text of your own:
 
