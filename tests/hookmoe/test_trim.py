@@ -14,6 +14,7 @@ from freemoe.families.loading import load_base
 from freemoe.hookmoe import trim as trim_module
 from freemoe.hookmoe.adapter import load_adapter
 from freemoe.hookmoe.evaluation import evaluate, evaluate_text
+from freemoe.hookmoe.training import Schedule
 from freemoe.hookmoe.trim import trim
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe, recipe_from
 from freemoe.report.plan_figures import write_pareto
@@ -221,3 +222,13 @@ def test_a_search_that_may_lose_nothing_says_so(saved: Path, tmp_path: Path) -> 
 def test_recipes_that_contradict_themselves(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(RecipeError, match=says):
         recipe_from({"command": "trim", "model": "m", "text": "t.txt", **fields})
+
+
+def test_without_a_rate_it_falls_with_the_hidden_size(saved: Path, tmp_path: Path) -> None:
+    asked = recipe(saved, tmp_path / "out")
+    assert trim_module.schedule_of(asked, 96).rate == pytest.approx(0.3 / 96)
+    assert trim_module.schedule_of(asked, 4096).rate == pytest.approx(0.3 / 4096)
+    before = recipe(saved, tmp_path / "out", hooks={"position": "pre"})
+    assert trim_module.schedule_of(before, 96).rate == pytest.approx(0.1 / 96)
+    given = recipe(saved, tmp_path / "out", {"rate": 0.5})
+    assert trim_module.schedule_of(given, 96, "lm") == Schedule("lm", 4, 2, 0.5, 2, 0)

@@ -164,7 +164,7 @@ def register(app: typer.Typer) -> None:
         start: str = typer.Option(None, help="zero, or ridge for parallel hooks. [ridge, or zero]"),
         loss: str = typer.Option(None, help="kd, lm (paper) or state. [kd]"),
         steps: int = typer.Option(None, help="Steps of training. [1000]"),
-        rate: float = typer.Option(None, help="Highest learning rate. [1e-3]"),
+        rate: float = typer.Option(None, help="Highest learning rate. [0.3 / hidden size; pre: 0.1]"),
         block: int = typer.Option(None, help="Tokens of a block. [512]"),
         limit: int = typer.Option(None, help="Blocks that train at most. [512]"),
         control: bool = typer.Option(None, "--control/--no-control", help="Also train the hooks at full k. [yes]"),

@@ -192,9 +192,15 @@ def make_hooks(
     return hooks
 
 
-def schedule_of(training: HookTraining, seed: int, loss: str | None = None) -> Schedule:
-    """The schedule that a recipe's section says."""
-    return Schedule(loss or training.loss, training.steps, training.rows, training.rate, training.every, seed)
+def schedule_of(recipe: TrimRecipe, hidden: int, loss: str | None = None) -> Schedule:
+    """The schedule that a recipe says.
+
+    Without a rate, Adam's steps shrink with the width of the residual stream as the hooks' weights do: 3e-3 was best at
+    h = 96 (docs/hookmoe.md), and at h = 4096 this comes near the paper's 1e-4.
+    """
+    training = recipe.training
+    rate = training.rate or (0.3 if recipe.hooks.position == "parallel" else 0.1) / hidden
+    return Schedule(loss or training.loss, training.steps, training.rows, rate, training.every, recipe.seed)
 
 
 def _train(
@@ -210,7 +216,7 @@ def _train(
 ) -> list[float]:
     # At full k the teacher has nothing to teach the control: it learns the text instead, as `lm` hooks could.
     loss = "lm" if name == "control" else recipe.training.loss
-    schedule = schedule_of(recipe.training, recipe.seed, loss)
+    schedule = schedule_of(recipe, moe_layers(model)[0].hidden, loss)
     return train(
         model, plan, hooks, material, schedule, rescale=rescale, store=Store(run), progress=progress, name=name
     )

@@ -87,7 +87,11 @@ class HookTraining(Section):
     )
     steps: int = Field(default=1000, ge=1)
     rows: int = Field(default=8, ge=1, description="Blocks per step.")
-    rate: float = Field(default=1e-3, gt=0, description="Highest learning rate.")
+    rate: float | None = Field(
+        default=None,
+        gt=0,
+        description="Highest learning rate; over the hidden size, 0.3 for parallel hooks and 0.1 for pre, if absent.",
+    )
     every: int = Field(default=100, ge=1, description="Steps between two looks at the held-out text.")
     block: int = Field(default=512, ge=8, description="Tokens of a block.")
     limit: int = Field(default=512, ge=1, description="Blocks of the training part at most.")
