@@ -19,6 +19,7 @@ from freemoe.hookmoe.trim import trim
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe, recipe_from
 from freemoe.report.plan_figures import write_pareto
 from tests.hookmoe.conftest import logits
+from tests.tiny import tiny_model, tiny_tokenizer
 
 QUICK = {"steps": 4, "rows": 2, "every": 2, "block": 32, "limit": 8, "held_out": 3, "test": 4}
 
@@ -232,3 +233,15 @@ def test_without_a_rate_it_falls_with_the_hidden_size(saved: Path, tmp_path: Pat
     assert trim_module.schedule_of(before, 96).rate == pytest.approx(0.1 / 96)
     given = recipe(saved, tmp_path / "out", {"rate": 0.5})
     assert trim_module.schedule_of(given, 96, "lm") == Schedule("lm", 4, 2, 0.5, 2, 0)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "gpt_oss"])
+def test_families_with_habits_of_their_own_trim_from_end_to_end(family: str, saved: Path, tmp_path: Path) -> None:
+    # Dense first layers and unsorted slots; a block that gives its router's scores too, and biases.
+    tiny_model(family, num_hidden_layers=3).save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    asked = recipe(saved, tmp_path / "out", model=str(tmp_path / "model"), plan={"act": 1.0})
+    rows = json.loads((trim(asked) / "result.json").read_text())["test"]["rows"]
+    assert 0 < rows["hooks"]["kl"] != rows["plan"]["kl"]
+    again = evaluate_text(str(tmp_path / "out"))["rows"]
+    assert again["hooks"]["kl"] == pytest.approx(rows["hooks"]["kl"], abs=1e-9)
