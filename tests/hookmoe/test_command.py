@@ -72,6 +72,18 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
     assert done.code == 0, done.err
     assert "Act 2.000 -> 1.000" in done.out
     assert Path("out/plans.svg").is_file()
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    Path("out/report.html").unlink()
+    assert freemoe("report", "out").code == 0
+    assert Path("out/report.html").read_text(encoding="utf-8") == page
+    result = json.loads(Path("out/result.json").read_text())
+    assert f"<td>{result['test']['rows']['hooks']['kl']:.4f}</td>" in page
+    # Plans, training, layers.
+    assert page.count("<svg") == 3
+    # A plan alone has nothing that was trained, and one that was given no search.
+    given = [*line[:4], "--plan", "uniform:1", "--hooks", "none", "-o", "alone", *SMALL, "-q"]
+    assert freemoe(*given).code == 0
+    assert Path("alone/report.html").read_text(encoding="utf-8").count("<svg") == 1
     done = freemoe("eval", "out", "--json")
     assert done.code == 0, done.err
     assert set(json.loads(done.out)["rows"]) == {"full", "plan", "hooks"}

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("report", help=HELP)
     def command(
-        artefact: Path = typer.Argument(help="Folder written by freemoe build, demo or convert."),
+        artefact: Path = typer.Argument(help="Folder written by freemoe build, demo, convert or trim."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Print the tables; write nothing."),
         as_json: bool = typer.Option(False, "--json", help="Print the result as JSON; write nothing."),
     ) -> None:
@@ -40,6 +40,17 @@ def register(app: typer.Typer) -> None:
                 out.print(line, markup=False, highlight=False, soft_wrap=True)
             if not dry_run:
                 out.print(f"report: {write_conversion_report(artefact)}", markup=False, highlight=False, soft_wrap=True)
+            return
+        if result.get("kind") == "trimmed-moe":
+            from freemoe.cli.trim import print_rows
+            from freemoe.hookmoe.card import headlines
+            from freemoe.report.trimmed import write_trimmed_report
+
+            print_rows(result["test"])
+            for line in headlines(result):
+                out.print(line, markup=False, highlight=False, soft_wrap=True)
+            if not dry_run:
+                out.print(f"report: {write_trimmed_report(artefact)}", markup=False, highlight=False, soft_wrap=True)
             return
         from freemoe.report.html import write_report
         from freemoe.report.tables import subdomain_table, summary_table

@@ -97,13 +97,14 @@ def run_trim(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bool
     from freemoe.hookmoe.card import headlines
     from freemoe.hookmoe.trim import interrupted, trim
     from freemoe.report.plan_figures import write_pareto
+    from freemoe.report.trimmed import write_trimmed_report
 
     try:
         folder = trim(recipe, progress=Bars(quiet or as_json), overwrite=overwrite, resume=resume)
     except KeyboardInterrupt:
         raise stopped(interrupted(recipe)) from None
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    picture = write_pareto(result, folder)
+    picture, report = write_pareto(result, folder), write_trimmed_report(folder)
     if as_json:
         print_json({"folder": str(folder), "headlines": headlines(result), "result": result})
         return folder
@@ -113,6 +114,7 @@ def run_trim(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bool
     out.print(f"artefact: {folder}", markup=False, highlight=False, soft_wrap=True)
     if picture:
         out.print(f"plans:    {picture}", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"report:   {report}", markup=False, highlight=False, soft_wrap=True)
     return folder
 
 

@@ -6,30 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from freemoe.report.drawing import PALETTE, styled, to_svg
+from freemoe.report.drawing import PALETTE, styled
 from freemoe.report.html import REPORT
+from freemoe.report.page import plain_page
 from freemoe.runs import write_atomic
 from freemoe.tomoe.card import headlines, rows
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
-<style>body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse}td,th{padding:.3rem .8rem;text-align:right;border-bottom:1px solid #ddd}
-td:first-child,th:first-child{text-align:left}figure{margin:1.5rem 0}figcaption{color:#5f6670}svg{max-width:100%}</style>
-</head><body><h1>{{ title }}</h1>
-<table><tr><th>on test text</th><th>active</th><th>perplexity@{{ length }}</th><th>next-token accuracy</th></tr>
-{% for name, active, perplexity, accuracy in rows %}<tr><td>{{ name }}</td><td>{{ "%.1f %%"|format(100 * active) }}</td>
-<td><data value="{{ perplexity }}">{{ "%.3f"|format(perplexity) }}</data></td>
-<td><data value="{{ accuracy }}">{{ "%.2f %%"|format(100 * accuracy) }}</data></td></tr>
-{% endfor %}</table>
-{% for line in lines %}<p>{{ line }}</p>{% endfor %}
-{% for caption, picture in pictures %}<figure>{{ picture }}<figcaption>{{ caption }}</figcaption></figure>
-{% endfor %}<h2>Recipe</h2><pre>{{ recipe }}</pre></body></html>
-"""
 
 
 def write_conversion_report(folder: str | Path) -> Path:
@@ -42,26 +25,21 @@ def write_conversion_report(folder: str | Path) -> Path:
 
 def page(result: dict[str, Any]) -> str:
     """The page of a result."""
-    pictures = (
-        ("Training: divergence from the dense model, and the active share.", curves(result)),
-        ("Width of every layer's parts, as a share of the dense model's.", widths(result)),
-        ("Share of the held-out tokens that each expert gets; even is one over their number.", usage(result)),
-    )
-    return (
-        Environment(autoescape=True, undefined=StrictUndefined)
-        .from_string(_PAGE)
-        .render(
-            title=f"{result['base']['name']} as a mixture of experts",
-            length=result["blocks"]["length"],
-            rows=rows(result),
-            lines=headlines(result)[-1:],
-            pictures=[
-                (caption, Markup(to_svg(figure, f"conversion-{n}")))
-                for n, (caption, figure) in enumerate(pictures)
-                if figure is not None
-            ],
-            recipe=json.dumps(result["recipe"], indent=1),
-        )
+    length = result["blocks"]["length"]
+    return plain_page(
+        f"{result['base']['name']} as a mixture of experts",
+        ["on test text", "active", f"perplexity@{length}", "next-token accuracy"],
+        [
+            [name, f"{100 * active:.1f} %", f"{perplexity:.3f}", f"{100 * accuracy:.2f} %"]
+            for name, active, perplexity, accuracy in rows(result)
+        ],
+        headlines(result)[-1:],
+        (
+            ("Training: divergence from the dense model, and the active share.", curves(result)),
+            ("Width of every layer's parts, as a share of the dense model's.", widths(result)),
+            ("Share of the held-out tokens that each expert gets; even is one over their number.", usage(result)),
+        ),
+        result["recipe"],
     )
 
 
