@@ -5,7 +5,9 @@ Use as ``from tests.tiny import tiny_model, tiny_tokenizer``.
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -169,3 +171,12 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_max_length=256,
     )
+
+
+def save_base_and_text(folder: Path) -> None:
+    """Write a tiny Llama with its tokenizer into ``model``, and ninety short passages into ``text.jsonl``."""
+    tiny_model("llama").save_pretrained(folder / "model")
+    tiny_tokenizer().save_pretrained(folder / "model")
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    lines = [json.dumps(" ".join(words[(i * j) % 10] for j in range(1, 14)) + f" {i}") for i in range(90)]
+    (folder / "text.jsonl").write_text("\n".join(lines))

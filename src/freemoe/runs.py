@@ -151,6 +151,23 @@ class Journal:
         return value
 
 
+def _partial_of(output: Path) -> Path:
+    return output.with_name(output.name + ".partial")
+
+
+def _unit_file(partial: Path, name: str) -> Path:
+    return partial / "units" / f"{digest(name)}.safetensors"
+
+
+def interrupted(output: str | Path) -> str:
+    """What to tell someone who stopped a run."""
+    partial = _partial_of(Path(output))
+    with contextlib.suppress(OSError):
+        if (partial / "journal.jsonl").exists():
+            return f"Stopped. Finished work is kept in {str(partial)!r}; run the same command again to go on."
+    return "Stopped before any unit of work was finished."
+
+
 class RunFolder:
     """The working folder of one run and its journal.
 
@@ -170,7 +187,7 @@ class RunFolder:
         self.output = Path(output)
         if self.output.name in ("", ".."):
             raise ArtifactError(f"{str(output)!r} names no new folder. Choose another -o.")
-        self.partial = self.output.with_name(self.output.name + ".partial")
+        self.partial = _partial_of(self.output)
         self.overwrite = overwrite
         if self.output.exists():
             _check_replaceable(self.output, overwrite)
@@ -209,7 +226,7 @@ class RunFolder:
         """Like `Journal.unit` for a dict of tensors: kept in a safetensors file named in the journal."""
         from safetensors.torch import load_file, save
 
-        path = self.partial / "units" / f"{digest(name)}.safetensors"
+        path = _unit_file(self.partial, name)
         if name in self.journal and path.exists():
             expected = self.journal.unit(name, dict)
             if hashlib.sha256(path.read_bytes()).hexdigest() == expected["sha256"]:
@@ -232,13 +249,16 @@ class RunFolder:
         """The tensors of a unit of a run that another process keeps."""
         from safetensors.torch import load_file
 
-        partial = Path(output).with_name(Path(output).name + ".partial")
-        return load_file(partial / "units" / f"{digest(name)}.safetensors")
+        return load_file(_unit_file(_partial_of(Path(output)), name))
+
+    def has(self, name: str) -> bool:
+        """Whether the tensors of a unit are there, and not only remembered."""
+        return name in self.journal and _unit_file(self.partial, name).exists()
 
     def drop(self, name: str) -> None:
         """Delete the tensors of a unit that a later one has replaced; nothing where there are none."""
         with contextlib.suppress(OSError):
-            (self.partial / "units" / f"{digest(name)}.safetensors").unlink(missing_ok=True)
+            _unit_file(self.partial, name).unlink(missing_ok=True)
 
     def publish(self) -> Path:
         """Make the finished folder appear under its name, in one step.

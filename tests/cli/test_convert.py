@@ -10,7 +10,7 @@ import yaml
 
 from freemoe.recipes import ConvertRecipe, recipe_from
 from tests.cli.conftest import Freemoe
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import save_base_and_text
 
 SMALL = ["--steps", "2", "--block", "32", "--batch-tokens", "64", "--experts", "3", "--dtype", "float32"]
 
@@ -18,11 +18,7 @@ SMALL = ["--steps", "2", "--block", "32", "--batch-tokens", "64", "--experts", "
 @pytest.fixture
 def model(folder: Path) -> Path:
     """A tiny model and a text, in the folder to work in."""
-    tiny_model("llama").save_pretrained(folder / "model")
-    tiny_tokenizer().save_pretrained(folder / "model")
-    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-    lines = [json.dumps(" ".join(words[(i * j) % 10] for j in range(1, 14)) + f" {i}") for i in range(90)]
-    (folder / "text.jsonl").write_text("\n".join(lines))
+    save_base_and_text(folder)
     return folder / "model"
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from freemoe.artifacts import MANIFEST, fingerprint, read_manifest
-from freemoe.domain_experts.build import build, interrupted
+from freemoe.domain_experts.build import build
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.scores import Evaluator
@@ -19,6 +19,7 @@ from freemoe.evals.domains import load_domain
 from freemoe.evals.scorer import Scorer
 from freemoe.families.weights import find_weights
 from freemoe.recipes import load_recipe
+from freemoe.runs import interrupted
 from tests.domain_experts.conftest import choice_rows, read_result, task_recipe, text_recipe, write_jsonl
 from tests.tiny import tiny_model
 
@@ -283,7 +284,7 @@ def test_a_prompt_that_is_cut_is_said(world, tmp_path):
 
 def test_what_an_interrupted_run_is_told(world, tmp_path):
     recipe = text_recipe(world, tmp_path / "out")
-    assert "before any unit" in interrupted(recipe)
+    assert "before any unit" in interrupted(recipe.output)
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "journal.jsonl").write_text(json.dumps({}))
-    assert "run the same command again" in interrupted(recipe)
+    assert "run the same command again" in interrupted(recipe.output)

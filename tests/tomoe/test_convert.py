@@ -19,18 +19,14 @@ from freemoe.runs import RunFolder
 from freemoe.tomoe.convert import convert
 from freemoe.tomoe.inspection import inspect_converted, is_converted
 from freemoe.tomoe.train import Trainer
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import save_base_and_text, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with its tokenizer, and a text."""
     folder = tmp_path_factory.mktemp("base")
-    tiny_model("llama").save_pretrained(folder / "model")
-    tiny_tokenizer().save_pretrained(folder / "model")
-    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-    lines = [json.dumps(" ".join(words[(i * j) % 10] for j in range(1, 14)) + f" {i}") for i in range(90)]
-    (folder / "text.jsonl").write_text("\n".join(lines))
+    save_base_and_text(folder)
     return folder
 
 

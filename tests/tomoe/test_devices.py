@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from freemoe.tomoe.devices import Devices
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import save_base_and_text
 
 FLAGS = [
     "--steps",
@@ -44,11 +44,7 @@ def convert(folder: Path, output: str, launcher: list[str]) -> Path:
 
 
 def test_two_processes_are_one(tmp_path: Path) -> None:
-    tiny_model("llama").save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-    lines = [json.dumps(" ".join(words[(i * j) % 10] for j in range(1, 14)) + f" {i}") for i in range(90)]
-    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    save_base_and_text(tmp_path)
     alone = convert(tmp_path, "alone", ["-m"])
     both = convert(tmp_path, "both", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"])
     a, b = load_file(alone / "structure.safetensors"), load_file(both / "structure.safetensors")

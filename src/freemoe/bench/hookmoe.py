@@ -245,7 +245,8 @@ def _quality(bench: trim_quality.Bench, settings: Settings) -> tuple[list[Figure
     free = trim_quality.free_rows(bench)
     full, plan = free["full"], free["plan"]
     seeds = trim_quality.SEEDS[: 1 if settings.quick else 3]
-    by_seed = {s: trim_quality.trained_rows(bench, s, settings) for s in seeds}
+    residual = {rule: trim_quality.residual_of(bench, rule) for rule in ("none", bench.rescale)}
+    by_seed = {s: trim_quality.trained_rows(bench, residual, s, settings) for s in seeds}
     rows = {name: [rows[name] for rows in by_seed.values()] for name in by_seed[seeds[0]]}
     rows |= {name: [free[name]] for name in ("scale and bias", "kept mass")}
     figures: list[Figure] = []
@@ -271,5 +272,5 @@ def _quality(bench: trim_quality.Bench, settings: Settings) -> tuple[list[Figure
         "shares": shares,
         "free": {n: r.describe() for n, r in free.items()},
         "trained": {s: {n: r.describe() for n, r in rows.items()} for s, rows in by_seed.items()},
-        "residual_kl": trim_quality.residual_of(bench, bench.rescale),
+        "residual_kl": residual[bench.rescale],
     }

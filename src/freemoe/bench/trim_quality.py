@@ -174,11 +174,11 @@ def residual_of(bench: Bench, rescale: str) -> dict[int, float]:
     }
 
 
-def trained_rows(bench: Bench, seed: int, settings: Settings) -> dict[str, Row]:
-    """Hooks and their rivals, trained with one seed."""
+def trained_rows(bench: Bench, residuals: dict[str, dict[int, float]], seed: int, settings: Settings) -> dict[str, Row]:
+    """Hooks and their rivals, trained with one seed, where `residual_of` each rule for router weights places them."""
     model, plan, rows = bench.model, bench.plan, {}
     steps = 4 if settings.quick else STEPS
-    residual, papers = residual_of(bench, bench.rescale), residual_of(bench, "none")
+    residual, papers = residuals[bench.rescale], residuals["none"]
     units = default_units(model)
     several, one = allocate(units, residual), {max(residual, key=lambda n: residual[n]): units}
     whole = {max(papers, key=lambda n: papers[n]): paper_units(model)}
@@ -229,8 +229,6 @@ def share(full: Row, plan: Row, seeds: Sequence[Row], what: str, control: bool =
     The interval is over blocks of text, or documents; the control's gain is counted from the full model.
     """
     top, bottom = full.losses(what), plan.losses(what)
-    shift = bottom - top if control else torch.zeros_like(top)
-    now = [row.losses(what) + shift for row in seeds]
-    lost = float((bottom - top).sum())
-    each = [100 * float((bottom - n).sum()) / lost for n in now]
-    return recovered(top, bottom, torch.stack(now).mean(0)).scaled(100), each
+    now = [row.losses(what) for row in seeds]
+    each = [100 * float(((top if control else bottom) - n).sum() / (bottom - top).sum()) for n in now]
+    return recovered(top, bottom, torch.stack(now).mean(0), control=control).scaled(100), each

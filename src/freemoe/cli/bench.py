@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from freemoe.cli.common import Bars, calm_libraries, out, print_json
+from freemoe.cli.common import Bars, calm_libraries, print_json, say
 from freemoe.errors import DataError
 
 HELP = """Measure what freemoe promises: one line per figure, its target beside it; exit code 1 when one is missed.
@@ -67,7 +67,7 @@ def register(app: typer.Typer) -> None:
                 print_json(plan)
             else:
                 for name, about in plan.items():
-                    out.print(f"{name}: {about}", markup=False, highlight=False, soft_wrap=True)
+                    say(f"{name}: {about}")
             return
         if data_root is not None and not data_root.expanduser().is_dir():
             raise DataError(f"No folder at {data_root.expanduser().resolve()} (--data-root). Check the path.")
@@ -91,7 +91,7 @@ def register(app: typer.Typer) -> None:
             results.append(found)
             if not as_json:
                 for figure in found["figures"]:
-                    out.print(figure["line"], markup=False, highlight=False, soft_wrap=True)
+                    say(figure["line"])
         if as_json:
             print_json(results)
         raise typer.Exit(1 if missed(results) else 0)

@@ -16,8 +16,10 @@ from freemoe.cli.common import (
     numbers,
     out,
     print_json,
+    print_outlook,
     print_recipe,
     read_domains,
+    say,
     set_flags,
     set_path,
     stopped,
@@ -101,24 +103,25 @@ def _counts(text: str) -> int | dict[str, int]:
 def run_build(recipe: BuildRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
     """Run a build, write its report, print what was found."""
     calm_libraries()
-    from freemoe.domain_experts.build import build, interrupted
+    from freemoe.domain_experts.build import build
     from freemoe.domain_experts.card import headlines
     from freemoe.report.html import write_report
     from freemoe.report.tables import summary_table
+    from freemoe.runs import interrupted
 
     try:
         folder = build(recipe, progress=Bars(quiet or as_json), overwrite=overwrite, resume=resume)
         report = write_report(folder)
     except KeyboardInterrupt:
-        raise stopped(interrupted(recipe)) from None
+        raise stopped(interrupted(recipe.output)) from None
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     if as_json:
         print_json({"folder": str(folder), "report": str(report), "headlines": headlines(result), "result": result})
         return folder
     out.print(summary_table(result))
     for line in headlines(result):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
-    out.print(f"artefact: {folder}\nreport:   {report}", markup=False, highlight=False, soft_wrap=True)
+        say(line)
+    say(f"artefact: {folder}\nreport:   {report}")
     return folder
 
 
@@ -128,11 +131,7 @@ def print_plan(recipe: BuildRecipe, as_json: bool) -> None:
     from freemoe.domain_experts.plan import plan
 
     found = plan(recipe)
-    if as_json:
-        print_json(found)
-        return
-    for key, value in found.items():
-        out.print(f"{key.replace('_', ' ')}: {value}", markup=False, highlight=False, soft_wrap=True)
+    print_outlook(found, as_json)
 
 
 def register(app: typer.Typer) -> None:

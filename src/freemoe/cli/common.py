@@ -71,6 +71,20 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
+def say(line: str) -> None:
+    """Print a line as it is: no markup, no colours, not broken."""
+    out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_outlook(found: dict[str, Any], as_json: bool) -> None:
+    """Print what a dry run found, one line each."""
+    if as_json:
+        print_json(found)
+        return
+    for key, value in found.items():
+        say(f"{key.replace('_', ' ')}: {value}")
+
+
 def set_path(target: dict[str, Any], path: str, value: Any) -> None:
     """Set ``a.b.c`` in nested dicts."""
     *parents, last = path.split(".")

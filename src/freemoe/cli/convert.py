@@ -15,7 +15,9 @@ from freemoe.cli.common import (
     calm_libraries,
     out,
     print_json,
+    print_outlook,
     print_recipe,
+    say,
     set_flags,
     stopped,
 )
@@ -68,8 +70,9 @@ def run_convert(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, as_json
     """Convert, write the report, print what was found."""
     calm_libraries()
     from freemoe.report.conversion import write_conversion_report
+    from freemoe.runs import interrupted
     from freemoe.tomoe.card import headlines, rows
-    from freemoe.tomoe.convert import convert, interrupted
+    from freemoe.tomoe.convert import convert
     from freemoe.tomoe.devices import Devices
 
     try:
@@ -78,7 +81,7 @@ def run_convert(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, as_json
             return folder  # the first of several processes writes and prints
         report = write_conversion_report(folder)
     except KeyboardInterrupt:
-        raise stopped(interrupted(recipe)) from None
+        raise stopped(interrupted(recipe.output)) from None
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     if as_json:
         print_json({"folder": str(folder), "report": str(report), "headlines": headlines(result), "result": result})
@@ -88,8 +91,8 @@ def run_convert(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, as_json
     for name, active, perplexity, accuracy in rows(result):
         table.add_row(name, f"{active:.1%}", f"{perplexity:.3f}", f"{accuracy:.2%}")
     out.print(table)
-    out.print(headlines(result)[-1], markup=False, highlight=False, soft_wrap=True)
-    out.print(f"model:  {folder}\nreport: {report}", markup=False, highlight=False, soft_wrap=True)
+    say(headlines(result)[-1])
+    say(f"model:  {folder}\nreport: {report}")
     return folder
 
 
@@ -99,11 +102,7 @@ def print_plan(recipe: ConvertRecipe, as_json: bool) -> None:
     from freemoe.tomoe.plan import plan
 
     found = plan(recipe)
-    if as_json:
-        print_json(found)
-        return
-    for key, value in found.items():
-        out.print(f"{key.replace('_', ' ')}: {value}", markup=False, highlight=False, soft_wrap=True)
+    print_outlook(found, as_json)
 
 
 def register(app: typer.Typer) -> None:

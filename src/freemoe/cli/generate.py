@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from freemoe.cli.common import calm_libraries, console, out, print_json
+from freemoe.cli.common import calm_libraries, console, print_json, say
 
 HELP = """Continue a prompt with the expert that the router picks, or one you name.
 
@@ -48,4 +48,4 @@ def register(app: typer.Typer) -> None:
             return
         console.print(f"expert: {chosen}", markup=False, highlight=False)
         if not dry_run:
-            out.print(text, markup=False, highlight=False, soft_wrap=True)
+            say(text)

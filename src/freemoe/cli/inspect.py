@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from freemoe.cli.common import calm_libraries, out, print_json
+from freemoe.cli.common import calm_libraries, out, print_json, say
 
 HELP = """Show what an artefact holds, and check that it is whole; with --base, that it fits that base.
 
@@ -28,9 +28,9 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
             out.print(f"{key}:", markup=False)
             for item in value:
                 line = "  " + "  ".join(f"{k}={v}" for k, v in item.items())
-                out.print(line, markup=False, highlight=False, soft_wrap=True)
+                say(line)
         else:
-            out.print(f"{key}: {value}", markup=False, highlight=False, soft_wrap=True)
+            say(f"{key}: {value}")
 
 
 def register(app: typer.Typer) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from freemoe.cli.common import out, print_json, require_artefact
+from freemoe.cli.common import out, print_json, require_artefact, say
 
 HELP = """Write an artefact's report.html again from its result.json, and print its tables.
 
@@ -33,29 +33,25 @@ def register(app: typer.Typer) -> None:
             print_json(result)
             return
         if result.get("kind") == "converted":
-            from freemoe.report.conversion import write_conversion_report
+            from freemoe.report.conversion import write_conversion_report as write
             from freemoe.tomoe.card import headlines
 
-            for line in headlines(result):
-                out.print(line, markup=False, highlight=False, soft_wrap=True)
-            if not dry_run:
-                out.print(f"report: {write_conversion_report(artefact)}", markup=False, highlight=False, soft_wrap=True)
-            return
-        if result.get("kind") == "trimmed-moe":
+            lines = headlines(result)
+        elif result.get("kind") == "trimmed-moe":
             from freemoe.cli.trim import print_rows
             from freemoe.hookmoe.card import headlines
-            from freemoe.report.trimmed import write_trimmed_report
+            from freemoe.report.trimmed import write_trimmed_report as write
 
             print_rows(result["test"])
-            for line in headlines(result):
-                out.print(line, markup=False, highlight=False, soft_wrap=True)
-            if not dry_run:
-                out.print(f"report: {write_trimmed_report(artefact)}", markup=False, highlight=False, soft_wrap=True)
-            return
-        from freemoe.report.html import write_report
-        from freemoe.report.tables import subdomain_table, summary_table
+            lines = headlines(result)
+        else:
+            from freemoe.report.html import write_report as write
+            from freemoe.report.tables import subdomain_table, summary_table
 
-        out.print(summary_table(result))
-        out.print(subdomain_table(result))
+            out.print(summary_table(result))
+            out.print(subdomain_table(result))
+            lines = []
+        for line in lines:
+            say(line)
         if not dry_run:
-            out.print(f"report: {write_report(artefact)}", markup=False, highlight=False, soft_wrap=True)
+            say(f"report: {write(artefact)}")

@@ -15,7 +15,9 @@ from freemoe.cli.common import (
     calm_libraries,
     out,
     print_json,
+    print_outlook,
     print_recipe,
+    say,
     set_flags,
     set_path,
     stopped,
@@ -95,14 +97,15 @@ def run_trim(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bool
     """Run a trim, draw its Pareto list, print what was found."""
     calm_libraries()
     from freemoe.hookmoe.card import headlines
-    from freemoe.hookmoe.trim import interrupted, trim
+    from freemoe.hookmoe.trim import trim
     from freemoe.report.plan_figures import write_pareto
     from freemoe.report.trimmed import write_trimmed_report
+    from freemoe.runs import interrupted
 
     try:
         folder = trim(recipe, progress=Bars(quiet or as_json), overwrite=overwrite, resume=resume)
     except KeyboardInterrupt:
-        raise stopped(interrupted(recipe)) from None
+        raise stopped(interrupted(recipe.output)) from None
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     picture, report = write_pareto(result, folder), write_trimmed_report(folder)
     if as_json:
@@ -110,11 +113,11 @@ def run_trim(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bool
         return folder
     print_rows(result["test"])
     for line in headlines(result):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
-    out.print(f"artefact: {folder}", markup=False, highlight=False, soft_wrap=True)
+        say(line)
+    say(f"artefact: {folder}")
     if picture:
-        out.print(f"plans:    {picture}", markup=False, highlight=False, soft_wrap=True)
-    out.print(f"report:   {report}", markup=False, highlight=False, soft_wrap=True)
+        say(f"plans:    {picture}")
+    say(f"report:   {report}")
     return folder
 
 
@@ -134,11 +137,7 @@ def print_plan(recipe: TrimRecipe, as_json: bool) -> None:
     from freemoe.hookmoe.outlook import outlook
 
     found = outlook(recipe)
-    if as_json:
-        print_json(found)
-        return
-    for key, value in found.items():
-        out.print(f"{key.replace('_', ' ')}: {value}", markup=False, highlight=False, soft_wrap=True)
+    print_outlook(found, as_json)
 
 
 def register(app: typer.Typer) -> None:

@@ -6,7 +6,6 @@ Recipe -> domains -> subdomains -> calibration -> candidates -> guarded choice -
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import time
@@ -213,12 +212,3 @@ def _router(
     recipe = bench.recipe
     keys = {name: [d.key for d in bench.domains[name].reference.documents] for name in divided}
     return train_on_subdomains(divided, feature, keys, recipe.router, kind=recipe.subdomains.feature, seed=recipe.seed)
-
-
-def interrupted(recipe: BuildRecipe) -> str:
-    """What to tell someone who stopped a build."""
-    partial = Path(recipe.output + ".partial")
-    with contextlib.suppress(OSError):
-        if (partial / "journal.jsonl").exists():
-            return f"Stopped. Finished work is kept in {str(partial)!r}; run the same command again to go on."
-    return "Stopped before any unit of work was finished."

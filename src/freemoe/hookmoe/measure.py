@@ -69,7 +69,9 @@ def measure(model: Any, blocks: Blocks, teacher: Teacher, rows: int = 8) -> Qual
     return found
 
 
-def recovered(full: Tensor, reduced: Tensor, now: Tensor, seed: int = 0, draws: int = 2000) -> Interval:
+def recovered(
+    full: Tensor, reduced: Tensor, now: Tensor, seed: int = 0, draws: int = 2000, control: bool = False
+) -> Interval:
     """Share of what the reduced model lost that is won back: (reduced - now) / (reduced - full), rows drawn anew.
 
     Args:
@@ -78,11 +80,12 @@ def recovered(full: Tensor, reduced: Tensor, now: Tensor, seed: int = 0, draws: 
         now: (rows,) under the plan with hooks.
         seed: Of the bootstrap.
         draws: Of the bootstrap.
+        control: ``now`` is of a model at full k: what it gains is counted from the full model.
 
     Returns:
         The share with its 95 % interval; NaN where nothing was lost.
     """
-    lost, won = (reduced - full).numpy(), (reduced - now).numpy()
+    lost, won = (reduced - full).numpy(), ((full if control else reduced) - now).numpy()
     if lost.sum() <= 0:
         return Interval(float("nan"), float("nan"), float("nan"))
     rng = np.random.default_rng(seed)

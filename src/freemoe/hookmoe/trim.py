@@ -50,8 +50,8 @@ class Store:
     run: RunFolder
 
     def has(self, name: str) -> bool:
-        """Whether the state is there, and not only remembered."""
-        return name in self.run.journal and (self.run.partial / "units" / f"{digest(name)}.safetensors").exists()
+        """See `RunFolder.has`."""
+        return self.run.has(name)
 
     def keep(self, name: str, work: Callable[[], State]) -> State:
         """See `RunFolder.tensors`."""
@@ -312,19 +312,9 @@ def measure_rows(
     full, plan = measured["full"], measured["plan"]
     for name, quality in measured.items():
         if name not in ("full", "plan"):
-            # The control is at full k: what it gains is measured from the full model's loss.
-            start = full.ce if name == "control" else plan.ce
-            share = recovered(start - (plan.ce - full.ce), start, quality.ce, seed)
+            share = recovered(full.ce, plan.ce, quality.ce, seed, control=name == "control")
             report[name]["recovered_ce"] = as_json(share)
             if name != "control":
                 share = recovered(torch.zeros_like(full.kl), plan.kl, quality.kl, seed)
                 report[name]["recovered_kl"] = as_json(share)
     return {"tokens": int(full.tokens.sum()), "rows": report}
-
-
-def interrupted(recipe: TrimRecipe) -> str:
-    """What to tell someone who stopped a trim."""
-    partial = Path(recipe.output + ".partial")
-    if (partial / "journal.jsonl").exists():
-        return f"Stopped. Finished work is kept in {str(partial)!r}; run the same command again to go on."
-    return "Stopped before any unit of work was finished."

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from freemoe.report.drawing import PALETTE, styled
-from freemoe.report.html import REPORT
-from freemoe.report.page import plain_page
-from freemoe.runs import write_atomic
+from freemoe.report.page import plain_page, write_page
 from freemoe.tomoe.card import headlines, rows
 
 
 def write_conversion_report(folder: str | Path) -> Path:
     """Read a converted model's ``result.json`` and write ``report.html`` beside it."""
-    path = Path(folder)
-    result = json.loads((path / "result.json").read_text(encoding="utf-8"))
-    write_atomic(path / REPORT, page(result).encode())
-    return path / REPORT
+    return write_page(folder, page)
 
 
 def page(result: dict[str, Any]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -11,6 +12,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from freemoe.report.drawing import to_svg
+from freemoe.report.html import REPORT
+from freemoe.runs import write_atomic
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
@@ -25,6 +28,14 @@ td:first-child,th:first-child{text-align:left}td:not(:last-child){white-space:no
 {% for caption, picture in pictures %}<figure>{{ picture }}<figcaption>{{ caption }}</figcaption></figure>
 {% endfor %}<h2>Recipe</h2><pre>{{ recipe }}</pre></body></html>
 """
+
+
+def write_page(folder: str | Path, page: Callable[[dict[str, Any]], str]) -> Path:
+    """Read an artefact's ``result.json`` and write its page, ``report.html``, beside it."""
+    path = Path(folder)
+    result = json.loads((path / "result.json").read_text(encoding="utf-8"))
+    write_atomic(path / REPORT, page(result).encode())
+    return path / REPORT
 
 
 def plain_page(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,13 @@ from matplotlib.ticker import MaxNLocator
 
 from freemoe.hookmoe.card import HEADER, headlines, table
 from freemoe.report.drawing import PALETTE, heading, new_figure, styled
-from freemoe.report.html import REPORT
-from freemoe.report.page import plain_page
+from freemoe.report.page import plain_page, write_page
 from freemoe.report.plan_figures import pareto_figure
-from freemoe.runs import write_atomic
 
 
 def write_trimmed_report(folder: str | Path) -> Path:
     """Read a trimmed mixture's ``result.json`` and write ``report.html`` beside it."""
-    path = Path(folder)
-    result = json.loads((path / "result.json").read_text(encoding="utf-8"))
-    write_atomic(path / REPORT, page(result).encode())
-    return path / REPORT
+    return write_page(folder, page)
 
 
 def page(result: dict[str, Any]) -> str:
@@ -35,7 +29,7 @@ def page(result: dict[str, Any]) -> str:
         (
             (
                 "Plans that were measured on held-out text, and what each layer loses when it alone is cut.",
-                _plans(result),
+                pareto_figure(result["plan"]),
             ),
             ("Loss on held-out text while training; the lowest state is the one that is kept.", curves(result)),
             (
@@ -45,10 +39,6 @@ def page(result: dict[str, Any]) -> str:
         ),
         result["recipe"],
     )
-
-
-def _plans(result: dict[str, Any]) -> Figure | None:
-    return pareto_figure(result["plan"])
 
 
 @styled

@@ -223,11 +223,3 @@ def _export(bench: Bench, structure: Structure, folder: Path) -> None:
     apart = float((wanted - found).abs().max())
     if bench.model.dtype == torch.float32 and apart > SAME * max(1.0, float(wanted.abs().max())):
         raise NumericError(f"The exported model's logits differ by {apart:.3g} from the masked dense model's.")
-
-
-def interrupted(recipe: ConvertRecipe) -> str:
-    """What to tell someone who stopped a conversion."""
-    partial = Path(recipe.output + ".partial")
-    if (partial / "journal.jsonl").exists():
-        return f"Stopped. Finished work is kept in {str(partial)!r}; run the same command again to go on."
-    return "Stopped before any unit of work was finished."
