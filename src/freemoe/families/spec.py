@@ -71,6 +71,9 @@ class Family:
         gate: Their router, or None.
         rotary: How rotary dimensions are paired: ``"half"`` (i with i + d/2), ``"interleaved"`` (2i with 2i +
             1) or ``"none"``.
+        heads: How the attention's first linears hold the heads: ``"separate"`` (queries, keys and values in linears of
+            their own), ``"stacked"`` (one linear: all queries, all keys, all values), ``"by_head"`` (one linear: query,
+            key and value of the first head, then of the next) or ``"latent"`` (heads share low-rank keys and values).
     """
 
     name: str
@@ -81,6 +84,7 @@ class Family:
     experts: Experts | None = None
     gate: Gate | None = None
     rotary: str = "half"
+    heads: str = "separate"
 
 
 _LAYERS = ("model.layers",)
@@ -122,6 +126,7 @@ _row(
         _LAYERS,
         (("self_attn.qkv_proj",), ("self_attn.o_proj",)),
         (("mlp.gate_up_proj",), ("mlp.down_proj",)),
+        heads="stacked",
     ),
 )
 _row(
@@ -133,6 +138,7 @@ _row(
         (("attn.c_attn",), ("attn.c_proj",)),
         (("mlp.c_fc",), ("mlp.c_proj",)),
         rotary="none",
+        heads="stacked",
     ),
 )
 _row(
@@ -154,6 +160,7 @@ _row(
         ("gpt_neox.layers",),
         (("attention.query_key_value",), ("attention.dense",)),
         (("mlp.dense_h_to_4h",), ("mlp.dense_4h_to_h",)),
+        heads="by_head",
     ),
 )
 _row(
@@ -206,6 +213,7 @@ _row(
         Experts(),
         Gate(renormalised="never"),
         rotary="interleaved",
+        heads="latent",
     ),
 )
 _row(
@@ -219,6 +227,7 @@ _row(
         Experts(),
         Gate(renormalised="norm_topk_prob"),
         rotary="interleaved",
+        heads="latent",
     ),
 )
 _row(

@@ -1,0 +1,146 @@
+"""Masks over units on a running model: one number per unit that multiplies what the unit gives.
+
+With numbers that ask for gradients, a backward pass gives dL/dm for every unit, those that are off included, and needs
+no weight's gradient. With zeros and ones the model computes what it would with the units' weights at zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.domain_experts.structured.units import LayerUnits, Units, UnitsOff
+
+Masks = Mapping[int, Tensor]
+"""Number of a decoder layer to (count,) floats, one per unit."""
+
+
+def ones(units: Units, device: Any) -> dict[int, Tensor]:
+    """Masks that leave everything on."""
+    return {layer.number: torch.ones(layer.count, device=device) for layer in units.layers}
+
+
+def masks_of(units: Units, off: UnitsOff, device: Any) -> dict[int, Tensor]:
+    """Zeros at the units that are off, ones elsewhere."""
+    found = ones(units, device)
+    for number, numbers in off.items():
+        found[number][numbers.to(device)] = 0
+    return found
+
+
+@contextmanager
+def masked(units: Units, masks: Masks) -> Iterator[None]:
+    """Inside, every unit's contribution is multiplied by its number in ``masks``; it nests.
+
+    An expert whose number is 0 is also taken out of the router's choice, so that the next best one is asked instead, as
+    in the model that is cut.
+    """
+    with ExitStack() as stack:
+        for layer in units.layers:
+            if layer.number in masks:
+                stack.enter_context(_HOOKS[units.kind](layer, masks[layer.number]))
+        yield
+
+
+@contextmanager
+def units_off(units: Units, off: UnitsOff) -> Iterator[None]:
+    """Inside, these units are off; the weights are not touched."""
+    units.check(off)
+    device = units.layers[0].parts[0].weight.parameter.device
+    layers = {k: v for k, v in masks_of(units, off, device).items() if k in off}
+    with torch.no_grad():
+        context = masked(units, layers)
+    with context:
+        yield
+
+
+def spread(mask: Tensor, width: int) -> Tensor:
+    """(count,) -> (count * width,): a unit's number at each of its inputs."""
+    return mask if width == 1 else mask.repeat_interleave(width)
+
+
+@contextmanager
+def _input(layer: LayerUnits, mask: Tensor) -> Iterator[None]:
+    def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x = inputs[0]
+        return (x * spread(mask, x.shape[-1] // layer.count).to(x.dtype), *inputs[1:])
+
+    handle = layer.module.register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _residual(layer: LayerUnits, mask: Tensor) -> Iterator[None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        before = args[0] if args else kwargs["hidden_states"]
+        after = output[0] if isinstance(output, tuple) else output
+        if not mask.requires_grad and float(mask) == 0:
+            mixed = before
+        else:
+            mixed = before + mask.to(after.dtype) * (after - before)
+        return (mixed, *output[1:]) if isinstance(output, tuple) else mixed
+
+    handle = layer.module.register_forward_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _routed(layer: LayerUnits, mask: Tensor) -> Iterator[None]:
+    gate: Any = layer.module
+    own: Callable[..., Any] = gate.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        kept = (mask.detach() != 0).nonzero().flatten()
+        with smaller_gate(gate, kept, layer.count):
+            logits, weights, index = own(*args, **kwargs)
+        index = kept[index]
+        full = logits.new_full((*logits.shape[:-1], layer.count), -torch.inf)
+        return full.index_copy(-1, kept, logits), weights * mask[index].to(weights.dtype), index
+
+    nested = gate.__dict__.get("forward")
+    gate.forward = forward
+    try:
+        yield
+    finally:
+        del gate.forward
+        if nested is not None:
+            gate.forward = nested
+
+
+@contextmanager
+def smaller_gate(gate: Any, kept: Tensor, count: int) -> Iterator[None]:
+    """Inside, a router knows only the experts ``kept``: its own rule chooses among them, whatever that rule is."""
+    tensors = {
+        (store, name): tensor
+        for store in ("_parameters", "_buffers")
+        for name, tensor in getattr(gate, store).items()
+        if tensor is not None and tensor.ndim and tensor.shape[0] == count
+    }
+    numbers = {name: value for name, value in vars(gate).items() if name in EXPERT_COUNTS and value == count}
+    try:
+        for (store, name), tensor in tensors.items():
+            getattr(gate, store)[name] = tensor.detach()[kept]
+        for name in numbers:
+            setattr(gate, name, len(kept))
+        yield
+    finally:
+        for (store, name), tensor in tensors.items():
+            getattr(gate, store)[name] = tensor
+        for name, value in numbers.items():
+            setattr(gate, name, value)
+
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""How configurations and routers name their number of routed experts."""
+
+_HOOKS = {"neuron": _input, "kv_group": _input, "layer": _residual, "expert": _routed}

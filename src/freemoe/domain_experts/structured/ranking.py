@@ -1,0 +1,106 @@
+"""What every unit is worth to a loss, from one pass: the gain of switching it off, and how much that disturbs.
+
+To first order, switching unit j off changes the loss by -a_j, a_j = dL/dm_j being the gradient of the mean loss by the
+number that multiplies the unit. The linear estimate says nothing about units that carry massive activations: a_j is
+small against what their removal does. The second-order term is d_j / 2 with the curvature d_j = E[x_j^2] E[h_j^2], x_j
+what the unit gives and h_j the loss's gradient by it, both per token: the two means are smooth, where the mean of
+(x_j h_j)^2 is as noisy as a_j itself (docs/structured.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.domain_experts.batches import AnswerBatch, answer_loss
+from freemoe.domain_experts.gradients import gradients_to
+from freemoe.domain_experts.structured.masks import masked, ones
+from freemoe.domain_experts.structured.units import LayerUnits, Units
+from freemoe.errors import NumericError
+
+
+@dataclass(frozen=True, eq=False)
+class Worth:
+    """The units of one layer, (count,) float32 each, in nats per answer token.
+
+    Attributes:
+        gain: a_j: by how much the loss falls, to first order, when the unit goes off.
+        curvature: d_j >= 0: twice the second-order rise.
+        energy: Mean over tokens of the squared length of what the unit gives, before the linear that reads it.
+    """
+
+    gain: Tensor
+    curvature: Tensor
+    energy: Tensor
+
+    @property
+    def score(self) -> Tensor:
+        """Predicted change of the loss when the unit goes off: low is good."""
+        return self.curvature / 2 - self.gain
+
+
+def worth(model: Any, units: Units, batches: Sequence[AnswerBatch]) -> list[Worth]:
+    """Measure every unit on documents, in one pass; layers in the order of ``units``.
+
+    For layers and experts, whose contribution is no input of one linear, the curvature is the mean over batches of the
+    squared gradient and the energy is not measured (0).
+
+    Raises:
+        NumericError: When a loss or gradient is NaN or infinite.
+    """
+    device = units.layers[0].parts[0].weight.parameter.device
+    masks = {n: m.requires_grad_() for n, m in ones(units, device).items()}
+    tokens = sum(b.answer_tokens for b in batches)
+    sums = {layer.number: torch.zeros(4, layer.count, device=device) for layer in units.layers}
+    positions = 0
+    with gradients_to(model, [], lambda *_: None, checkpointing=False), ExitStack() as stack:
+        stack.enter_context(masked(units, masks))
+        if units.kind in ("neuron", "kv_group"):
+            for layer in units.layers:
+                stack.enter_context(_moments(layer, sums[layer.number]))
+        for batch in batches:
+            positions += int(batch.mask.sum())
+            answer_loss(model, batch).backward()
+            for number, mask in masks.items():
+                if mask.grad is None:
+                    continue
+                sums[number][0] += mask.grad
+                sums[number][1] += mask.grad**2
+                mask.grad = None
+    found = []
+    for layer in units.layers:
+        slope, square, inputs, gradients = sums[layer.number]
+        if not bool(torch.isfinite(sums[layer.number]).all()):
+            raise NumericError(
+                f"The gradient of the units of layer {layer.number} is NaN or infinite. Try --dtype float32."
+            )
+        curvature = square / tokens
+        if units.kind in ("neuron", "kv_group"):
+            curvature = inputs * gradients / (positions * tokens)
+        found.append(Worth(slope / tokens, curvature, inputs / max(1, positions)))
+    return found
+
+
+@contextmanager
+def _moments(layer: LayerUnits, sums: Tensor) -> Iterator[None]:
+    """Sum, into rows 2 and 3, the squares of a linear's inputs and of the loss's gradients by them, per unit."""
+
+    def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        x = inputs[0]
+
+        def both(gradient: Tensor) -> None:
+            for row, values in ((2, x.detach()), (3, gradient)):
+                sums[row] += values.float().square().flatten(0, -2).sum(0).unflatten(0, (layer.count, -1)).sum(1)
+
+        x.register_hook(both)
+
+    handle = layer.module.register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

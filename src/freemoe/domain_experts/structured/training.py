@@ -1,0 +1,222 @@
+"""Training which units are off: straight-through scores, an exact budget, the stopping loss as judge.
+
+Every unit has a score; the K lowest are off. The gradient of the loss by the mask passes the choice as if it were the
+identity, so that units that are off are judged too and can come back. A run opens one budget after the other, each from
+where the last one ended, so that one training gives the curve of loss against share off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.domain_experts.batches import AnswerBatch, answer_loss, mean_loss
+from freemoe.domain_experts.gradients import gradients_to
+from freemoe.domain_experts.learned import draw
+from freemoe.domain_experts.structured.masks import masked, masks_of, units_off
+from freemoe.domain_experts.structured.ranking import Worth, worth
+from freemoe.domain_experts.structured.units import Units, lowest, numbers_off
+from freemoe.errors import DataError, NumericError, RecipeError
+
+OnLook = Callable[[int, float, float], None]
+"""Called after every look at the stopping documents: steps done, loss, share of the units off."""
+
+_BETAS = (0.9, 0.99)
+# The budget of a stage opens over its first part.
+_OPEN = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """One budget's end.
+
+    Attributes:
+        share: Units off, as a share of all: what was asked for, rounded as the layout needs it.
+        asked: The share that was asked for.
+        off: Which units are off.
+        loss: Loss on the stopping documents, in nats per answer token.
+    """
+
+    share: float
+    asked: float
+    off: dict[int, Tensor]
+    loss: float
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """What one training found.
+
+    Attributes:
+        base: Stopping loss with every unit on.
+        points: One per budget, ascending.
+        looks: (step, share off, stopping loss) of every look.
+    """
+
+    base: float
+    points: tuple[Point, ...]
+    looks: tuple[tuple[int, float, float], ...] = field(default=())
+
+
+@dataclass(eq=False)
+class Scores:
+    """Scores of all units and Adam's two means of their gradients, (count,) per layer, fp32."""
+
+    values: list[Tensor]
+    mean: list[Tensor]
+    square: list[Tensor]
+    steps: int = 0
+
+    @staticmethod
+    def start(worths: Sequence[Worth]) -> Scores:
+        """Begin with the predicted change of the loss, in units of its spread over the units that can be trusted.
+
+        The units with the largest predicted rise are clipped: their order among each other is of no use, and a spread
+        that they set would make all others equal.
+        """
+        raw = [w.score for w in worths]
+        flat = torch.cat(raw)
+        middle = flat.median()
+        spread = (flat - middle).abs().median().clamp(min=torch.finfo(flat.dtype).tiny)
+        values = [((r - middle) / spread).clamp(-_CLIP, _CLIP) for r in raw]
+        return Scores(values, [torch.zeros_like(v) for v in values], [torch.zeros_like(v) for v in values])
+
+    def step(self, gradients: Sequence[Tensor], pace: float) -> None:
+        """One step of Adam down ``gradients``, with one floor for all units: large gradients move further."""
+        first, second = _BETAS
+        self.steps += 1
+        for mean, square, gradient in zip(self.mean, self.square, gradients, strict=True):
+            mean.lerp_(gradient, 1 - first)
+            square.lerp_(gradient * gradient, 1 - second)
+        unbias = 1 - second**self.steps
+        floor = float(torch.cat(self.square).mean().div(unbias).sqrt())
+        if floor == 0:
+            return
+        for value, mean, square in zip(self.values, self.mean, self.square, strict=True):
+            # The mask is 1 where the score is high, so that going down the loss is going down dL/dm.
+            value.addcdiv_(mean, (square / unbias).sqrt_().add_(floor), value=-pace / (1 - first**self.steps))
+
+
+_CLIP = 20.0
+
+
+def train_units(
+    model: Any,
+    units: Units,
+    gradient: Sequence[AnswerBatch],
+    stop: Sequence[AnswerBatch],
+    *,
+    budgets: Sequence[float],
+    layout: str = "even",
+    multiple: int = 8,
+    steps: int = 200,
+    step_tokens: int = 2048,
+    every: int = 20,
+    patience: int = 4,
+    pace: float = 0.3,
+    seed: int = 0,
+    checkpointing: bool = False,
+    on_look: OnLook | None = None,
+) -> Curve:
+    """Find the units to switch off for one subdomain; the model is bit-equal afterwards.
+
+    Args:
+        model: A causal LM.
+        units: Of one kind.
+        gradient: Documents that train the scores.
+        stop: Other documents, which say when to stop and which mask of a budget is kept.
+        budgets: Shares of the units to be off, one or several; exact up to the layout's rounding.
+        layout: ``even``: as many in every layer; ``free``: as the scores say, at least one left per layer.
+        multiple: With ``even``, the units left in a layer are a multiple of it.
+        steps: Of every budget.
+        step_tokens: Answer tokens of a step, about.
+        every: Steps between two looks at the stopping loss.
+        patience: Looks at the full budget without a better loss before a budget ends.
+        pace: How far a score moves per step, in the spread of the scores at the start.
+        seed: Of the order of documents.
+        checkpointing: Make activations again in the backward pass, for memory.
+        on_look: Told after every look.
+
+    Raises:
+        DataError: When one of the two lists is empty.
+        RecipeError: Budgets that the layout cannot keep, or that do not ascend.
+        NumericError: When a loss or gradient is NaN or infinite.
+    """
+    if not gradient or not stop:
+        raise DataError("Structured purification needs documents for gradients and others for stopping. Raise --limit.")
+    if not budgets or list(budgets) != sorted(set(budgets)):
+        raise RecipeError(f"units.off is {list(budgets)}: shares must ascend, each once, e.g. 0.1,0.2,0.3.")
+    targets = [numbers_off(units, b, layout, multiple) for b in budgets]
+    looks: list[tuple[int, float, float]] = []
+    base = mean_loss(model, stop)
+    scores = Scores.start(worth(model, units, gradient))
+    drawn = draw(gradient, step_tokens, seed)
+    points: list[Point] = []
+    before: Sequence[int] | int = 0 if isinstance(targets[0], int) else [0] * len(units.layers)
+    done = 0
+    for asked, target in zip(budgets, targets, strict=True):
+        best, best_loss, waited = None, math.inf, 0
+        for number in range(1, steps + 1):
+            opened = 1 - max(0.0, 1 - number / max(1, round(steps * _OPEN))) ** 3
+            off = lowest(units, scores.values, _between(before, target, opened))
+            scores.step(_slopes(model, units, off, next(drawn), checkpointing), pace * _cosine(number, steps))
+            done += 1
+            if number % every and number < steps:
+                continue
+            off = lowest(units, scores.values, _between(before, target, opened))
+            loss = _loss_under(model, units, off, stop)
+            looks.append((done, units.share_off(off), loss))
+            if on_look:
+                on_look(done, loss, units.share_off(off))
+            if opened < 1:
+                continue
+            waited += 1
+            if loss < best_loss:
+                best, best_loss, waited = off, loss, 0
+            if waited >= patience:
+                break
+        assert best is not None
+        points.append(Point(units.share_off(best), asked, best, best_loss))
+        before = target
+    return Curve(base, tuple(points), tuple(looks))
+
+
+def _cosine(step: int, steps: int) -> float:
+    return 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def _between(before: Sequence[int] | int, target: Sequence[int] | int, opened: float) -> Sequence[int] | int:
+    if isinstance(target, int):
+        assert isinstance(before, int)
+        return before + math.ceil(opened * (target - before))
+    assert not isinstance(before, int)
+    return [b + math.ceil(opened * (t - b)) for b, t in zip(before, target, strict=True)]
+
+
+def _loss_under(model: Any, units: Units, off: dict[int, Tensor], batches: Sequence[AnswerBatch]) -> float:
+    with units_off(units, off):
+        return mean_loss(model, batches)
+
+
+def _slopes(
+    model: Any, units: Units, off: dict[int, Tensor], batches: Sequence[AnswerBatch], checkpointing: bool
+) -> list[Tensor]:
+    """dL/dm of every unit at the masked model, (count,) per layer."""
+    device = units.layers[0].parts[0].weight.parameter.device
+    masks = {n: m.requires_grad_() for n, m in masks_of(units, off, device).items()}
+    tokens = sum(b.answer_tokens for b in batches)
+    with gradients_to(model, [], lambda *_: None, checkpointing=checkpointing), masked(units, masks):
+        for batch in batches:
+            (answer_loss(model, batch) / tokens).backward()
+    found = []
+    for number, mask in masks.items():
+        slope = mask.grad if mask.grad is not None else torch.zeros_like(mask)
+        if not bool(torch.isfinite(slope).all()):
+            raise NumericError(f"The gradient of the units of layer {number} is NaN or infinite. Try --dtype float32.")
+        found.append(slope)
+    return found

@@ -1,0 +1,328 @@
+"""Units that are switched off as a whole, and which weights belong to each: data about a model, no method.
+
+A *neuron* is a row of the MLP's first matrices and a column of its last one; a *KV group* a key and value head with the
+query heads that read it; a *layer* a whole decoder layer; an *expert* one routed expert of a mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.errors import FamilyError, RecipeError
+from freemoe.families.spec import Family, family_of, find_layers
+from freemoe.families.weights import Weight, find_weights
+
+Kind = Literal["neuron", "kv_group", "layer", "expert"]
+KINDS: tuple[Kind, ...] = ("neuron", "kv_group", "layer", "expert")
+
+UnitsOff = Mapping[int, Tensor]
+"""Number of a decoder layer to the sorted numbers of its units that are off, (n,) int64; layers with none are absent."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What of one weight belongs to the units of a layer.
+
+    Attributes:
+        weight: The weight.
+        axis: ``"rows"``, ``"columns"`` or ``"experts"``.
+        members: (count, n) int64: unit u owns these whole rows, columns or experts.
+    """
+
+    weight: Weight
+    axis: Literal["rows", "columns", "experts"]
+    members: Tensor
+
+    def indices(self, units: Tensor) -> Tensor:
+        """Sorted rows, columns or experts of some units."""
+        return self.members[units].flatten().sort().values
+
+    def positions(self, units: Tensor) -> Tensor:
+        """Sorted flat positions of some units in (experts, rows, columns) order."""
+        at, (_, rows, columns) = self.indices(units), self.weight.shape
+        if self.axis == "columns":
+            return (torch.arange(rows)[:, None] * columns + at).flatten()
+        size = columns if self.axis == "rows" else rows * columns
+        return (at[:, None] * size + torch.arange(size)).flatten()
+
+
+@dataclass(frozen=True, eq=False)
+class LayerUnits:
+    """The units of one decoder layer.
+
+    Attributes:
+        number: Of the layer, from 0.
+        count: Units that it has.
+        least: Units that must stay.
+        module: What is hooked to mask them: the linear that reads what the units give (neurons, KV groups), the layer
+            itself, or the router (experts).
+        parts: What of which weight is theirs.
+    """
+
+    number: int
+    count: int
+    least: int
+    module: nn.Module
+    parts: tuple[Part, ...]
+
+    @property
+    def weights_of_one(self) -> int:
+        """Single weights that one unit has."""
+        sizes = {"rows": lambda w: w.columns, "columns": lambda w: w.rows, "experts": lambda w: w.rows * w.columns}
+        return sum(p.members.shape[1] * sizes[p.axis](p.weight) for p in self.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """All units of one kind that a model has.
+
+    Attributes:
+        kind: A name of `KINDS`.
+        layers: Those decoder layers that have such units, in order.
+    """
+
+    kind: Kind
+    layers: tuple[LayerUnits, ...]
+
+    @property
+    def total(self) -> int:
+        """How many units there are."""
+        return sum(layer.count for layer in self.layers)
+
+    @property
+    def counts(self) -> list[int]:
+        """Units of every layer."""
+        return [layer.count for layer in self.layers]
+
+    def positions(self, off: UnitsOff) -> dict[str, Tensor]:
+        """The single weights of units that are off: name -> sorted flat positions, as `switching` takes them."""
+        self.check(off)
+        return {
+            part.weight.name: part.positions(off[layer.number].cpu())
+            for layer in self.layers
+            if layer.number in off and len(off[layer.number])
+            for part in layer.parts
+        }
+
+    def number_off(self, off: UnitsOff) -> int:
+        """How many units are off."""
+        return sum(len(numbers) for numbers in off.values())
+
+    def share_off(self, off: UnitsOff) -> float:
+        """Units that are off, as a share of all."""
+        return self.number_off(off) / self.total
+
+    def check(self, off: UnitsOff) -> None:
+        """Check that units can be off together.
+
+        Raises:
+            RecipeError: Unknown layer or unit, units that are not sorted, or too few that would stay.
+        """
+        known = {layer.number: layer for layer in self.layers}
+        for number, numbers in off.items():
+            if number not in known:
+                raise RecipeError(
+                    f"Layer {number} has no units of kind {self.kind!r}; layers that have: {', '.join(map(str, known))}."
+                )
+            layer = known[number]
+            if len(numbers) and not (
+                bool((numbers[1:] > numbers[:-1]).all()) and 0 <= int(numbers[0]) <= int(numbers[-1]) < layer.count
+            ):
+                raise RecipeError(
+                    f"Units of layer {number} must ascend, each once, from 0 to {layer.count - 1}; got "
+                    f"{numbers[:8].tolist()}{'...' if len(numbers) > 8 else ''}."
+                )
+            if layer.count - len(numbers) < layer.least:
+                raise RecipeError(
+                    f"Layer {number} would keep {layer.count - len(numbers)} of {layer.count} units of kind "
+                    f"{self.kind!r}; at least {layer.least} must stay. Switch fewer off (--off)."
+                )
+        if self.kind == "layer" and self.number_off(off) >= self.total:
+            raise RecipeError(f"All {self.total} decoder layers would be off; at least 1 must stay. Lower --off.")
+
+
+def find_units(model: nn.Module, kind: str) -> Units:
+    """List the units of a model.
+
+    Raises:
+        RecipeError: An unknown kind.
+        FamilyError: A model that has no such units, or whose layers are not described for them.
+    """
+    finders = {"neuron": _neurons, "kv_group": _kv_groups, "layer": _layers, "expert": _experts}
+    if kind not in finders:
+        raise RecipeError(f"Unknown unit {kind!r}. Allowed: {', '.join(KINDS)}.")
+    family = family_of(model)
+    path, layers = find_layers(model, family)
+    weights = find_weights(model)
+    found = []
+    for number, layer in enumerate(layers):
+        own = {w.name.removeprefix(f"{path}.{number}."): w for w in weights if w.layer == number}
+        units = finders[kind](model, family, layer, number, own)
+        if units is not None:
+            found.append(units)
+    if not found:
+        raise FamilyError(
+            f"{type(model).__name__}, family {family.name!r}, has no units of kind {kind!r}: "
+            + (
+                "it is dense and has no routed experts. Use neuron, kv_group or layer."
+                if kind == "expert"
+                else "its feed-forward layers are mixtures of experts. Use --unit expert."
+            )
+        )
+    return Units(kind, tuple(found))  # pyright: ignore[reportArgumentType]
+
+
+def _whole(weight: Weight) -> Part:
+    """A weight that belongs to the layer's only unit as a whole."""
+    size, axis = (weight.experts, "experts") if weight.fused else (weight.rows, "rows")
+    return Part(weight, axis, torch.arange(size)[None])  # pyright: ignore[reportArgumentType]
+
+
+def _runs(starts: Tensor, length: int) -> Tensor:
+    """(count, ...) starts -> (count, n): the ``length`` numbers from every start on."""
+    return (starts[..., None] + torch.arange(length)).flatten(1)
+
+
+def _neurons(model: Any, family: Family, layer: nn.Module, number: int, own: dict[str, Weight]) -> LayerUnits | None:
+    if family.experts is not None:
+        return None
+    first, (last,) = family.mlp
+    down = own[f"{last}.weight"]
+    each = torch.arange(down.columns)
+    # Gate and up may be one matrix, one above the other.
+    parts = [
+        Part(weight, "rows", _runs(torch.stack([each + down.columns * k for k in range(copies)], 1), 1))
+        for weight in (own[f"{path}.weight"] for path in first)
+        for copies in (weight.rows // down.columns,)
+    ]
+    parts.append(Part(down, "columns", each[:, None]))
+    return LayerUnits(number, down.columns, 1, layer.get_submodule(last), tuple(parts))
+
+
+def _kv_groups(model: Any, family: Family, layer: nn.Module, number: int, own: dict[str, Weight]) -> LayerUnits:
+    if family.heads == "latent":
+        raise FamilyError(
+            f"Family {family.name!r} shares low-rank keys and values among all heads, so that no head can be cut alone. "
+            "Use another --unit."
+        )
+    config = model.config.get_text_config()
+    first, (last,) = family.attention
+    out = own[f"{last}.weight"]
+    heads = config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    dim, per = out.columns // heads, heads // groups
+    each = torch.arange(groups)
+    queries, single = _runs(each[:, None] * per * dim, per * dim), _runs(each[:, None] * dim, dim)
+    if family.heads == "separate":
+        parts = [
+            Part(own[f"{path}.weight"], "rows", m) for path, m in zip(first, (queries, single, single), strict=True)
+        ]
+    elif family.heads == "stacked":
+        keys = single + heads * dim
+        members = torch.cat([queries, keys, keys + groups * dim], 1)
+        parts = [Part(own[f"{first[0]}.weight"], "rows", members)]
+    else:
+        parts = [Part(own[f"{first[0]}.weight"], "rows", _runs(each[:, None] * 3 * dim, 3 * dim))]
+    parts.append(Part(out, "columns", queries))
+    return LayerUnits(number, groups, 1, layer.get_submodule(last), tuple(parts))
+
+
+def _layers(model: Any, family: Family, layer: nn.Module, number: int, own: dict[str, Weight]) -> LayerUnits:
+    biased = [
+        path
+        for path in (*family.attention[-1], *(family.mlp[-1] if family.mlp else ()))
+        if (module := dict(layer.named_modules()).get(path)) is not None and getattr(module, "bias", None) is not None
+    ]
+    if biased:
+        raise FamilyError(
+            f"{', '.join(biased)} of layer {number} has a bias, which is no weight that can be off: with all its weights "
+            "off the layer would still add something. Use --unit neuron or kv_group."
+        )
+    return LayerUnits(number, 1, 0, layer, tuple(_whole(w) for w in own.values()))
+
+
+def _experts(model: Any, family: Family, layer: nn.Module, number: int, own: dict[str, Weight]) -> LayerUnits | None:
+    if family.experts is None or family.gate is None:
+        return None
+    fused = [w for w in own.values() if w.fused]
+    if not fused:
+        return None
+    gate = layer.get_submodule(family.gate.path)
+    each = torch.arange(fused[0].experts)[:, None]
+    parts = tuple(Part(w, "experts", each) for w in fused)
+    return LayerUnits(number, len(each), int(getattr(gate, family.gate.top_k)), gate, parts)
+
+
+def even_count(count: int, share: float, multiple: int, least: int = 1) -> int:
+    """Units that are off in a layer of ``count`` so that at least ``share`` is off and a multiple is left.
+
+    Raises:
+        RecipeError: When that leaves fewer than ``least``, or nothing.
+    """
+    kept = int(count * (1 - share) + 1e-9) // multiple * multiple
+    if kept < max(1, least):
+        choices = [k for k in range(multiple, count + 1, multiple) if k >= least]
+        raise RecipeError(
+            f"{share:.0%} of {count} units off leaves no multiple of {multiple} units that is at least {max(1, least)} in a "
+            f"layer. Kept counts that the layout 'even' allows here: {', '.join(map(str, choices[:8])) or 'none'}"
+            f"{' ...' if len(choices) > 8 else ''}. Lower --off, or set units.multiple."
+        )
+    return count - kept
+
+
+def numbers_off(units: Units, share: float, layout: str, multiple: int) -> list[int] | int:
+    """How many units are off: per layer for the layout ``even``, in all for ``free``.
+
+    Raises:
+        RecipeError: A share outside (0, 1), or one that leaves a layer empty.
+    """
+    if not 0 < share < 1:
+        raise RecipeError(f"units.off is {share}: a share of the units above 0 and below 1, e.g. 0.2.")
+    if units.kind == "layer":
+        number = round(share * units.total)
+        if not 1 <= number < units.total:
+            raise RecipeError(f"{share:.0%} of {units.total} layers is {number}; 1 to {units.total - 1} can be off.")
+        return number
+    if layout == "even":
+        return [even_count(layer.count, share, multiple, layer.least) for layer in units.layers]
+    number = round(share * units.total)
+    most = sum(layer.count - layer.least for layer in units.layers)
+    if not 1 <= number <= most:
+        raise RecipeError(
+            f"{share:.0%} of {units.total} units is {number}; 1 to {most} can be off, as every layer keeps at least "
+            f"{units.layers[0].least}."
+        )
+    return number
+
+
+def lowest(units: Units, scores: Sequence[Tensor], number: Sequence[int] | int) -> dict[int, Tensor]:
+    """The units with the lowest scores: so many in every layer, or so many in all with each layer's least left in.
+
+    Args:
+        units: What the scores are of.
+        scores: (count,) per layer of ``units``; equal ones go off in the order of layers and numbers.
+        number: Per layer, or in all.
+
+    Returns:
+        Units that are off; a layer with none is absent.
+    """
+    if isinstance(number, int):
+        flat = torch.cat([s.detach().double().cpu() for s in scores])
+        starts = torch.tensor([0, *units.counts]).cumsum(0).tolist()
+        for start, layer in zip(starts, units.layers, strict=False):
+            if layer.least:
+                here = flat[start : start + layer.count]
+                here[torch.sort(here, descending=True, stable=True).indices[: layer.least]] = torch.inf
+        picked = torch.sort(flat, stable=True).indices[:number].sort().values
+        chosen = [picked[(picked >= a) & (picked < b)] - a for a, b in zip(starts, starts[1:], strict=False)]
+    else:
+        chosen = [
+            torch.sort(s.detach().double().cpu(), stable=True).indices[:n].sort().values
+            for s, n in zip(scores, number, strict=True)
+        ]
+    return {layer.number: at for layer, at in zip(units.layers, chosen, strict=True) if len(at)}
