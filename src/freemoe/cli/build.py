@@ -39,6 +39,11 @@ Example, with benchmarks from local files:
 \b
   freemoe build ./my-model --domain math=gsm8k,mathqa --domain general=mmlu --data-root ./data --limit 200 -o experts
 
+A smaller model: a fifth of the MLP's neurons off, and the curve on the way there:
+
+\b
+  freemoe build ./my-model --domain wiki=text:wiki.txt --unit neuron --off 0.1,0.2 -o experts
+
 The papers' protocol (MoDE Table 3, 5 % bands over their range):
 
 \b
@@ -65,6 +70,8 @@ PATHS = {
     "step": "saliency.step",
     "budget": "saliency.budget",
     "patience": "saliency.patience",
+    "unit": "units.unit",
+    "off": "units.off",
     "level2": "router.level2",
     "controls": "evidence.controls",
     "oracle": "evidence.oracle",
@@ -82,6 +89,8 @@ def recipe_from_flags(model: str, domains: list[str], flags: dict[str, Any], set
         start, end, step = numbers(flags["theta"], "--theta", 3)
         for key, value in (("start", start), ("end", end), ("step", step)):
             set_path(data, f"bands.{key}", value)
+    if flags.get("even") is not None:
+        set_path(data, "units.layout", "even" if flags["even"] else "free")
     if flags.get("layers") is not None:
         set_path(data, "bands.layers", numbers(flags["layers"], "--layers", 2, int))
     apply_sets(data, sets)
@@ -170,6 +179,9 @@ def register(app: typer.Typer) -> None:
         step: float = typer.Option(None, help="Greedy purification of tasks: share switched off per round. [5e-5]"),
         budget: float = typer.Option(None, help="Signed purification: largest share off. [0.01]"),
         patience: int = typer.Option(None, help="Signed purification: failed rounds before it ends. [8]"),
+        unit: str = typer.Option(None, help="Switch whole units off: neuron, kv_group or layer. [none]"),
+        off: str = typer.Option(None, help="Share of the units off; several for the curve: 0.1,0.2,0.3. [0.2]"),
+        even: bool = typer.Option(None, "--even/--free", help="As many units off in every layer, or freely. [even]"),
         level2: str = typer.Option(None, help="Router's second level: linear or centroid. [linear]"),
         controls: int = typer.Option(None, help="Random masks per expert in the report. [3]"),
         oracle: bool = typer.Option(None, "--oracle/--no-oracle", help="Also score every candidate on the test split."),

@@ -20,7 +20,7 @@ from torch import Tensor
 from freemoe import __version__
 from freemoe.artifacts import write_manifest
 from freemoe.domain_experts.calibrate import Batch, Norms, calibrate, parts_of
-from freemoe.domain_experts.candidates import choose_all, make_expert, make_subdomains, purify_all
+from freemoe.domain_experts.candidates import choose_all, make_expert, make_subdomains, purify_all, shrink_all
 from freemoe.domain_experts.card import model_card
 from freemoe.domain_experts.evidence import overall
 from freemoe.domain_experts.importance import METRICS
@@ -78,6 +78,7 @@ def build(
     norms = _calibrate(bench, run, divided) if _needs_norms(recipe) else None
     subdomains = make_subdomains(bench, divided, norms)
     purify_all(bench, run, subdomains)
+    shrink_all(bench, run, subdomains)
     choose_all(bench, subdomains)
     experts = [make_expert(bench, s) for s in subdomains]
     router, routing = _router(bench, divided, feature)

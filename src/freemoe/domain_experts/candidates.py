@@ -13,16 +13,20 @@ from freemoe.domain_experts.bands import Band, Rankings, grid
 from freemoe.domain_experts.calibrate import Norms
 from freemoe.domain_experts.choice import Verdict, accept, adjust, best_case, cross_fit, enough, held_out, shares
 from freemoe.domain_experts.evidence import is_text
-from freemoe.domain_experts.expert import Expert, band_expert, switch_expert
+from freemoe.domain_experts.expert import Expert, band_expert, switch_expert, unit_expert
 from freemoe.domain_experts.importance import METRICS
 from freemoe.domain_experts.purification import Task, method_of
 from freemoe.domain_experts.saliency import OnRound
 from freemoe.domain_experts.scores import Score, ScoreTable
 from freemoe.domain_experts.search import SEARCHES
+from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits, fit_units, multiple_of
+from freemoe.domain_experts.structured.training import OnLook
+from freemoe.domain_experts.structured.units import find_units, numbers_off
 from freemoe.domain_experts.subdomains import Subdomains
 from freemoe.domain_experts.workbench import Workbench
 from freemoe.errors import DataError, NumericError
 from freemoe.evals.documents import ReferenceSplit
+from freemoe.recipes import BuildRecipe
 from freemoe.runs import RunFolder
 
 SALIENCY = "saliency"
@@ -43,6 +47,7 @@ class Subdomain:
             and guard its choice.
         fitted: Positions of the candidate that signed purification found, or None.
         curve: The stopping loss over its rounds.
+        units: What structured purification found, or None.
         verdicts: What each metric's winner showed.
         choice: The accepted one, or None.
     """
@@ -56,6 +61,7 @@ class Subdomain:
     parts: tuple[list[int], list[int], list[int]]
     fitted: dict[str, Tensor] | None = None
     curve: tuple[float, ...] = ()
+    units: FoundUnits | None = None
     verdicts: tuple[Verdict, ...] = ()
     choice: Verdict | None = None
 
@@ -70,6 +76,8 @@ class Subdomain:
             return {}
         if candidate == SALIENCY:
             return self.fitted or {}
+        if candidate == UNITS:
+            return self.units.positions() if self.units else {}
         return self.rankings.positions(self.bands[candidate])
 
 
@@ -94,7 +102,7 @@ def make_subdomains(bench: Workbench, divided: dict[str, Subdomains], norms: Nor
             }
             rankings = Rankings(bench.weights, _norm_of(norms, number, recipe.bands.p, bench), bands.values())
             gradient, stop, guard = shares([d.key for d in split.documents], shared, recipe.seed)
-            if SALIENCY in recipe.search.metrics and not (gradient and stop and guard):
+            if _is_fitted(bench) and not (gradient and stop and guard):
                 raise DataError(
                     f"Subdomain {subdomain!r} has {len(split)} reference documents: too few to give gradients, to stop and "
                     "to guard. Raise --limit, or use fewer subdomains (--subdomains)."
@@ -105,6 +113,21 @@ def make_subdomains(bench: Workbench, divided: dict[str, Subdomains], norms: Nor
     return found
 
 
+def competing(recipe: BuildRecipe) -> tuple[str, ...]:
+    """What is tested in every subdomain: metrics, or units and the metrics beside them.
+
+    Signed purification does not compete with units: it works inside what they leave.
+    """
+    metrics = recipe.search.metrics
+    if recipe.units.unit is None:
+        return metrics
+    return (UNITS, *(m for m in metrics if m != SALIENCY))
+
+
+def _is_fitted(bench: Workbench) -> bool:
+    return bool({SALIENCY, UNITS} & set(competing(bench.recipe)))
+
+
 def _say_what_cannot_be_proven(bench: Workbench, subdomains: list[Subdomain]) -> None:
     """Warn where even a gain on every document could not pass the guard; refuse where that holds everywhere."""
     section, saliency = bench.recipe.search, bench.recipe.saliency
@@ -112,15 +135,15 @@ def _say_what_cannot_be_proven(bench: Workbench, subdomains: list[Subdomain]) ->
     for sub in subdomains:
         keys = [d.key for d in sub.split.documents]
         guards = len({keys[i] for i in sub.guard})
-        tested.append([guards if m == SALIENCY else len(set(keys)) for m in section.metrics])
+        tested.append([guards if m in (SALIENCY, UNITS) else len(set(keys)) for m in competing(bench.recipe)])
     hopeless = [[p > section.alpha for p in group] for group in best_case(tested)]
     lines = []
     for sub, counts, bad in zip(subdomains, tested, hopeless, strict=True):
-        for metric, count, lost in zip(section.metrics, counts, bad, strict=True):
+        for metric, count, lost in zip(competing(bench.recipe), counts, bad, strict=True):
             if not lost:
                 continue
             needed = enough(sum(map(len, tested)), section.alpha)
-            if metric == SALIENCY:
+            if metric in (SALIENCY, UNITS):
                 needed = math.ceil(needed / (1 - saliency.gradient_share - saliency.stop_share))
             lines.append(
                 f"{sub.name}, {metric}: {count} different documents test it, and no gain on so few can be proven at alpha "
@@ -150,7 +173,7 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
         NumericError: When a loss or gradient is NaN or infinite; names the subdomain.
     """
     recipe, section = bench.recipe, bench.recipe.saliency
-    if SALIENCY not in recipe.search.metrics:
+    if SALIENCY not in competing(recipe):
         return
     text = {s.name: is_text(s.split.documents) for s in subdomains}
     methods = {s.name: method_of(section, text[s.name]) for s in subdomains}
@@ -191,6 +214,46 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
             advance(max(0, most[sub.name] - seen))
 
 
+def shrink_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) -> None:
+    """Structured purification of every subdomain, each a journalled unit.
+
+    Raises:
+        RecipeError: Shares of units that the layout cannot keep.
+        NumericError: When a loss or gradient is NaN or infinite; names the subdomain.
+    """
+    recipe, section = bench.recipe, bench.recipe.units
+    if section.unit is None:
+        return
+    units = find_units(bench.model, section.unit)
+    singles = recipe.saliency if SALIENCY in recipe.search.metrics else None
+    for share in section.off:
+        numbers_off(units, share, section.layout, multiple_of(section, bench.model.device))
+    looks = len(section.off) * math.ceil(section.steps / section.every)
+    with bench.progress.stage("structured purification", len(subdomains) * looks) as advance:
+        for sub in subdomains:
+            seen = 0
+
+            def on_look(step: int, loss: float, off: float) -> None:
+                nonlocal seen
+                seen += 1
+                advance(1)
+
+            def work(sub: Subdomain = sub, on_look: OnLook = on_look) -> dict[str, Tensor]:
+                gradient, stop, _ = (bench.batches([sub.split.documents[i] for i in part]) for part in sub.parts)
+                text = is_text(sub.split.documents)
+                try:
+                    return fit_units(
+                        bench.model, bench.weights, units, gradient, stop, section, singles,
+                        text=text, seed=recipe.seed, on_look=on_look,
+                    ).to_tensors()  # fmt: skip
+                except NumericError as error:
+                    raise NumericError(f"Subdomain {sub.name!r}: {error} The base model is as it was.") from None
+
+            sub.units = FoundUnits.from_tensors(units, run.tensors(f"units|{sub.name}", work))
+            sub.curve = sub.units.losses
+            advance(max(0, looks - seen))
+
+
 def choose_all(bench: Workbench, subdomains: list[Subdomain]) -> None:
     """Search each metric's candidates, test the winners on documents that did not choose them, accept the proven."""
     section, seed = bench.recipe.search, bench.recipe.seed
@@ -206,9 +269,9 @@ def choose_all(bench: Workbench, subdomains: list[Subdomain]) -> None:
             table = ScoreTable(sub.split, compute)
             tables.append(table)
             verdicts = []
-            for metric in section.metrics:
-                if metric == SALIENCY:
-                    verdicts.append(held_out(table, metric, SALIENCY, sub.guard, seed))
+            for metric in competing(bench.recipe):
+                if metric in (SALIENCY, UNITS):
+                    verdicts.append(held_out(table, metric, metric, sub.guard, seed))
                     continue
                 names = [n for n, b in sub.bands.items() if b.metric == metric]
                 verdicts.append(cross_fit(table, metric, names, search, section.objective, section.folds, seed))
@@ -223,11 +286,12 @@ def choose_all(bench: Workbench, subdomains: list[Subdomain]) -> None:
         else:
             # The papers' rule: the best on the documents that chose it, if it beats the base at all.
             def gain(v: Verdict, table: ScoreTable = table, sub: Subdomain = sub) -> float:
-                seen = sub.guard if v.candidate == SALIENCY else range(len(sub.split))
+                seen = sub.guard if v.candidate in (SALIENCY, UNITS) else range(len(sub.split))
                 return sum(table.gains(v.candidate, seen, section.objective)) / len(seen)
 
             best = max(verdicts, key=gain)
-            sub.choice = best if gain(best) > 0 else None
+            # Units were asked for by their share: without a guard they are taken whatever they cost.
+            sub.choice = best if gain(best) > 0 or best.candidate == UNITS else None
 
 
 def make_expert(bench: Workbench, sub: Subdomain) -> Expert:
@@ -236,6 +300,9 @@ def make_expert(bench: Workbench, sub: Subdomain) -> Expert:
         return Expert(sub.name)
     if sub.choice.candidate == SALIENCY:
         return switch_expert(sub.name, sub.fitted or {})
+    if sub.choice.candidate == UNITS and sub.units is not None:
+        found = sub.units
+        return unit_expert(sub.name, found.units.kind, found.units.lines(found.point.off), found.singles)
     band = sub.bands[sub.choice.candidate]
     norm, ends = sub.rankings.norm, sub.rankings.ends(band)
     sub.rankings.forget()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from freemoe.domain_experts.structured.wording import unit_lines
+
 ROWS = ("base", "expert", "routed", "control", "oracle")
 
 
@@ -33,7 +35,10 @@ def headlines(result: dict[str, Any]) -> list[str]:
                 f"{domain['name']}: {domain['metric']} {rows['base']['score']:.1f} -> {rows['expert']['score']:.1f} "
                 f"({gain_text(rows['expert'], 'points')} points, {domain['reported_documents']} held-out documents)"
             )
-        lines += [f"  {s['name']}: {s['verdict']}" for s in domain["subdomains"]]
+        for sub in domain["subdomains"]:
+            lines.append(f"  {sub['name']}: {sub['verdict']}")
+            if sub.get("units"):
+                lines += unit_lines(sub["name"], sub["units"])
     mean = result.get("overall", {}).get("expert")
     if mean and len(result["overall"]["domains"]) > 1:
         lines.append(

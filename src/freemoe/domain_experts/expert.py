@@ -1,8 +1,9 @@
 """What an expert is on disk: a rule and the few numbers that regenerate its switched-off weights bit by bit.
 
 A *band* expert holds the input norms of its subdomain (fp32, one per column) and, per row, the columns at the two ends
-of its band (`bands`). A *switch* expert holds sorted positions, as coded gaps: no values. A *base* expert holds nothing:
-the guard found no reliable gain.
+of its band (`bands`). A *switch* expert holds sorted positions, as coded gaps: no values. A *unit* expert holds the rows
+and columns of the units that are off, and perhaps single positions beside them. A *base* expert holds nothing: the guard
+found no reliable gain.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from freemoe.errors import ArtifactError, DataError
 from freemoe.families.weights import Weight
 
 Ends = dict[str, tuple[Tensor | None, Tensor | None]]
+
+Lines = dict[str, tuple[str, Tensor]]
+"""Weight -> what of it is off as a whole (``rows``, ``columns`` or ``experts``), and which: (N,) int64, ascending."""
 
 
 _HEAD = 9  # one byte k, eight bytes N
@@ -79,19 +83,23 @@ class Expert:
 
     Attributes:
         name: Name of the subdomain, ``DOMAIN/...``.
-        kind: ``base``, ``band`` or ``switch``.
+        kind: ``base``, ``band``, ``switch`` or ``unit``.
         band: The rule of a band expert.
         norms: Its input norms: tap -> ``(E, C)`` fp32.
         ends: Columns at the band's ends: weight -> two of ``(E, G)``.
-        switches: Positions of a switch expert: weight -> ``(N,)`` int64.
+        switches: Positions of a switch expert, and of the single switches of a unit expert: weight -> ``(N,)`` int64.
+        unit: Which units a unit expert switches off: a name of ``structured.units.KINDS``.
+        lines: Their rows and columns.
     """
 
     name: str
-    kind: Literal["base", "band", "switch"] = "base"
+    kind: Literal["base", "band", "switch", "unit"] = "base"
     band: Band | None = None
     norms: dict[str, Tensor] = field(default_factory=dict)
     ends: Ends = field(default_factory=dict)
     switches: dict[str, Tensor] = field(default_factory=dict)
+    unit: str | None = None
+    lines: Lines = field(default_factory=dict)
 
     def positions(self, weights: Sequence[Weight]) -> dict[str, Tensor]:
         """Regenerate the switched-off positions from the base's weights: name -> ``(N,)`` int64.
@@ -100,7 +108,7 @@ class Expert:
             ArtifactError: When a weight that the expert names is not in the model.
         """
         known = {w.name: w for w in weights}
-        touched = self.switches if self.kind == "switch" else self.ends
+        touched = {**self.switches, **self.lines, **self.ends}
         for name in touched:
             if name not in known:
                 raise ArtifactError(
@@ -108,6 +116,8 @@ class Expert:
                 )
         if self.kind == "switch":
             return dict(self.switches)
+        if self.kind == "unit":
+            return _with_lines(self.switches, self.lines, known)
         if self.band is None:
             return {}
         found = {}
@@ -122,7 +132,8 @@ class Expert:
 
     def describe(self) -> dict[str, Any]:
         """The part of the expert that stands in the manifest."""
-        return {"name": self.name, "kind": self.kind, "band": asdict(self.band) if self.band else None}
+        said = {"name": self.name, "kind": self.kind, "band": asdict(self.band) if self.band else None}
+        return {**said, "unit": self.unit} if self.unit else said
 
     def to_tensors(self) -> dict[str, Tensor]:
         """The part that stands in ``experts.safetensors``, under names that begin with the expert's."""
@@ -138,6 +149,8 @@ class Expert:
                 out[f"{self.name}|all|{name}"] = torch.zeros(1, dtype=torch.uint8)
         for name, positions in self.switches.items():
             out[f"{self.name}|switch|{name}"] = encode_positions(positions)
+        for name, (axis, numbers) in self.lines.items():
+            out[f"{self.name}|{axis}|{name}"] = encode_positions(numbers)
         return out
 
     @classmethod
@@ -149,7 +162,8 @@ class Expert:
         band = described.get("band")
         if band is not None:
             band = Band(**{**band, "layers": tuple(band["layers"]) if band["layers"] else None})
-        norms, switches, ends = {}, {}, {}
+        norms, switches, lines = {}, {}, {}
+        ends: Ends = {}
         for (owner, part, target), value in parts.items():
             if owner != name:
                 continue
@@ -157,13 +171,37 @@ class Expert:
                 norms[target] = value
             elif part == "switch":
                 switches[target] = decode_positions(value)
+            elif part in AXES:
+                lines[target] = part, decode_positions(value)
             else:
                 lower, upper = ends.get(target, (None, None))
                 ends[target] = (
                     _widen(value) if part == "low" else lower,
                     _widen(value) if part == "high" else upper,
                 )
-        return cls(name, described["kind"], band, norms, ends, switches)
+        return cls(name, described["kind"], band, norms, ends, switches, described.get("unit"), lines)
+
+
+AXES = ("rows", "columns", "experts")
+
+
+def _with_lines(switches: dict[str, Tensor], lines: Lines, weights: dict[str, Weight]) -> dict[str, Tensor]:
+    """Single positions and all those of whole rows, columns and experts: name -> (N,) int64, ascending."""
+    found = dict(switches)
+    for name, (axis, numbers) in lines.items():
+        experts, rows, columns = weights[name].shape
+        size = {"rows": experts * rows, "columns": columns, "experts": experts}[axis]
+        if len(numbers) and int(numbers[-1]) >= size:
+            raise ArtifactError(
+                f"{name!r} has {size} {axis}, and {int(numbers[-1])} is to be off. The expert was made for another base."
+            )
+        if axis == "columns":
+            where = (torch.arange(experts * rows)[:, None] * columns + numbers).flatten()
+        else:
+            each = experts * rows * columns // size
+            where = (numbers[:, None] * each + torch.arange(each)).flatten()
+        found[name] = torch.cat([found[name], where]).unique() if name in found else where
+    return found
 
 
 def _narrow(columns: Tensor) -> Tensor:
@@ -188,6 +226,14 @@ def band_expert(name: str, band: Band, ends: Ends, norms: dict[str, Tensor], wei
 def switch_expert(name: str, positions: dict[str, Tensor]) -> Expert:
     """An expert from switched-off positions."""
     return Expert(name, "switch", switches={k: v.cpu().long() for k, v in positions.items() if len(v)})
+
+
+def unit_expert(name: str, unit: str, lines: Lines, singles: dict[str, Tensor]) -> Expert:
+    """An expert from units that are off, and single positions outside of them."""
+    kept = {k: (axis, numbers.cpu().long()) for k, (axis, numbers) in lines.items() if len(numbers)}
+    return Expert(
+        name, "unit", switches={k: v.cpu().long() for k, v in singles.items() if len(v)}, unit=unit, lines=kept
+    )
 
 
 def random_positions(positions: dict[str, Tensor], weights: Sequence[Weight], seed: int) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,10 +11,13 @@ from freemoe.domain_experts.candidates import SALIENCY, Subdomain
 from freemoe.domain_experts.evidence import domain_evidence, is_text, where_off
 from freemoe.domain_experts.expert import Expert, random_positions
 from freemoe.domain_experts.router import Router, calibration_errors
+from freemoe.domain_experts.scores import Score
+from freemoe.domain_experts.structured.evidence import cut_evidence, unit_evidence
+from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits, joined
 from freemoe.domain_experts.subdomains import Subdomains, features
 from freemoe.domain_experts.switching import count, share
 from freemoe.domain_experts.workbench import Workbench
-from freemoe.evals.documents import FrozenChoice
+from freemoe.evals.documents import Document, FrozenChoice
 from freemoe.recipes import BuildRecipe
 
 
@@ -36,7 +39,12 @@ def reported_evidence(
     by_name = {s.name: s for s in subdomains}
 
     def controls(name: str, number: int) -> dict[str, Tensor]:
-        return random_positions(accepted[name], bench.weights, 1000 * (recipe.seed + 1) + number)
+        seed, units = 1000 * (recipe.seed + 1) + number, by_name[name].units
+        if units is not None and (choice := by_name[name].choice) is not None and choice.candidate == UNITS:
+            # Random units, and where single weights are off too, as many random ones beside them.
+            singles = random_positions(units.singles, bench.weights, seed)
+            return joined(units.units.positions(units.random(units.best, seed)), singles)
+        return random_positions(accepted[name], bench.weights, seed)
 
     found = []
     with bench.progress.stage("report", len(divided)) as advance:
@@ -61,14 +69,32 @@ def reported_evidence(
             )
             evidence["router"] |= calibration_errors(seen, [domain] * len(seen), [part.names[k] for k in known])
             found.append(_domain_result(bench, domain, part, by_name, accepted, evidence))
+            for k, (name, entry) in enumerate(zip(part.names, found[-1]["subdomains"], strict=True)):
+                if (units := by_name[name].units) is not None:
+                    own = [d for d, number in zip(documents, known, strict=True) if number == k]
+                    entry["units"] = _units_of(bench, domain, name, units, own)
             for name in part.names:
                 by_name[name].rankings.forget()
             advance(1)
     return found
 
 
+def _units_of(
+    bench: Workbench, domain: str, name: str, units: FoundUnits, documents: Sequence[Document]
+) -> dict[str, Any]:
+    """The curve of a subdomain's units on its reported documents, and what cutting them saves."""
+    recipe = bench.recipe
+
+    def score(unit: str, positions: dict[str, Tensor], docs: Sequence[Document]) -> Sequence[Score]:
+        return bench.reported_scores(domain, f"curve {name} {unit}", positions, docs)
+
+    found = unit_evidence(units, documents, score, controls=recipe.evidence.controls, seed=recipe.seed)
+    return {**found, "layout": recipe.units.layout, "cut": cut_evidence(bench.model, units)}
+
+
 def _candidates(sub: Subdomain) -> list[str]:
-    return [*([SALIENCY] if sub.fitted is not None else []), *sub.bands]
+    fitted = ((SALIENCY, sub.fitted), (UNITS, sub.units))
+    return [*(name for name, found in fitted if found is not None), *sub.bands]
 
 
 def _deferred(sub: Subdomain, candidate: str) -> Callable[[], dict[str, Tensor]]:

@@ -16,6 +16,7 @@ from freemoe.recipes.build import (
     SaliencySection,
     SearchSection,
     SubdomainSection,
+    UnitSection,
 )
 from freemoe.recipes.convert import ConvertRecipe, GateSection, LossSection, TrainSection
 from freemoe.recipes.reading import Recipe, dump, load_recipe, recipe_from
@@ -41,6 +42,7 @@ __all__ = [
     "SubdomainSection",
     "TrainSection",
     "TrimRecipe",
+    "UnitSection",
     "dump",
     "load_recipe",
     "recipe_from",

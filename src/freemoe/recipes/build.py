@@ -148,11 +148,47 @@ class SaliencySection(Section):
         return self
 
 
+class UnitSection(Section):
+    """Structured purification: whole units are off, and can be cut out of the model (`docs/structured.md`)."""
+
+    unit: Literal["neuron", "kv_group", "layer"] | None = Field(
+        default=None, description="What is switched off as a whole; absent: single weights only."
+    )
+    off: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(min_length=1)] = Field(
+        default=(0.2,), description="Shares of the units off, ascending; one, or several for the curve."
+    )
+    layout: Literal["even", "free"] = Field(
+        default="even", description="even: as many in every layer, so that a plain checkpoint can say it; free."
+    )
+    multiple: int | None = Field(
+        default=None, ge=1, description="even: neurons left per layer are a multiple of it; 8 on a CPU, 64 elsewhere."
+    )
+    steps: int = Field(default=200, ge=1, description="Steps of training per share.")
+    step_tokens: int = Field(default=2048, ge=1, description="Answer tokens per step, about.")
+    every: int = Field(default=20, ge=1, description="Steps between two looks at the stopping loss.")
+    patience: int = Field(default=4, ge=1, description="Looks without a better loss before a share ends.")
+
+    @field_validator("off", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(","))
+        return (value,) if isinstance(value, float | int) else value
+
+    @field_validator("off")
+    @classmethod
+    def _ascending(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if list(value) != sorted(set(value)):
+            raise ValueError(f"shares {list(value)} must ascend, each once: 0.1,0.2,0.3")
+        return value
+
+
 class SearchSection(Section):
     """How candidates are compared and when one is accepted."""
 
     metrics: tuple[Literal["saliency", "wanda", "magnitude", "random"], ...] = Field(
-        default=("saliency", "wanda"), min_length=1
+        default=("saliency", "wanda"),
+        description="With units, none unless said; saliency then switches off single weights of what is left.",
     )
     method: Literal["exhaustive", "halving"] = "halving"
     objective: Literal["accuracy", "loglikelihood"] = "accuracy"
@@ -235,9 +271,32 @@ class BuildRecipe(Section):
     subdomains: SubdomainSection = SubdomainSection()
     bands: BandSection = BandSection()
     saliency: SaliencySection = SaliencySection()
+    units: UnitSection = UnitSection()
     search: SearchSection = SearchSection()
     router: RouterSection = RouterSection()
     evidence: EvidenceSection = EvidenceSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _units_alone_unless_said(cls, data: object) -> object:
+        """Units compete alone where no metric is named; written down, so that a dumped recipe means the same."""
+        if not isinstance(data, dict):
+            return data
+        units, search = data.get("units") or {}, data.get("search") or {}
+        if isinstance(units, dict) and units.get("unit") and isinstance(search, dict) and "metrics" not in search:
+            return {**data, "search": {**search, "metrics": ()}}
+        return data
+
+    @model_validator(mode="after")
+    def _something_competes(self) -> BuildRecipe:
+        if not self.search.metrics and self.units.unit is None:
+            raise ValueError("search.metrics names no metric; name at least one of " + ", ".join(METRICS))
+        if self.units.unit and (self.bands.layers is not None or self.bands.sublayers != "both"):
+            raise ValueError(
+                "units are of the whole model: leave bands.layers and bands.sublayers (--layers, --sublayers) at their "
+                "defaults with --unit"
+            )
+        return self
 
     @model_validator(mode="after")
     def _counts_of_domains(self) -> BuildRecipe:

@@ -103,7 +103,7 @@ def test_free_masks_need_padding() -> None:
     model = tiny_model("qwen2")
     units = find_units(model, "neuron")
     off = {0: torch.arange(5, 20), 1: torch.tensor([2, 3])}
-    with pytest.raises(RecipeError, match="33 to 46.*--even"):
+    with pytest.raises(RecipeError, match=r"33 to 46.*--even"):
         shrink(model, units, off)
     small = shrink(model, units, off, pad=True)
     assert small.config.intermediate_size == 46
@@ -134,6 +134,7 @@ def test_gradient_by_the_mask_is_the_slope_of_the_loss(case: str, kind: str) -> 
             return model(input_ids=ids).logits.square().mean()
 
     loss(mask).backward()
+    assert mask.grad is not None
     unit = int(mask.grad.abs().argmax())
     with torch.no_grad():
         up, down = mask.clone(), mask.clone()
@@ -172,7 +173,7 @@ def test_counts() -> None:
     assert even_count(172, 0.25, 8) == 172 - 128
     assert even_count(172, 0.2, 8) == 172 - 136
     assert even_count(48, 0.25, 1) == 12
-    with pytest.raises(RecipeError, match="Kept counts.*64, 128"):
+    with pytest.raises(RecipeError, match=r"Kept counts.*64, 128"):
         even_count(172, 0.7, 64)
     with pytest.raises(RecipeError, match="at least 2"):
         even_count(4, 0.6, 1, least=2)

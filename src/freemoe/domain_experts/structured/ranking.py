@@ -26,12 +26,12 @@ from freemoe.errors import NumericError
 
 @dataclass(frozen=True, eq=False)
 class Worth:
-    """The units of one layer, (count,) float32 each, in nats per answer token.
+    """The units of one layer, float32; gain and curvature (count,), in nats per answer token.
 
     Attributes:
         gain: a_j: by how much the loss falls, to first order, when the unit goes off.
         curvature: d_j >= 0: twice the second-order rise.
-        energy: Mean over tokens of the squared length of what the unit gives, before the linear that reads it.
+        energy: (count, width) mean squares, over tokens, of what the unit gives to the linear that reads it.
     """
 
     gain: Tensor
@@ -48,7 +48,7 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch]) -> list[Wort
     """Measure every unit on documents, in one pass; layers in the order of ``units``.
 
     For layers and experts, whose contribution is no input of one linear, the curvature is the mean over batches of the
-    squared gradient and the energy is not measured (0).
+    squared gradient and the energy is not measured (width 0).
 
     Raises:
         NumericError: When a loss or gradient is NaN or infinite.
@@ -56,13 +56,14 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch]) -> list[Wort
     device = units.layers[0].parts[0].weight.parameter.device
     masks = {n: m.requires_grad_() for n, m in ones(units, device).items()}
     tokens = sum(b.answer_tokens for b in batches)
-    sums = {layer.number: torch.zeros(4, layer.count, device=device) for layer in units.layers}
+    moments: dict[int, list[Tensor]] = {}
+    sums = {layer.number: torch.zeros(2, layer.count, device=device) for layer in units.layers}
     positions = 0
     with gradients_to(model, [], lambda *_: None, checkpointing=False), ExitStack() as stack:
         stack.enter_context(masked(units, masks))
         if units.kind in ("neuron", "kv_group"):
             for layer in units.layers:
-                stack.enter_context(_moments(layer, sums[layer.number]))
+                stack.enter_context(_moments(layer, moments))
         for batch in batches:
             positions += int(batch.mask.sum())
             answer_loss(model, batch).backward()
@@ -74,28 +75,31 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch]) -> list[Wort
                 mask.grad = None
     found = []
     for layer in units.layers:
-        slope, square, inputs, gradients = sums[layer.number]
+        slope, square = sums[layer.number]
         if not bool(torch.isfinite(sums[layer.number]).all()):
             raise NumericError(
                 f"The gradient of the units of layer {layer.number} is NaN or infinite. Try --dtype float32."
             )
-        curvature = square / tokens
-        if units.kind in ("neuron", "kv_group"):
-            curvature = inputs * gradients / (positions * tokens)
-        found.append(Worth(slope / tokens, curvature, inputs / max(1, positions)))
+        curvature, energy = square / tokens, torch.zeros(layer.count, 0, device=device)
+        if layer.number in moments:
+            inputs, gradients = (m.unflatten(0, (layer.count, -1)) for m in moments[layer.number])
+            energy = inputs / positions
+            curvature = (energy * gradients).sum(1) / tokens
+        found.append(Worth(slope / tokens, curvature, energy))
     return found
 
 
 @contextmanager
-def _moments(layer: LayerUnits, sums: Tensor) -> Iterator[None]:
-    """Sum, into rows 2 and 3, the squares of a linear's inputs and of the loss's gradients by them, per unit."""
+def _moments(layer: LayerUnits, moments: dict[int, list[Tensor]]) -> Iterator[None]:
+    """Sum the squares of a linear's inputs, and of the loss's gradients by them: two of (count * width,)."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         x = inputs[0]
 
         def both(gradient: Tensor) -> None:
-            for row, values in ((2, x.detach()), (3, gradient)):
-                sums[row] += values.float().square().flatten(0, -2).sum(0).unflatten(0, (layer.count, -1)).sum(1)
+            found = [v.float().square().flatten(0, -2).sum(0) for v in (x.detach(), gradient)]
+            before = moments.get(layer.number)
+            moments[layer.number] = found if before is None else [a + b for a, b in zip(before, found, strict=True)]
 
         x.register_hook(both)
 

@@ -6,6 +6,7 @@ query heads that read it; a *layer* a whole decoder layer; an *expert* one route
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -108,6 +109,28 @@ class Units:
             if layer.number in off and len(off[layer.number])
             for part in layer.parts
         }
+
+    def lines(self, off: UnitsOff) -> dict[str, tuple[str, Tensor]]:
+        """The same as whole rows, columns or experts: name -> axis and sorted numbers."""
+        self.check(off)
+        return {
+            part.weight.name: (part.axis, part.indices(off[layer.number].cpu()))
+            for layer in self.layers
+            if layer.number in off and len(off[layer.number])
+            for part in layer.parts
+        }
+
+    def of_lines(self, lines: Mapping[str, tuple[str, Tensor]]) -> dict[int, Tensor]:
+        """Inverse of `lines`: the units all of whose rows, columns or experts are named."""
+        found = {}
+        for layer in self.layers:
+            off = torch.ones(layer.count, dtype=torch.bool)
+            for part in layer.parts:
+                _, numbers = lines.get(part.weight.name, (part.axis, torch.empty(0, dtype=torch.long)))
+                off &= torch.isin(part.members, numbers).all(1)
+            if bool(off.any()):
+                found[layer.number] = off.nonzero().flatten()
+        return found
 
     def number_off(self, off: UnitsOff) -> int:
         """How many units are off."""
@@ -319,7 +342,7 @@ def lowest(units: Units, scores: Sequence[Tensor], number: Sequence[int] | int) 
                 here = flat[start : start + layer.count]
                 here[torch.sort(here, descending=True, stable=True).indices[: layer.least]] = torch.inf
         picked = torch.sort(flat, stable=True).indices[:number].sort().values
-        chosen = [picked[(picked >= a) & (picked < b)] - a for a, b in zip(starts, starts[1:], strict=False)]
+        chosen = [picked[(picked >= a) & (picked < b)] - a for a, b in itertools.pairwise(starts)]
     else:
         chosen = [
             torch.sort(s.detach().double().cpu(), stable=True).indices[:n].sort().values

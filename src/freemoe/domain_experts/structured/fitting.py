@@ -1,0 +1,194 @@
+"""Structured purification inside a build: per subdomain the curve, the candidate, single switches inside it, rivals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.domain_experts.batches import AnswerBatch
+from freemoe.domain_experts.purification import Task, method_of
+from freemoe.domain_experts.structured.ranking import worth
+from freemoe.domain_experts.structured.rivals import random_scores, rival_scores
+from freemoe.domain_experts.structured.training import Curve, OnLook, Point, train_units
+from freemoe.domain_experts.structured.units import Units, UnitsOff, lowest
+from freemoe.domain_experts.switching import Positions, switched_off
+from freemoe.families.weights import Weight
+from freemoe.recipes import SaliencySection, UnitSection
+
+UNITS = "units"
+"""Name of the candidate."""
+
+_CPU_MULTIPLE, _ACCELERATOR_MULTIPLE = 8, 64
+
+
+def multiple_of(section: UnitSection, device: torch.device) -> int:
+    """What the units left in a layer are a multiple of: neurons make matrices, whose sides kernels want round."""
+    if section.unit != "neuron":
+        return 1
+    return section.multiple or (_CPU_MULTIPLE if device.type == "cpu" else _ACCELERATOR_MULTIPLE)
+
+
+@dataclass(frozen=True, eq=False)
+class FoundUnits:
+    """What a subdomain's structured purification found.
+
+    Attributes:
+        units: What there is to switch off.
+        curve: Its training: one point per share asked for.
+        singles: Single weights that are off inside what the candidate's units leave.
+        single_losses: Stopping losses of that second purification.
+        rivals: Per point, units that each rival would switch off, as many.
+    """
+
+    units: Units
+    curve: Curve
+    singles: Positions = field(default_factory=dict)
+    single_losses: tuple[float, ...] = ()
+    rivals: tuple[Mapping[str, UnitsOff], ...] = ()
+
+    @property
+    def best(self) -> int:
+        """Number of the point with the lowest stopping loss: the candidate."""
+        losses = [p.loss for p in self.curve.points]
+        return losses.index(min(losses))
+
+    @property
+    def point(self) -> Point:
+        """The candidate's units."""
+        return self.curve.points[self.best]
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """The stopping loss from the base on, look by look."""
+        return (self.curve.base, *(loss for _, _, loss in self.curve.looks), *self.single_losses)
+
+    def positions(self) -> Positions:
+        """All weights that the candidate switches off."""
+        return joined(self.units.positions(self.point.off), self.singles)
+
+    def random(self, number: int, seed: int) -> UnitsOff:
+        """The control: as many units per layer as a point has, drawn at random."""
+        counts = [len(self.curve.points[number].off.get(layer.number, ())) for layer in self.units.layers]
+        if self.units.kind == "layer":
+            return lowest(self.units, random_scores(self.units, seed), sum(counts))
+        return lowest(self.units, random_scores(self.units, seed), counts)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Flatten, for the run folder."""
+        found = {
+            "base": torch.tensor(self.curve.base, dtype=torch.float64),
+            "points": torch.tensor([[p.share, p.asked, p.loss] for p in self.curve.points], dtype=torch.float64),
+            "looks": torch.tensor(self.curve.looks, dtype=torch.float64).reshape(-1, 3),
+            "single_losses": torch.tensor(self.single_losses, dtype=torch.float64),
+        }
+        for i, point in enumerate(self.curve.points):
+            found |= {f"off|{i}|{layer}": numbers for layer, numbers in point.off.items()}
+        for i, rivals in enumerate(self.rivals):
+            for name, off in rivals.items():
+                found |= {f"rival|{i}|{name}|{layer}": numbers for layer, numbers in off.items()}
+        return found | {f"single|{name}": where.cpu() for name, where in self.singles.items()}
+
+    @staticmethod
+    def from_tensors(units: Units, tensors: dict[str, Tensor]) -> FoundUnits:
+        """Inverse of `to_tensors`."""
+        rows = tensors["points"].tolist()
+        offs: list[dict[int, Tensor]] = [{} for _ in rows]
+        rivals: list[dict[str, dict[int, Tensor]]] = [{} for _ in rows]
+        singles = {}
+        for key, value in tensors.items():
+            part, _, rest = key.partition("|")
+            if part == "off":
+                i, layer = map(int, rest.split("|"))
+                offs[i][layer] = value
+            elif part == "rival":
+                i, name, layer = rest.split("|")
+                rivals[int(i)].setdefault(name, {})[int(layer)] = value
+            elif part == "single":
+                singles[rest] = value
+        points = tuple(Point(s, a, off, loss) for (s, a, loss), off in zip(rows, offs, strict=True))
+        looks = tuple((int(step), share, loss) for step, share, loss in tensors["looks"].tolist())
+        curve = Curve(float(tensors["base"]), points, looks)
+        return FoundUnits(units, curve, singles, tuple(tensors["single_losses"].tolist()), tuple(rivals))
+
+
+def joined(one: Positions, other: Positions) -> Positions:
+    """Positions that are in one or in the other."""
+    both = dict(one)
+    for name, where in other.items():
+        both[name] = torch.cat([both[name].to(where.device), where]).unique() if name in both else where
+    return both
+
+
+def fit_units(
+    model: Any,
+    weights: Sequence[Weight],
+    units: Units,
+    gradient: Sequence[AnswerBatch],
+    stop: Sequence[AnswerBatch],
+    section: UnitSection,
+    singles: SaliencySection | None,
+    *,
+    text: bool,
+    seed: int,
+    on_look: OnLook | None = None,
+    on_round: Callable[[int, float, float], None] | None = None,
+) -> FoundUnits:
+    """Train the curve for one subdomain, then single switches inside its best point; the model is bit-equal afterwards.
+
+    Args:
+        model: A causal LM.
+        weights: Its weights.
+        units: Its units of the kind that ``section`` names.
+        gradient: Documents that train.
+        stop: Documents that stop.
+        section: Shares, layout and schedule.
+        singles: How single weights are switched off inside what is left; None: none are.
+        text: Whether the documents are plain text.
+        seed: Of everything random.
+        on_look: Told after every look of the units' training.
+        on_round: Told after every round of the single switches.
+    """
+    checkpointing = singles.checkpointing if singles else False
+    curve = train_units(
+        model,
+        units,
+        gradient,
+        stop,
+        budgets=section.off,
+        layout=section.layout,
+        multiple=multiple_of(section, model.device),
+        steps=section.steps,
+        step_tokens=section.step_tokens,
+        every=section.every,
+        patience=section.patience,
+        seed=seed,
+        checkpointing=checkpointing,
+        on_look=on_look,
+    )
+    scores = rival_scores(units, worth(model, units, gradient))
+    rivals = tuple(
+        {name: lowest(units, s, _as_many(units, point, section.layout)) for name, s in scores.items()}
+        for point in curve.points
+    )
+    found = FoundUnits(units, curve, rivals=rivals)
+    if singles is None:
+        return found
+    with switched_off(weights, _on(model.device, units.positions(found.point.off))):
+        task = Task(model, weights, gradient, stop, text, seed, on_round or (lambda *_: None))
+        inside = method_of(singles, text).run(task, singles)
+    return FoundUnits(units, curve, dict(inside.positions), tuple(inside.losses[1:]), rivals)
+
+
+def _as_many(units: Units, point: Point, layout: str) -> list[int] | int:
+    """A point's number of units, as `lowest` takes it: per layer for ``even``, else in all."""
+    if layout == "even" and units.kind != "layer":
+        return [len(point.off.get(layer.number, ())) for layer in units.layers]
+    return units.number_off(point.off)
+
+
+def _on(device: torch.device, positions: Positions) -> Positions:
+    return {name: where.to(device) for name, where in positions.items()}

@@ -1,0 +1,45 @@
+"""Structured purification in words; reads the result, nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def unit_lines(name: str, units: dict[str, Any]) -> list[str]:
+    """What stands in the summary of a build, in words."""
+    lines = []
+    for point in units["points"]:
+        rivals = ", ".join(f"{n} {_figure(row)}" for n, row in point["rivals"].items())
+        mark = " (the candidate)" if point["candidate"] and len(units["points"]) > 1 else ""
+        lines.append(
+            f"  {name}: {point['units']} of {units['of']} {_words(units['kind'])} off ({point['share']:.1%}){mark}: held out "
+            f"{_figure(point['row'], interval=True)}" + (f"; at as many: {rivals}" if rivals else "")
+        )
+    lines.append(
+        f"  {name}: largest share off whose 95 % interval does not leave the base: {units['largest_share']:.1%}"
+        if units["largest_share"]
+        else f"  {name}: at every share tried the 95 % interval leaves the base for the worse"
+    )
+    cut = units.get("cut") or {}
+    if "parameters" in cut:
+        lines.append(
+            f"  {name}: cut out: {cut['parameters'][1] / cut['parameters'][0]:.1%} of the parameters, prefill x "
+            f"{cut['prefill'][1] / cut['prefill'][0]:.2f}, decode x {cut['decode'][1] / cut['decode'][0]:.2f} tokens/s on this "
+            "machine"
+        )
+    elif cut:
+        lines.append(f"  {name}: not cut out: {cut['cannot']}")
+    return lines
+
+
+def _words(kind: str) -> str:
+    return {"neuron": "neurons", "kv_group": "KV groups", "layer": "layers", "expert": "experts"}[kind]
+
+
+def _figure(row: dict[str, Any], interval: bool = False) -> str:
+    seen, form = (row["ratio"], "x {:.3f}") if "ratio" in row else (row["gain"], "{:+.1f}")
+    text = form.format(seen["mean"])
+    if not interval:
+        return text
+    unit = "perplexity" if "ratio" in row else "points"
+    return f"{unit} {text} [{seen['low']:.3g}, {seen['high']:.3g}]"
