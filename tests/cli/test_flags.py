@@ -45,6 +45,8 @@ VALUES: dict[str, tuple[str | None, Any]] = {
     "step": ("1e-4", 1e-4),
     "budget": ("0.02", 0.02),
     "patience": ("3", 3),
+    "unit": ("kv_group", "kv_group"),
+    "off": ("0.1,0.3", (0.1, 0.3)),
     "level2": ("centroid", "centroid"),
     "controls": ("1", 1),
     "oracle": ("--no-oracle", False),
@@ -103,7 +105,12 @@ def test_a_flag_reaches_its_field_and_no_other(
     recipe = parsed(done.out, tmp_path)
     assert at(recipe, path) == VALUES[flag][1]
     assert at(default, path) != VALUES[flag][1]
-    assert without(recipe, path) == without(default, path)
+    rest, usual = without(recipe, path), without(default, path)
+    if flag == "unit":
+        # Units compete alone unless metrics are named.
+        assert rest["search"].pop("metrics") == []
+        usual["search"].pop("metrics")
+    assert rest == usual
 
 
 @pytest.mark.parametrize(
@@ -113,6 +120,11 @@ def test_a_flag_reaches_its_field_and_no_other(
         (["--subdomains", "math=8, code=3", "-d", "code=mbpp"], {"subdomains.count": {"math": 8, "code": 3}}),
         (["--theta", "0.5:1:0.05"], {"bands.start": 0.5, "bands.end": 1.0, "bands.step": 0.05}),
         (["--layers", "1:4"], {"bands.layers": (1, 4)}),
+        (["--free"], {"units.layout": "free"}),
+        (
+            ["--unit", "neuron", "--even", "--metric", "saliency"],
+            {"search.metrics": ("saliency",), "units.off": (0.2,)},
+        ),
         (["-d", "general=mmlu,arc_easy@5"], {"domains": {"math": ("gsm8k",), "general": ("mmlu", "arc_easy@5")}}),
         (["--seed", "3", "--set", "seed=4"], {"seed": 4}),
         (["--set", "bands.layers=[0, 2]", "--set", "search.metrics=magnitude"], {"search.metrics": ("magnitude",)}),
@@ -132,7 +144,7 @@ def test_every_option_of_build_and_eval_is_accounted_for() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     acting = {"sets", "overwrite", "dry_run", "print_recipe_", "as_json", "quiet", "domain"}
     build = {p.name for p in commands["build"].params}
-    assert build == {*build_cli.PATHS, *acting, "model", "subdomains", "theta", "layers", "resume"}
+    assert build == {*build_cli.PATHS, *acting, "model", "subdomains", "theta", "layers", "even", "resume"}
     assert {p.name for p in commands["eval"].params} == {*eval_cli.PATHS, *acting, "artefact", "expert"}
 
 

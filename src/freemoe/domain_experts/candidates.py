@@ -24,7 +24,7 @@ from freemoe.domain_experts.structured.training import OnLook
 from freemoe.domain_experts.structured.units import find_units, numbers_off
 from freemoe.domain_experts.subdomains import Subdomains
 from freemoe.domain_experts.workbench import Workbench
-from freemoe.errors import DataError, NumericError
+from freemoe.errors import DataError, NumericError, RecipeError
 from freemoe.evals.documents import ReferenceSplit
 from freemoe.recipes import BuildRecipe
 from freemoe.runs import RunFolder
@@ -224,6 +224,11 @@ def shrink_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
     recipe, section = bench.recipe, bench.recipe.units
     if section.unit is None:
         return
+    if recipe.bands.layers is not None or recipe.bands.sublayers != "both":
+        raise RecipeError(
+            "Units are of the whole model: leave bands.layers and bands.sublayers (--layers, --sublayers) at their defaults "
+            "with --unit."
+        )
     units = find_units(bench.model, section.unit)
     singles = recipe.saliency if SALIENCY in recipe.search.metrics else None
     for share in section.off:

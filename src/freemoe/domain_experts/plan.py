@@ -12,6 +12,7 @@ from freemoe.domain_experts.evidence import is_text
 from freemoe.domain_experts.importance import METRICS
 from freemoe.domain_experts.learned import STATE_BYTES
 from freemoe.domain_experts.purification import method_of
+from freemoe.domain_experts.structured.fitting import documents_to_fit
 from freemoe.domain_experts.subdomains import divide, features
 from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.evals.documents import Document
@@ -35,6 +36,12 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
         subdomains += list(part.names)
         reference += len(data.reference)
         reported += len(data.reported)
+        if recipe.units.unit:
+            for number in dict.fromkeys(part.labels):
+                own = [d for d, label in zip(data.reference.documents, part.labels, strict=True) if label == number]
+                tokens = sum(len(answer) for _, answer in bench.rows(own))
+                section = recipe.saliency
+                purified += documents_to_fit(recipe.units, section.stop_share, section.gradient_share, len(own), tokens)
         if fitted:
             purified += _documents_to_purify(bench, data.reference.documents, part.labels)
     bands = sum(

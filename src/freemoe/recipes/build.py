@@ -290,12 +290,7 @@ class BuildRecipe(Section):
     @model_validator(mode="after")
     def _something_competes(self) -> BuildRecipe:
         if not self.search.metrics and self.units.unit is None:
-            raise ValueError("search.metrics names no metric; name at least one of " + ", ".join(METRICS))
-        if self.units.unit and (self.bands.layers is not None or self.bands.sublayers != "both"):
-            raise ValueError(
-                "units are of the whole model: leave bands.layers and bands.sublayers (--layers, --sublayers) at their "
-                "defaults with --unit"
-            )
+            raise ValueError("search.metrics names no metric; name at least 1 of " + ", ".join(METRICS))
         return self
 
     @model_validator(mode="after")

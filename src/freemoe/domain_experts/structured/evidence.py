@@ -71,6 +71,7 @@ def unit_evidence(
     return {
         "kind": units.kind,
         "of": units.total,
+        "start": curve.start,
         "stopping_loss_of_base": curve.base,
         "looks": [list(look) for look in curve.looks],
         "points": points,

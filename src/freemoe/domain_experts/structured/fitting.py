@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +85,7 @@ class FoundUnits:
             "points": torch.tensor([[p.share, p.asked, p.loss] for p in self.curve.points], dtype=torch.float64),
             "looks": torch.tensor(self.curve.looks, dtype=torch.float64).reshape(-1, 3),
             "single_losses": torch.tensor(self.single_losses, dtype=torch.float64),
+            f"start|{self.curve.start}": torch.zeros(1),
         }
         for i, point in enumerate(self.curve.points):
             found |= {f"off|{i}|{layer}": numbers for layer, numbers in point.off.items()}
@@ -98,10 +100,12 @@ class FoundUnits:
         rows = tensors["points"].tolist()
         offs: list[dict[int, Tensor]] = [{} for _ in rows]
         rivals: list[dict[str, dict[int, Tensor]]] = [{} for _ in rows]
-        singles = {}
+        singles, start = {}, ""
         for key, value in tensors.items():
             part, _, rest = key.partition("|")
-            if part == "off":
+            if part == "start":
+                start = rest
+            elif part == "off":
                 i, layer = map(int, rest.split("|"))
                 offs[i][layer] = value
             elif part == "rival":
@@ -111,8 +115,23 @@ class FoundUnits:
                 singles[rest] = value
         points = tuple(Point(s, a, off, loss) for (s, a, loss), off in zip(rows, offs, strict=True))
         looks = tuple((int(step), share, loss) for step, share, loss in tensors["looks"].tolist())
-        curve = Curve(float(tensors["base"]), points, looks)
+        curve = Curve(float(tensors["base"]), points, looks, start)
         return FoundUnits(units, curve, singles, tuple(tensors["single_losses"].tolist()), tuple(rivals))
+
+
+def documents_to_fit(section: UnitSection, stop_share: float, share: float, documents: int, tokens: int) -> float:
+    """What fitting takes, as documents scored once: a backward pass costs as much as two forward passes.
+
+    Args:
+        section: Shares and schedule.
+        stop_share: Of the documents that stop.
+        share: Of the documents that give gradients.
+        documents: Reference documents of the subdomain.
+        tokens: Answer tokens of these.
+    """
+    step = min(share * documents, max(1.0, section.step_tokens * documents / max(1, tokens)))
+    looks = 4 + len(section.off) * (1 + 1.5 * math.ceil(section.steps / section.every))
+    return 3 * (2 * share * documents + len(section.off) * section.steps * step) + looks * stop_share * documents
 
 
 def joined(one: Positions, other: Positions) -> Positions:

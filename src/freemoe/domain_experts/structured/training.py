@@ -3,13 +3,17 @@
 Every unit has a score; the K lowest are off. The gradient of the loss by the mask passes the choice as if it were the
 identity, so that units that are off are judged too and can come back. A run opens one budget after the other, each from
 where the last one ended, so that one training gives the curve of loss against share off.
+
+Gradients mislead where units carry massive activations. So the stopping loss picks the order that training starts from,
+the most disturbing units are held on, and after every look the scores go back to those of the look before, and move half
+as fast from there, when those do better at the same number of units off.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +23,7 @@ from freemoe.domain_experts.batches import AnswerBatch, answer_loss, mean_loss
 from freemoe.domain_experts.gradients import gradients_to
 from freemoe.domain_experts.learned import draw
 from freemoe.domain_experts.structured.masks import masked, masks_of, units_off
-from freemoe.domain_experts.structured.ranking import Worth, worth
+from freemoe.domain_experts.structured.ranking import Worth, orders, worth
 from freemoe.domain_experts.structured.units import Units, lowest, numbers_off
 from freemoe.errors import DataError, NumericError, RecipeError
 
@@ -29,6 +33,8 @@ OnLook = Callable[[int, float, float], None]
 _BETAS = (0.9, 0.99)
 # The budget of a stage opens over its first part.
 _OPEN = 0.25
+# Scores start evenly in [-_SPREAD, _SPREAD]. The share _HELD of the units that disturbs most begins _FAR above.
+_SPREAD, _HELD, _FAR = 3.0, 0.01, 1e3
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +62,13 @@ class Curve:
         base: Stopping loss with every unit on.
         points: One per budget, ascending.
         looks: (step, share off, stopping loss) of every look.
+        start: The order that training began with: a name of `ranking.orders`.
     """
 
     base: float
     points: tuple[Point, ...]
-    looks: tuple[tuple[int, float, float], ...] = field(default=())
+    looks: tuple[tuple[int, float, float], ...] = ()
+    start: str = ""
 
 
 @dataclass(eq=False)
@@ -73,18 +81,20 @@ class Scores:
     steps: int = 0
 
     @staticmethod
-    def start(worths: Sequence[Worth]) -> Scores:
-        """Begin with the predicted change of the loss, in units of its spread over the units that can be trusted.
-
-        The units with the largest predicted rise are clipped: their order among each other is of no use, and a spread
-        that they set would make all others equal.
-        """
-        raw = [w.score for w in worths]
-        flat = torch.cat(raw)
-        middle = flat.median()
-        spread = (flat - middle).abs().median().clamp(min=torch.finfo(flat.dtype).tiny)
-        values = [((r - middle) / spread).clamp(-_CLIP, _CLIP) for r in raw]
+    def start(order: Sequence[Tensor], worths: Sequence[Worth]) -> Scores:
+        """Begin with the ranks of an order, evenly spread, and hold the units that disturb most far above the others."""
+        sizes = [len(v) for v in order]
+        flat = torch.cat(list(order))
+        ranks = torch.empty_like(flat)
+        ranks[torch.sort(flat, stable=True).indices] = torch.linspace(-_SPREAD, _SPREAD, len(flat), device=flat.device)
+        curvature = torch.cat([w.curvature for w in worths])
+        ranks[torch.topk(curvature, int(_HELD * len(flat))).indices] += _FAR
+        values = list(ranks.split(sizes))
         return Scores(values, [torch.zeros_like(v) for v in values], [torch.zeros_like(v) for v in values])
+
+    def copy(self) -> Scores:
+        """The same scores, with means that begin anew."""
+        return Scores([v.clone() for v in self.values], *([torch.zeros_like(v) for v in self.values] for _ in range(2)))
 
     def step(self, gradients: Sequence[Tensor], pace: float) -> None:
         """One step of Adam down ``gradients``, with one floor for all units: large gradients move further."""
@@ -100,9 +110,6 @@ class Scores:
         for value, mean, square in zip(self.values, self.mean, self.square, strict=True):
             # The mask is 1 where the score is high, so that going down the loss is going down dL/dm.
             value.addcdiv_(mean, (square / unbias).sqrt_().add_(floor), value=-pace / (1 - first**self.steps))
-
-
-_CLIP = 20.0
 
 
 def train_units(
@@ -137,7 +144,7 @@ def train_units(
         step_tokens: Answer tokens of a step, about.
         every: Steps between two looks at the stopping loss.
         patience: Looks at the full budget without a better loss before a budget ends.
-        pace: How far a score moves per step, in the spread of the scores at the start.
+        pace: How far a score moves per step; at the start scores spread over 6.
         seed: Of the order of documents.
         checkpointing: Make activations again in the backward pass, for memory.
         on_look: Told after every look.
@@ -153,37 +160,53 @@ def train_units(
         raise RecipeError(f"units.off is {list(budgets)}: shares must ascend, each once, e.g. 0.1,0.2,0.3.")
     targets = [numbers_off(units, b, layout, multiple) for b in budgets]
     looks: list[tuple[int, float, float]] = []
+
+    def look(scores: Scores, number: Sequence[int] | int) -> tuple[float, dict[int, Tensor]]:
+        off = lowest(units, scores.values, number)
+        return _loss_under(model, units, off, stop), off
+
     base = mean_loss(model, stop)
-    scores = Scores.start(worth(model, units, gradient))
+    worths = worth(model, units, gradient)
+    starts = {name: Scores.start(order, worths) for name, order in orders(worths).items()}
+    first = {name: look(scores, targets[0])[0] for name, scores in starts.items()}
+    start = min(first, key=lambda name: first[name])
+    scores = starts[start]
     drawn = draw(gradient, step_tokens, seed)
     points: list[Point] = []
     before: Sequence[int] | int = 0 if isinstance(targets[0], int) else [0] * len(units.layers)
     done = 0
     for asked, target in zip(budgets, targets, strict=True):
-        best, best_loss, waited = None, math.inf, 0
+        trusted, speed, waited = scores.copy(), pace, 0
+        best_loss, best = look(trusted, target)
         for number in range(1, steps + 1):
             opened = 1 - max(0.0, 1 - number / max(1, round(steps * _OPEN))) ** 3
-            off = lowest(units, scores.values, _between(before, target, opened))
-            scores.step(_slopes(model, units, off, next(drawn), checkpointing), pace * _cosine(number, steps))
+            asked_now = _between(before, target, opened)
+            off = lowest(units, scores.values, asked_now)
+            scores.step(_slopes(model, units, off, next(drawn), checkpointing), speed * _cosine(number, steps))
             done += 1
             if number % every and number < steps:
                 continue
-            off = lowest(units, scores.values, _between(before, target, opened))
-            loss = _loss_under(model, units, off, stop)
+            loss, off = look(scores, asked_now)
+            held, held_off = (best_loss, best) if opened == 1 else look(trusted, asked_now)
+            if loss < held:
+                trusted = scores.copy()
+            else:
+                scores, speed = trusted.copy(), speed / 2
+                loss, off = held, held_off
             looks.append((done, units.share_off(off), loss))
             if on_look:
                 on_look(done, loss, units.share_off(off))
             if opened < 1:
+                best_loss, best = look(trusted, target)
                 continue
-            waited += 1
-            if loss < best_loss:
-                best, best_loss, waited = off, loss, 0
+            waited = 0 if loss < best_loss else waited + 1
+            best_loss, best = loss, off
             if waited >= patience:
                 break
-        assert best is not None
+        scores = trusted.copy()
         points.append(Point(units.share_off(best), asked, best, best_loss))
         before = target
-    return Curve(base, tuple(points), tuple(looks))
+    return Curve(base, tuple(points), tuple(looks), start)
 
 
 def _cosine(step: int, steps: int) -> float:

@@ -1,0 +1,101 @@
+"""Write an expert of units as a plain smaller checkpoint: loaded, switched in, cut out, checked, saved."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.structured.shrink import shrink
+from freemoe.domain_experts.structured.units import find_units
+from freemoe.errors import ArtifactError, NumericError
+from freemoe.families.saving import save_checkpoint
+from freemoe.registry import unknown_name
+
+# Largest difference of logits, relative to the largest logit, that another order of sums may make.
+_CLOSE = {torch.float32: 1e-4, torch.float64: 1e-6}
+_CLOSE_HALF = 0.1
+
+
+def merge_shrunk(
+    artefact: str | Path,
+    expert: str,
+    folder: str | Path,
+    *,
+    base: Any = None,
+    pad: bool = False,
+    dtype: str = "auto",
+    device: str = "auto",
+) -> Path:
+    """Write one expert of units as a plain smaller Hugging Face checkpoint with its tokenizer.
+
+    The units are cut out; single switches of the expert are zeros in it. Its logits are compared with those of the
+    expert on the full base before anything is written.
+
+    Args:
+        artefact: Folder written by ``freemoe build --unit ...``.
+        expert: Name of the expert.
+        folder: Where the checkpoint shall stand; nothing may stand there yet.
+        base: The base, its folder or hub id; None takes what the artefact names.
+        pad: For the layout ``free``: fill every layer up to the largest with zeros.
+        dtype: Of the base when it is loaded here.
+        device: Where to load it.
+
+    Raises:
+        ArtifactError: The expert has no units, the base is another one, or the folder cannot be written.
+        RecipeError: Layers are left with different numbers of units.
+        FamilyError: The family's plain configuration cannot say what is left.
+    """
+    target = Path(folder)
+    if target.exists():
+        raise ArtifactError(f"{str(target)!r} exists already; choose another folder.")
+    moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
+    known = {e.name: e for e in moe._experts.values()}
+    if expert not in known:
+        raise unknown_name("expert", expert, list(known))
+    chosen = known[expert]
+    if chosen.kind != "unit" or chosen.unit is None:
+        raise ArtifactError(
+            f"Expert {expert!r} is of kind {chosen.kind!r}: no whole units are off, so that nothing can be cut out. Build "
+            "with --unit neuron, or merge without --shrink."
+            + (
+                " The guard found no reliable gain; --select argmax takes the units all the same."
+                if chosen.kind == "base"
+                else ""
+            )
+        )
+    units = find_units(moe.model, chosen.unit)
+    with moe.expert(expert), torch.no_grad():
+        small = shrink(moe.model, units, units.of_lines(chosen.lines), pad=pad)
+        _require_equal(moe.model, small)
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        save_checkpoint(small, partial)
+        if moe.tokenizer is not None:
+            moe.tokenizer.save_pretrained(partial)
+        partial.rename(target)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError):
+            raise ArtifactError(f"{str(target)!r} could not be written: {error}") from error
+        raise
+    return target
+
+
+def _require_equal(model: Any, small: Any) -> None:
+    """Raise unless two models give the same logits: what a family does by layer number is beyond any description."""
+    entries = model.get_input_embeddings().num_embeddings
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(entries, (1, 32), generator=generator).to(model.device)
+    wanted, seen = (m(input_ids=ids, use_cache=False).logits.float() for m in (model, small))
+    apart = float((wanted - seen).abs().max() / wanted.abs().max())
+    if not apart <= _CLOSE.get(model.dtype, _CLOSE_HALF):
+        raise NumericError(
+            f"The smaller {type(model).__name__} does not compute what the expert does: logits differ by {apart:.1%} of the "
+            "largest. Nothing was written. This family treats layers or heads by their number; use another --unit."
+        )

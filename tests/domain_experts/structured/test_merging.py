@@ -1,0 +1,86 @@
+"""An expert of units as a checkpoint of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from freemoe.artifacts import fingerprint, write_manifest
+from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.structured.merging import merge_shrunk
+from freemoe.domain_experts.structured.units import find_units
+from freemoe.errors import ArtifactError, RecipeError
+from tests.tiny import tiny_model, tiny_tokenizer
+
+IDS = torch.arange(5, 33).reshape(2, 14)
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory):
+    """Experts of units, even and free, one of single switches, and one that the guard turned down."""
+    root = tmp_path_factory.mktemp("merge")
+    model = tiny_model("llama")
+    model.save_pretrained(root / "base")
+    tiny_tokenizer().save_pretrained(root / "base")
+    units = find_units(model, "neuron")
+    single = {"model.layers.0.self_attn.q_proj.weight": torch.tensor([0, 7, 90])}
+    even = {n: torch.arange(2 + n, 18 + n) for n in (0, 1)}
+    experts = [
+        unit_expert("law/all", "neuron", units.lines(even), single),
+        unit_expert("law/free", "neuron", units.lines({0: torch.arange(4)}), {}),
+        switch_expert("law/single", single),
+        Expert("law/none"),
+    ]
+    out = root / "out"
+    out.mkdir()
+    (out / "experts.safetensors").write_bytes(save({k: v for e in experts for k, v in e.to_tensors().items()}))
+    body = {
+        "kind": "domain-experts",
+        "base_model_name_or_path": str(root / "base"),
+        "revision": None,
+        "base_fingerprint": fingerprint(model),
+        "experts": [e.describe() for e in experts],
+        "router": None,
+    }
+    write_manifest(out, body)
+    return out
+
+
+def test_the_small_checkpoint_computes_what_the_expert_does(artefact, tmp_path) -> None:
+    folder = merge_shrunk(artefact, "law/all", tmp_path / "small")
+    small = AutoModelForCausalLM.from_pretrained(folder)
+    assert small.config.intermediate_size == 32
+    assert AutoTokenizer.from_pretrained(folder)("a")["input_ids"]
+    moe = FreeMoE.from_pretrained(None, artefact)
+    with torch.no_grad():
+        wanted = moe(IDS, expert="law/all").logits
+        assert (wanted - moe(IDS, expert="base").logits).abs().max() > 1e-3
+        torch.testing.assert_close(small(input_ids=IDS).logits, wanted, atol=1e-5, rtol=0)
+    # The artefact belongs to the whole base, and to it only.
+    with pytest.raises(ArtifactError, match="made for the base"):
+        FreeMoE.from_pretrained(folder, artefact)
+
+
+def test_free_layouts_are_padded_on_request(artefact, tmp_path) -> None:
+    with pytest.raises(RecipeError, match="--even"):
+        merge_shrunk(artefact, "law/free", tmp_path / "small")
+    assert not list(tmp_path.iterdir())
+    folder = merge_shrunk(artefact, "law/free", tmp_path / "small", pad=True)
+    assert AutoModelForCausalLM.from_pretrained(folder).config.intermediate_size == 48
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("law/single", "--unit neuron"), ("law/none", "--select argmax"), ("law/al", "law/all")]
+)
+def test_other_experts_cannot_be_cut_out(artefact, tmp_path, name: str, words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        merge_shrunk(artefact, name, tmp_path / "small")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_folder_is_left_alone(artefact, tmp_path) -> None:
+    with pytest.raises(ArtifactError, match="exists already"):
+        merge_shrunk(artefact, "law/all", tmp_path)

@@ -1,0 +1,123 @@
+"""Ranking, training and rivals of units."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from freemoe.domain_experts.batches import AnswerBatch, mean_loss
+from freemoe.domain_experts.structured.masks import masked, ones, units_off
+from freemoe.domain_experts.structured.ranking import Worth, orders, worth
+from freemoe.domain_experts.structured.rivals import random_scores, rival_scores, taylor_scores, wanda_scores
+from freemoe.domain_experts.structured.training import Scores, train_units
+from freemoe.domain_experts.structured.units import find_units, lowest
+from freemoe.errors import DataError, RecipeError
+from tests.tiny import tiny_model
+
+
+def batches(seed: int, rows: int = 8) -> list[AnswerBatch]:
+    """Rows that count upwards from anywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(3, 200, (rows, 1), generator=generator)
+    ids = starts + torch.arange(17)
+    batch = AnswerBatch(
+        ids[:, :-1], torch.ones(rows, 16, dtype=torch.long), ids[:, 1:], torch.zeros(rows, dtype=torch.long)
+    )
+    return [batch]
+
+
+def state(model) -> dict[str, torch.Tensor]:
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", ["neuron", "kv_group", "layer"])
+def test_gain_is_the_slope_and_energy_the_mean_square(kind: str) -> None:
+    model = tiny_model("llama")
+    units, text = find_units(model, kind), batches(0)
+    found = worth(model, units, text)
+    unit = int(found[1].gain.abs().argmax())
+    masks = ones(units, "cpu")
+
+    def loss(value: float) -> float:
+        masks[1][unit] = value
+        with masked(units, masks):
+            return mean_loss(model, text)
+
+    slope = (loss(1.05) - loss(0.95)) / 0.1
+    assert float(found[1].gain[unit]) == pytest.approx(slope, rel=0.05)
+    if kind != "layer":
+        seen = []
+        handle = units.layers[1].module.register_forward_pre_hook(lambda m, x: seen.append(x[0]))
+        loss(1.0)
+        handle.remove()
+        torch.testing.assert_close(found[1].energy.flatten(), seen[0].square().flatten(0, 1).mean(0))
+
+
+def test_a_unit_that_disturbs_much_goes_last_in_every_order_but_that_of_gain_alone() -> None:
+    found = [Worth(torch.tensor([0.3, 0.01, -0.02, 0.02]), torch.tensor([90.0, 0.01, 0.01, 0.01]), torch.ones(4, 1))]
+    picked = {name: int(order[0].argmin()) for name, order in orders(found).items()}
+    assert picked["change"] == picked["ratio"] == 3
+    assert picked["zone"] in (1, 3)
+    assert all(int(order[0].argmax()) == 0 for name, order in orders(found).items() if name in ("change", "quiet"))
+    scores = Scores.start(
+        [torch.arange(200.0)], [Worth(torch.zeros(200), torch.arange(200.0).flip(0), torch.ones(200, 1))]
+    )
+    assert scores.values[0].argmax() == 1
+    assert (scores.values[0] > 100).sum() == 2
+
+
+@pytest.mark.parametrize("layout", ["even", "free"])
+def test_training_keeps_every_budget_and_gives_the_model_back(layout: str) -> None:
+    model = tiny_model("llama")
+    units, before = find_units(model, "neuron"), state(model)
+    seen = []
+    curve = train_units(
+        model, units, batches(1, 16), batches(2), budgets=[0.16, 0.5], layout=layout, steps=12, step_tokens=64, every=3,
+        on_look=lambda *a: seen.append(a),
+    )  # fmt: skip
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert not any(p.grad is not None for p in model.parameters())
+    wanted = [16, 48] if layout == "even" else [15, 48]
+    assert [units.number_off(p.off) for p in curve.points] == wanted
+    if layout == "even":
+        assert all(len(v) == w // 2 for p, w in zip(curve.points, wanted, strict=True) for v in p.off.values())
+    for point in curve.points:
+        with units_off(units, point.off):
+            assert mean_loss(model, batches(2)) == pytest.approx(point.loss, abs=1e-6)
+    assert [(step, loss, share) for step, share, loss in curve.looks] == seen
+    # Never worse than the order that it began with, and here better than random units.
+    for point in curve.points:
+        losses = []
+        for seed in range(3):
+            with units_off(units, lowest(units, random_scores(units, seed), units.number_off(point.off))):
+                losses.append(mean_loss(model, batches(2)))
+        assert point.loss < sum(losses) / 3
+
+
+def test_rivals_by_hand() -> None:
+    columns = torch.tensor([[1.0, -2.0, 0.0, 3.0], [1.0, 0.0, 4.0, -3.0]]).unflatten(1, (2, 2))
+    energy = torch.tensor([[4.0, 1.0], [0.0, 9.0]])
+    assert wanda_scores(columns, energy).tolist() == [2 * 2 + 2 * 1, 0 + 6 * 3]
+    assert taylor_scores(torch.tensor([-2.0, 1.0])).tolist() == [2.0, 1.0]
+    model = tiny_model("llama")
+    neurons, layers = find_units(model, "neuron"), find_units(model, "layer")
+    assert set(rival_scores(neurons, worth(model, neurons, batches(0)))) == {"wanda", "taylor", "activation"}
+    assert set(rival_scores(layers, worth(model, layers, batches(0)))) == {"taylor"}
+
+
+def test_experts_are_trained_too() -> None:
+    model = tiny_model("qwen3_moe")
+    units = find_units(model, "expert")
+    curve = train_units(
+        model, units, batches(1), batches(2), budgets=[0.25], multiple=1, steps=4, step_tokens=64, every=2
+    )
+    assert [len(v) for v in curve.points[0].off.values()] == [1] * len(units.layers)
+
+
+def test_bad_input() -> None:
+    model = tiny_model("llama")
+    units = find_units(model, "neuron")
+    with pytest.raises(RecipeError, match="ascend"):
+        train_units(model, units, batches(0), batches(1), budgets=[0.3, 0.2])
+    with pytest.raises(DataError, match="gradients"):
+        train_units(model, units, [], batches(1), budgets=[0.2])
