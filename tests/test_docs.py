@@ -19,6 +19,7 @@ GUIDES = [
         "docs/evidence.md",
         "docs/tomoe.md",
         "docs/hookmoe.md",
+        "docs/structured.md",
         "docs/pitfalls.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
