@@ -350,3 +350,27 @@ def peak_memory_bytes() -> int:
     """Most memory this process has held at once."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def available_memory_bytes() -> int:
+    """Memory that this process can still take without swapping: the machine's, or its container's where that is less."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    info = Path("/proc/meminfo")
+    if info.exists():
+        fields = dict(line.split(":", 1) for line in info.read_text(encoding="ascii").splitlines() if ":" in line)
+        if "MemAvailable" in fields:
+            pages = int(fields["MemAvailable"].split()[0]) * 1024
+    return min([pages, *_left_in_container()])
+
+
+def _left_in_container(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """What control groups leave, of version 2 and 1; empty where they set no limit."""
+    left = []
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            # Version 2 says "max" where there is no limit.
+            left.append(max(0, int((root / limit).read_text()) - int((root / used).read_text())))
+    return left
