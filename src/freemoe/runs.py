@@ -322,8 +322,17 @@ def _differences(a: Any, b: Any, path: str = "") -> list[str]:
     return [] if a == b else [path]
 
 
+# What this process measured of its machine, by name.
+_MEASURED: dict[str, float] = {}
+
+
+def note_measured(name: str, value: float) -> None:
+    """Keep a figure of the machine that decided something, for the record of the run."""
+    _MEASURED[name] = round(value, 3)
+
+
 def environment() -> dict[str, Any]:
-    """Versions and machine, for the record of a run; no host name, no user, no path."""
+    """Versions, machine and what was measured of it, for the record of a run; no host name, no user, no path."""
     versions = {}
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -334,6 +343,7 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "packages": versions,
+        **({"measured": dict(_MEASURED)} if _MEASURED else {}),
     }
 
 

@@ -105,16 +105,21 @@ def _checkpointed_layers(model: nn.Module, always: bool) -> Iterator[None]:
             layer.__dict__.pop("forward", None)
 
 
-def backward(model: Any, batches: Sequence[AnswerBatch]) -> float:
+def backward(model: Any, batches: Sequence[AnswerBatch], compute: torch.dtype | None = None) -> float:
     """Take the gradient of the mean answer cross-entropy over all batches together; return it, in nats per token.
 
     A batch whose activations would take much memory goes in several passes; see `activations.parts`.
+
+    Args:
+        model: A causal LM, inside `gradients_to`.
+        batches: Prompts with their answers.
+        compute: As for `answer_loss`.
     """
     tokens = sum(b.answer_tokens for b in batches)
     total = 0.0
     for batch in batches:
         for part in parts(model, batch):
-            loss = answer_loss(model, part) / tokens
+            loss = answer_loss(model, part, compute) / tokens
             loss.backward()
             total += float(loss.detach())
     return total
@@ -216,13 +221,14 @@ def noise_weights(
     *,
     spread: float,
     checkpointing: Checkpointing = False,
+    compute: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """The ``count`` weights that stand against documents most, in one pass; see `Leaders`.
+    """The ``count`` weights that stand against documents most, in one pass; see `Leaders` and `backward`.
 
     Raises:
         NumericError: When the loss or a gradient is NaN or infinite.
     """
     leaders = Leaders(weights, count, spread)
     with gradients_to(model, weights, leaders.take, checkpointing=checkpointing):
-        backward(model, batches)
+        backward(model, batches, compute)
     return leaders.positions()
