@@ -71,6 +71,7 @@ class Settings:
         data_root: Folder with the real benchmark files and the real model, for the figures that need them.
         cache: Where bases that take long to train are kept.
         progress: Where to report.
+        model: A base to measure on, where a benchmark can take one.
     """
 
     quick: bool = False
@@ -79,6 +80,7 @@ class Settings:
     data_root: Path | None = None
     cache: Path = field(default_factory=lambda: cache_folder())
     progress: Progress = field(default_factory=Quiet)
+    model: str | None = None
 
     @property
     def rounds(self) -> int:
@@ -108,6 +110,7 @@ BENCHES.add("hookmoe", "freemoe.bench.hookmoe", "fewer experts per token: speed,
 BENCHES.add("gain", "freemoe.bench.gain", "held-out gain, and against LoRA and full tuning (T7, T7b, T7c, T7d)")
 BENCHES.add("tomoe-speed", "freemoe.bench.tomoe_speed", "a converted model against its dense one (T8)")
 BENCHES.add("tomoe-quality", "freemoe.bench.tomoe_quality", "what a conversion keeps, beside its rivals (T9)")
+BENCHES.add("purify-step", "freemoe.bench.purify_step", "a step of learned switches against LoRA's (T18)")
 
 
 def cache_folder() -> Path:

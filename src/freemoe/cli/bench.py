@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
     @app.command("bench", help=HELP)
     def command(
         names: list[str] = typer.Argument(
-            help="scorer, sweep, calibrate, artefact, switch, router, hookmoe, gain; or all."
+            help="scorer, sweep, calibrate, artefact, switch, router, hookmoe, gain, purify-step; or all."
         ),
         output: Path = typer.Option(
             Path("bench-out"), "--output", "-o", help="Folder for one JSON file per benchmark."
@@ -50,6 +50,7 @@ def register(app: typer.Typer) -> None:
         data_root: Path = typer.Option(
             None, envvar="FREEMOE_DATA", help="Folder with real benchmark files and models, for gain."
         ),
+        model: str = typer.Option(None, help="A base to measure on, for benchmarks that can take one."),
         quick: bool = typer.Option(False, "--quick", help="Small sizes: shows that it runs, judges nothing."),
         repeats: int = typer.Option(5, min=1, help="Times each side is measured."),
         seed: int = typer.Option(0, min=0, help="Seed of shapes and draws."),
@@ -83,6 +84,7 @@ def register(app: typer.Typer) -> None:
             repeats=repeats,
             data_root=data_root.expanduser() if data_root else None,
             progress=Bars(quiet or as_json),
+            model=model,
         )
         results: list[dict[str, Any]] = []
         for name in wanted:
