@@ -75,7 +75,7 @@ HARM: dict[str, tuple[Callable[[Path], None], str]] = {
     "files of another shape": (manifest_with(files=["a"]), "is damaged"),
     "manifest without format": (manifest_with(format=None), "is damaged"),
     "newer format": (manifest_with(format=FORMAT + 1), f"has format {FORMAT + 1}; this freemoe reads format {FORMAT}"),
-    "older format": (manifest_with(format=FORMAT - 1, checksum=None), "Install the freemoe that wrote it"),
+    "older format": (manifest_with(format=1, checksum=None), "Install the freemoe that wrote it"),
     "edited manifest": (manifest_with(name="another"), f"{MANIFEST}' in .* was edited"),
     "edited and added to": (manifest_with(extra=1), "was edited"),
     "one vouched file fewer": (manifest_with(files={"deep/more.json": "0"}), "was edited"),

@@ -15,7 +15,10 @@ from typing import Any
 from freemoe.errors import ArtifactError
 from freemoe.runs import MANIFEST, write_atomic
 
-FORMAT = 2
+FORMAT = 3
+"""Of what is written; since 3 experts can hold whole units."""
+
+_OLDEST = 2
 _CHUNK = 1 << 22
 
 
@@ -81,9 +84,9 @@ def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
         raise ArtifactError(
             f"{str(path)!r} is damaged ({error!r}). Copy the artefact again or build it anew."
         ) from None
-    if version != FORMAT:
+    if version not in range(_OLDEST, FORMAT + 1):
         raise ArtifactError(
-            f"{str(path)!r} has format {version!r}; this freemoe reads format {FORMAT}. Install the freemoe that wrote it, "
+            f"{str(path)!r} has format {version!r}; this freemoe reads format {FORMAT} back to {_OLDEST}. Install the freemoe that wrote it, "
             "or build it anew."
         )
     if check:

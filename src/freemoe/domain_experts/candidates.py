@@ -230,7 +230,6 @@ def shrink_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
             "with --unit."
         )
     units = find_units(bench.model, section.unit)
-    singles = recipe.saliency if SALIENCY in recipe.search.metrics else None
     for share in section.off:
         numbers_off(units, share, section.layout, multiple_of(section, bench.model.device))
     looks = len(section.off) * math.ceil(section.steps / section.every)
@@ -248,8 +247,8 @@ def shrink_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
                 text = is_text(sub.split.documents)
                 try:
                     return fit_units(
-                        bench.model, bench.weights, units, gradient, stop, section, singles,
-                        text=text, seed=recipe.seed, on_look=on_look,
+                        bench.model, bench.weights, units, gradient, stop, section, recipe.saliency,
+                        singles=SALIENCY in recipe.search.metrics, text=text, seed=recipe.seed, on_look=on_look,
                     ).to_tensors()  # fmt: skip
                 except NumericError as error:
                     raise NumericError(f"Subdomain {sub.name!r}: {error} The base model is as it was.") from None

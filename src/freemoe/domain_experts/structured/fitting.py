@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from freemoe.domain_experts.batches import AnswerBatch
+from freemoe.domain_experts.precision import compute_dtype
 from freemoe.domain_experts.purification import Task, method_of
 from freemoe.domain_experts.structured.ranking import worth
 from freemoe.domain_experts.structured.rivals import random_scores, rival_scores
@@ -149,8 +150,9 @@ def fit_units(
     gradient: Sequence[AnswerBatch],
     stop: Sequence[AnswerBatch],
     section: UnitSection,
-    singles: SaliencySection | None,
+    saliency: SaliencySection,
     *,
+    singles: bool,
     text: bool,
     seed: int,
     on_look: OnLook | None = None,
@@ -165,13 +167,14 @@ def fit_units(
         gradient: Documents that train.
         stop: Documents that stop.
         section: Shares, layout and schedule.
-        singles: How single weights are switched off inside what is left; None: none are.
+        saliency: What gradient passes compute in, and how single weights are switched off inside what is left.
+        singles: Whether they are.
         text: Whether the documents are plain text.
         seed: Of everything random.
         on_look: Told after every look of the units' training.
         on_round: Told after every round of the single switches.
     """
-    checkpointing = singles.checkpointing if singles else False
+    compute = compute_dtype(saliency.compute, model)
     curve = train_units(
         model,
         units,
@@ -185,20 +188,21 @@ def fit_units(
         every=section.every,
         patience=section.patience,
         seed=seed,
-        checkpointing=checkpointing,
+        checkpointing=saliency.checkpointing,
+        compute=compute,
         on_look=on_look,
     )
-    scores = rival_scores(units, worth(model, units, gradient))
+    scores = rival_scores(units, worth(model, units, gradient, compute))
     rivals = tuple(
         {name: lowest(units, s, _as_many(units, point, section.layout)) for name, s in scores.items()}
         for point in curve.points
     )
     found = FoundUnits(units, curve, rivals=rivals)
-    if singles is None:
+    if not singles:
         return found
     with switched_off(weights, _on(model.device, units.positions(found.point.off))):
         task = Task(model, weights, gradient, stop, text, seed, on_round or (lambda *_: None))
-        inside = method_of(singles, text).run(task, singles)
+        inside = method_of(saliency, text).run(task, saliency)
     return FoundUnits(units, curve, dict(inside.positions), tuple(inside.losses[1:]), rivals)
 
 

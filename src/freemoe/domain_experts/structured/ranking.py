@@ -58,8 +58,10 @@ def orders(worths: Sequence[Worth]) -> dict[str, list[Tensor]]:
     }
 
 
-def worth(model: Any, units: Units, batches: Sequence[AnswerBatch]) -> list[Worth]:
+def worth(model: Any, units: Units, batches: Sequence[AnswerBatch], compute: torch.dtype | None = None) -> list[Worth]:
     """Measure every unit on documents, in one pass; layers in the order of ``units``.
+
+    ``compute`` is what the pass multiplies in, if not the model's dtype.
 
     For layers and experts, whose contribution is no input of one linear, the curvature is the mean over batches of the
     squared gradient and the energy is not measured (width 0).
@@ -80,7 +82,7 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch]) -> list[Wort
                 stack.enter_context(_moments(layer, moments))
         for batch in batches:
             positions += int(batch.mask.sum())
-            answer_loss(model, batch).backward()
+            answer_loss(model, batch, compute).backward()
             for number, mask in masks.items():
                 if mask.grad is None:
                     continue

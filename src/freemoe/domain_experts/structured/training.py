@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.domain_experts.batches import AnswerBatch, answer_loss, mean_loss
-from freemoe.domain_experts.gradients import gradients_to
+from freemoe.domain_experts.batches import AnswerBatch, mean_loss
+from freemoe.domain_experts.gradients import Checkpointing, backward, gradients_to
 from freemoe.domain_experts.learned import draw
 from freemoe.domain_experts.structured.masks import masked, masks_of, units_off
 from freemoe.domain_experts.structured.ranking import Worth, orders, worth
@@ -94,7 +94,8 @@ class Scores:
 
     def copy(self) -> Scores:
         """The same scores, with means that begin anew."""
-        return Scores([v.clone() for v in self.values], *([torch.zeros_like(v) for v in self.values] for _ in range(2)))
+        values = [v.clone() for v in self.values]
+        return Scores(values, [torch.zeros_like(v) for v in values], [torch.zeros_like(v) for v in values])
 
     def step(self, gradients: Sequence[Tensor], pace: float) -> None:
         """One step of Adam down ``gradients``, with one floor for all units: large gradients move further."""
@@ -127,7 +128,8 @@ def train_units(
     patience: int = 4,
     pace: float = 0.3,
     seed: int = 0,
-    checkpointing: bool = False,
+    checkpointing: Checkpointing = "auto",
+    compute: torch.dtype | None = None,
     on_look: OnLook | None = None,
 ) -> Curve:
     """Find the units to switch off for one subdomain; the model is bit-equal afterwards.
@@ -146,7 +148,8 @@ def train_units(
         patience: Looks at the full budget without a better loss before a budget ends.
         pace: How far a score moves per step; at the start scores spread over 6.
         seed: Of the order of documents.
-        checkpointing: Make activations again in the backward pass, for memory.
+        checkpointing: Make activations again in the backward pass, for memory; see `gradients.gradients_to`.
+        compute: What gradient passes multiply in, if not the model's dtype; see `precision`.
         on_look: Told after every look.
 
     Raises:
@@ -166,7 +169,7 @@ def train_units(
         return _loss_under(model, units, off, stop), off
 
     base = mean_loss(model, stop)
-    worths = worth(model, units, gradient)
+    worths = worth(model, units, gradient, compute)
     starts = {name: Scores.start(order, worths) for name, order in orders(worths).items()}
     first = {name: look(scores, targets[0])[0] for name, scores in starts.items()}
     start = min(first, key=lambda name: first[name])
@@ -182,7 +185,7 @@ def train_units(
             opened = 1 - max(0.0, 1 - number / max(1, round(steps * _OPEN))) ** 3
             asked_now = _between(before, target, opened)
             off = lowest(units, scores.values, asked_now)
-            scores.step(_slopes(model, units, off, next(drawn), checkpointing), speed * _cosine(number, steps))
+            scores.step(_slopes(model, units, off, next(drawn), checkpointing, compute), speed * _cosine(number, steps))
             done += 1
             if number % every and number < steps:
                 continue
@@ -227,15 +230,18 @@ def _loss_under(model: Any, units: Units, off: dict[int, Tensor], batches: Seque
 
 
 def _slopes(
-    model: Any, units: Units, off: dict[int, Tensor], batches: Sequence[AnswerBatch], checkpointing: bool
+    model: Any,
+    units: Units,
+    off: dict[int, Tensor],
+    batches: Sequence[AnswerBatch],
+    checkpointing: Checkpointing,
+    compute: torch.dtype | None,
 ) -> list[Tensor]:
     """dL/dm of every unit at the masked model, (count,) per layer."""
     device = units.layers[0].parts[0].weight.parameter.device
     masks = {n: m.requires_grad_() for n, m in masks_of(units, off, device).items()}
-    tokens = sum(b.answer_tokens for b in batches)
     with gradients_to(model, [], lambda *_: None, checkpointing=checkpointing), masked(units, masks):
-        for batch in batches:
-            (answer_loss(model, batch) / tokens).backward()
+        backward(model, batches, compute)
     found = []
     for number, mask in masks.items():
         slope = mask.grad if mask.grad is not None else torch.zeros_like(mask)
