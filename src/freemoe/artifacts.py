@@ -86,8 +86,8 @@ def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
         ) from None
     if version not in range(_OLDEST, FORMAT + 1):
         raise ArtifactError(
-            f"{str(path)!r} has format {version!r}; this freemoe reads format {FORMAT} back to {_OLDEST}. Install the freemoe that wrote it, "
-            "or build it anew."
+            f"{str(path)!r} has format {version!r}; this freemoe reads format {FORMAT} back to {_OLDEST}. Install "
+            "the freemoe that wrote it, or build it anew."
         )
     if check:
         if manifest.get("checksum") != _own_checksum(manifest):

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from freemoe.report.drawing import INK, SOFT, heading, legend_above, panels, styled
+from freemoe.report.drawing import INK, SOFT, heading, legend_above, panels, ratio_ticks, styled
 
 _COLOURS = {
     "units": "#0072B2",
@@ -26,6 +26,8 @@ _LABELS = {
     "random": "random units",
 }
 
+_NARROWEST = 8.0
+
 
 @styled
 def unit_curve(result: dict[str, Any]) -> Figure | None:
@@ -33,7 +35,9 @@ def unit_curve(result: dict[str, Any]) -> Figure | None:
     shown = [(d, s, s["units"]) for d in result["domains"] for s in d["subdomains"] if s.get("units")]
     if not shown:
         return None
-    figure, axes = panels(len(shown), height=2.6)
+    figure, axes = panels(len(shown), columns=3, height=2.8)
+    # The legend needs room, even over one panel.
+    figure.set_figwidth(max(figure.get_figwidth(), _NARROWEST))
     names = dict.fromkeys(["units", *(n for _, _, u in shown for p in u["points"] for n in p["rivals"])])
     for place, (domain, subdomain, units) in zip(axes, shown, strict=True):
         text = domain["unit"] == "perplexity"
@@ -53,6 +57,7 @@ def unit_curve(result: dict[str, Any]) -> Figure | None:
                 place.fill_between(xs, low, high, color=_COLOURS[name], alpha=0.18, lw=0)
         if text:
             place.set_yscale("log")
+            ratio_ticks(place.yaxis, *place.get_ylim())
         best = units["largest_share"]
         heading(place, subdomain["name"], f"no proven loss up to {best:.1%} off" if best else "a loss at every share")
         place.grid()

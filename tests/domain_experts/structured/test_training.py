@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from freemoe.domain_experts import activations
 from freemoe.domain_experts.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.structured.masks import masked, ones, units_off
 from freemoe.domain_experts.structured.ranking import Worth, orders, worth
@@ -92,6 +93,15 @@ def test_training_keeps_every_budget_and_gives_the_model_back(layout: str) -> No
             with units_off(units, lowest(units, random_scores(units, seed), units.number_off(point.off))):
                 losses.append(mean_loss(model, batches(2)))
         assert point.loss < sum(losses) / 3
+
+
+def test_memory_is_measured_before_it_is_asked_for_inside_a_pass(monkeypatch) -> None:
+    # As on a model that is worth measuring; with masks alone nothing would be known, and every layer would ask again.
+    monkeypatch.setattr(activations, "_SMALL", 0)
+    model = tiny_model("llama")
+    units = find_units(model, "neuron")
+    train_units(model, units, batches(1), batches(2), budgets=[0.16], steps=1, step_tokens=64, checkpointing="auto")
+    assert model in activations._KNOWN
 
 
 def test_rivals_by_hand() -> None:

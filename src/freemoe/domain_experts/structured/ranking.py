@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from freemoe.domain_experts.activations import bytes_per_token, parts
 from freemoe.domain_experts.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.gradients import gradients_to
 from freemoe.domain_experts.structured.masks import masked, ones
 from freemoe.domain_experts.structured.units import LayerUnits, Units
 from freemoe.errors import NumericError
+from freemoe.families.weights import find_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,9 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch], compute: tor
     Raises:
         NumericError: When a loss or gradient is NaN or infinite.
     """
+    with gradients_to(model, find_weights(model), lambda *_: None, checkpointing=False):
+        # Measured once per model, before a pass asks for it: inside masks alone it would come out too small.
+        bytes_per_token(model)
     device = units.layers[0].parts[0].weight.parameter.device
     masks = {n: m.requires_grad_() for n, m in ones(units, device).items()}
     tokens = sum(b.answer_tokens for b in batches)
@@ -80,7 +85,7 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch], compute: tor
         if units.kind in ("neuron", "kv_group"):
             for layer in units.layers:
                 stack.enter_context(_moments(layer, moments))
-        for batch in batches:
+        for batch in [part for whole in batches for part in parts(model, whole)]:
             positions += int(batch.mask.sum())
             answer_loss(model, batch, compute).backward()
             for number, mask in masks.items():
