@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from freemoe.evals.held_out import record_text
+
 ROWS = ("base", "expert", "routed", "control", "oracle")
 
 
@@ -87,5 +89,6 @@ def model_card(result: dict[str, Any]) -> str:
         f"Made with freemoe {result['freemoe']} from `recipe.yaml` (seed {result['recipe']['seed']}); every per-document score "
         "stands in `result.json`.",
         "",
+        *([record_text(result["seen"]), ""] if "seen" in result else []),
     ]
     return "\n".join(lines)

@@ -263,7 +263,10 @@ class EvalRecipe(Section):
     experts: tuple[str, ...] = ("base", "auto")
     domains: Domains
     output: str | None = None
-    seed: Seed = 0
+    seed: Seed | None = Field(
+        default=None,
+        description="Carves tasks that have no split of their own; the artefact's own if absent, 0 for a model.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     threads: int | None = Field(default=None, ge=1)
