@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from freemoe.assets import demo_model_path, demo_moe_path
 from freemoe.errors import DataError, RecipeError
+from freemoe.families.load_report import require_whole
 
 BUNDLED = "freemoe-demo"
 """The name that stands for the bundled tiny model, so that an artefact of the demo loads on any machine."""
@@ -50,7 +52,7 @@ def load_base(
         The model, and its tokenizer or None where the folder has none.
 
     Raises:
-        DataError: When there is no such model, or it cannot be loaded.
+        DataError: When there is no such model, it cannot be loaded, or its checkpoint lacks a tensor.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -60,14 +62,19 @@ def load_base(
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
     _register(model)
     try:
-        base = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=wanted)
-    except (OSError, ValueError) as error:
+        # Wrong shapes come back with the report, which names them; refused outright, they would only be logged.
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            model, revision=revision, dtype=wanted, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise DataError(f"The base model {str(model)!r} could not be loaded: {error}") from error
+    base, info = loaded
+    require_whole(model, info)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
     except (OSError, ValueError):
         tokenizer = None
-    base.to(pick_device(device))  # pyright: ignore[reportArgumentType]
+    base.to(pick_device(device))
     return base.eval(), tokenizer
 
 
