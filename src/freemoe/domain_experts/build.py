@@ -30,6 +30,7 @@ from freemoe.domain_experts.subdomains import Subdomains, divide, features
 from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.errors import DataError
 from freemoe.evals.documents import FrozenChoice, digest_documents
+from freemoe.families.loading import origin
 from freemoe.recipes import BuildRecipe, dump
 from freemoe.runs import Progress, RunFolder, digest, environment, peak_memory_bytes, write_atomic
 
@@ -151,6 +152,7 @@ def _base_facts(bench: Workbench) -> dict[str, Any]:
     return {
         "name": bench.recipe.model,
         "revision": bench.recipe.revision,
+        "origin": origin(bench.recipe.model, bench.recipe.dtype),
         "fingerprint": bench.fingerprint,
         "model_type": bench.model.config.model_type,
         "dtype": str(bench.model.dtype).removeprefix("torch."),
