@@ -82,10 +82,6 @@ def test_other_commands_take_it_too(world: SimpleNamespace, freemoe: Freemoe) ->
     assert one == two
     done = freemoe("generate", str(world.out), "the", "--expert", EXPERT, "--max-new-tokens", "3", "--device", "cpu")
     assert done.code == 0, done.err
-    text = world.root / "text.txt"
-    text.write_text("\n\n".join(f"{i} the one on the thin line" for i in range(200)))
-    done = freemoe("convert", str(world.base), "--text", str(text), "--block", "32", "--dry-run")
-    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
