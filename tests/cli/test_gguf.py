@@ -172,6 +172,7 @@ def test_refused_before_anything_is_loaded(
     check_refusal(freemoe("merge", out, EXPERT, "-o", "there"), ["'there' exists already", "--overwrite"])
     check_refusal(freemoe("merge", out, EXPERT, "--gguf", "q4_k"), ["is 'q4_k'; allowed: f32, f16, q8_0"])
     check_refusal(freemoe("merge", out, EXPERT, "--gguf", "f16", "--base", "folder"), ["base 'folder' is none"])
+    check_refusal(freemoe("merge", out, EXPERT, "-o", str(world.root), "--overwrite"), ["base.gguf", "which is merged"])
     check_refusal(freemoe("merge", "nothing", EXPERT), ["is not an artefact"])
     done = freemoe("merge", out, EXPERT, "--gguf", "f16", "--dry-run", "--json")
     assert json.loads(done.out)["gguf"] == "freemoe-merged/model-f16.gguf"

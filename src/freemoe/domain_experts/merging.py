@@ -75,6 +75,9 @@ def outlook(
     if Path(output).exists() and not overwrite:
         raise ArtifactError(f"{str(output)!r} exists already. Choose another -o, or --overwrite to replace it.")
     source = base or manifest["base_model_name_or_path"]
+    for held in (Path(source).resolve(), Path(artefact).resolve()):
+        if Path(output).resolve() in (held, *held.parents):
+            raise ArtifactError(f"{str(output)!r} holds {str(held)!r}, which is merged; choose another -o.")
     if gguf is not None:
         require_file_type(gguf)
         if not is_gguf(source):
