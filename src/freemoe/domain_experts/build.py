@@ -33,6 +33,7 @@ from freemoe.errors import DataError
 from freemoe.evals.documents import FrozenChoice, digest_documents
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.seen import Seen
+from freemoe.families.loading import origin
 from freemoe.recipes import BuildRecipe, dump
 from freemoe.runs import Progress, RunFolder, digest, environment, peak_memory_bytes, write_atomic
 
@@ -163,6 +164,7 @@ def _base_facts(bench: Workbench) -> dict[str, Any]:
     return {
         "name": bench.recipe.model,
         "revision": bench.recipe.revision,
+        "origin": origin(bench.recipe.model, bench.recipe.dtype),
         "fingerprint": bench.fingerprint,
         "model_type": bench.model.config.model_type,
         "dtype": str(bench.model.dtype).removeprefix("torch."),

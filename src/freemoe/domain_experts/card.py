@@ -59,7 +59,12 @@ def model_card(result: dict[str, Any]) -> str:
         f"# Domain experts for {base['name']}",
         "",
         "Each expert switches off some weights of the frozen base; no weight was changed. The artefact fits that base only "
-        f"(fingerprint `{base['fingerprint'][:16]}`).",
+        f"(fingerprint `{base['fingerprint'][:16]}`)"
+        + (
+            f", {base['origin']}: a little worse than the model that the file was made of."
+            if base.get("origin")
+            else "."
+        ),
         "",
         "Chosen on reference documents, reported on held-out ones. Score, then the paired difference to the base with its "
         "95 % interval. *control*: random weights off, as many per matrix. *oracle*: the best candidate selected on the "

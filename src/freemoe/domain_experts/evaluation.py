@@ -18,6 +18,7 @@ from freemoe.errors import ArtifactError
 from freemoe.evals.documents import Document, FrozenChoice
 from freemoe.evals.held_out import read_record, seeded, set_aside
 from freemoe.evals.scorer import Scorer
+from freemoe.families.gguf_header import is_gguf
 from freemoe.families.loading import BUNDLED, load_base
 from freemoe.recipes import EvalRecipe
 from freemoe.runs import Progress, Quiet, digest, environment, write_atomic
@@ -117,9 +118,10 @@ def _load(recipe: EvalRecipe) -> tuple[Any, Any, FreeMoE | None, list[str]]:
         recipe.artefact != BUNDLED
         and not (Path(recipe.artefact) / "config.json").is_file()
         and Path(recipe.artefact).exists()
+        and not is_gguf(recipe.artefact)
     ):
         raise ArtifactError(
-            f"{recipe.artefact!r} is neither an artefact ({MANIFEST}) nor a model folder (config.json)."
+            f"{recipe.artefact!r} is neither an artefact ({MANIFEST}) nor a model (a folder with config.json, or a GGUF)."
         )
     model, tokenizer = load_base(recipe.artefact, None, recipe.dtype, recipe.device)
     return model, tokenizer, None, [BASE]
