@@ -69,6 +69,10 @@ class Settings:
         seed: Of every random shape and draw.
         repeats: How often each side is timed.
         data_root: Folder with the real benchmark files and the real model, for the figures that need them.
+        model: A real LLM: folder, file or hub id.
+        cells: Where `real` keeps its finished cells.
+        only: Pattern of the names of the cells that `real` runs.
+        minutes: After so many `real` begins no further cell.
         cache: Where bases that take long to train are kept.
         progress: Where to report.
     """
@@ -77,6 +81,10 @@ class Settings:
     seed: int = 0
     repeats: int = 5
     data_root: Path | None = None
+    model: str | None = None
+    cells: Path | None = None
+    only: str | None = None
+    minutes: float | None = None
     cache: Path = field(default_factory=lambda: cache_folder())
     progress: Progress = field(default_factory=Quiet)
 
@@ -108,6 +116,9 @@ BENCHES.add("hookmoe", "freemoe.bench.hookmoe", "fewer experts per token: speed,
 BENCHES.add("gain", "freemoe.bench.gain", "held-out gain, and against LoRA and full tuning (T7, T7b, T7c, T7d)")
 BENCHES.add("tomoe-speed", "freemoe.bench.tomoe_speed", "a converted model against its dense one (T8)")
 BENCHES.add("tomoe-quality", "freemoe.bench.tomoe_quality", "what a conversion keeps, beside its rivals (T9)")
+BENCHES.add(
+    "real", "freemoe.bench.real_llm.running", "a real LLM: switches, LoRA and others, cell by cell (T13, T14, T17)"
+)
 
 
 def cache_folder() -> Path:
