@@ -110,7 +110,7 @@ class Store:
     def save(self, cell: Cell, identity: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
         """Write a finished cell; returns the record as it will be read."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        whole = {"cell": asdict(cell), "name": cell.name, "identity": digest(identity), "settings": identity, **record}
+        whole = {**record, "cell": asdict(cell), "name": cell.name, "identity": digest(identity), "settings": identity}
         text = json.dumps(whole)
         write_atomic(self.path(cell), text.encode())
         return json.loads(text)

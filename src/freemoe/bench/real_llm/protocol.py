@@ -6,13 +6,11 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.rivals import Schedule
@@ -25,6 +23,7 @@ VERSIONS: dict[str, int] = {"greedy": 1, "learned": 1}
 
 # bf16 must be this much faster than fp32 before it is worth its rounding.
 _WORTH_IT = 1.3
+_TRIED = 256
 
 
 @dataclass(frozen=True)
@@ -126,29 +125,33 @@ def identity(cell: Cell, protocol: Protocol, model: str, data: str, needs: dict[
     }
 
 
-def faster_format(folder: Path) -> str:
-    """``bfloat16`` where this processor multiplies in it clearly faster than in ``float32``; measured once per folder."""
-    kept = folder / "formats.json"
-    threads = torch.get_num_threads()
+def faster_format(folder: Path, model: str) -> str:
+    """``bfloat16`` where this processor runs this model clearly faster in it than in ``float32``.
+
+    Measured once per folder of cells and model, and kept there: cells of two formats are not compared.
+    """
+    kept = folder / f"format-{model_digest(model)}.json"
     if kept.exists():
         return json.loads(kept.read_text(encoding="utf-8"))["faster"]
-    layer = nn.Linear(1024, 1024, bias=False)
-    x = torch.randn(512, 1024)
+    from freemoe.families.loading import load_base
 
-    def seconds(work: Callable[[], Any]) -> float:
+    base, _ = load_base(model, dtype="float32", device="cpu")
+    ids = torch.randint(0, base.config.vocab_size, (1, _TRIED), generator=torch.Generator().manual_seed(0))
+
+    def seconds() -> float:
         best = float("inf")
-        for _ in range(5):
+        for _ in range(3):
             began = time.perf_counter()
-            work()
+            base(input_ids=ids, use_cache=False, logits_to_keep=1)
             best = min(best, time.perf_counter() - began)
         return best
 
     with torch.no_grad():
-        full = seconds(lambda: layer(x))
+        full = seconds()
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-            half = seconds(lambda: layer(x))
+            half = seconds()
     found = "bfloat16" if full > _WORTH_IT * half else "float32"
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"faster": found, "float32_seconds": full, "bfloat16_seconds": half, "threads": threads}
-    write_atomic(kept, json.dumps(facts, indent=1).encode())
+    facts = {"faster": found, "tokens": _TRIED, "float32_seconds": full, "bfloat16_seconds": half}
+    write_atomic(kept, json.dumps({**facts, "threads": torch.get_num_threads()}, indent=1).encode())
     return found

@@ -39,10 +39,10 @@ class Bench:
         store: Where records lie.
         protocol: The terms.
         wanted: Every cell, in order.
-        seed: Added to every cell's seed.
 
     Attributes:
         finished: Records by their cells' names.
+        failed: What went wrong in this run, by the cell's name.
     """
 
     model: str
@@ -74,13 +74,17 @@ class Bench:
         inside = self.root / cell.base
         return str(inside) if inside.exists() else cell.base
 
+    def terms(self, cell: Cell) -> Protocol:
+        """The protocol, in fp32 for the tiny bases: casting their weights takes longer than it saves."""
+        return replace(self.protocol, train="float32", score="float32") if cell.base else self.protocol
+
     def identity(self, cell: Cell) -> dict[str, Any] | None:
         """What decides a cell's record; None while a cell that it stands on is missing."""
         below = needs(cell, self.finished, self.wanted)
         if below is None:
             return None
         known = {c.name: self.finished[c.name]["identity"] for c in below}
-        return identity(cell, self.protocol, self._model(self.base(cell)), self._data(cell), known)
+        return identity(cell, self.terms(cell), self._model(self.base(cell)), self._data(cell), known)
 
     def _model(self, model: str) -> str:
         key = f"model|{model}"
@@ -109,10 +113,9 @@ class Bench:
         below = needs(cell, self.finished, self.wanted) or []
         paths = tuple((c, str(self.store.tensors(c))) for c in below)
         self.store.folder.mkdir(parents=True, exist_ok=True)
-        job = Job(cell, self.protocol, self.base(cell), str(self.root), str(self.store.tensors(cell)), paths)
+        job = Job(cell, self.terms(cell), self.base(cell), str(self.root), str(self.store.tensors(cell)), paths)
         began = time.perf_counter()
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            record = pool.submit(run_cell, job).result()
+        record = in_own_process(job)
         record["wall_seconds"] = time.perf_counter() - began
         self.finished[cell.name] = self.store.save(cell, known, record)
 
@@ -145,11 +148,18 @@ class Bench:
         began = time.perf_counter()
         try:
             self.run(cell, known)
+        # One cell's trouble (no memory, a killed process, a NaN) must not cost the cells behind it.
         except (FreeMoEError, RuntimeError, MemoryError, ValueError) as error:
             self.failed[cell.name] = f"{type(error).__name__}: {error}"
             progress.say(f"{cell.name}: failed ({self.failed[cell.name]})")
             return
         progress.say(f"{cell.name}: {time.perf_counter() - began:.0f} s")
+
+
+def in_own_process(job: Job) -> dict[str, Any]:
+    """Run a cell in a fresh process, so that its time and memory are its own."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(run_cell, job).result()
 
 
 def matches(cell: Cell, only: str | None) -> bool:
@@ -169,7 +179,7 @@ def bench_of(settings: Settings) -> Bench:
     folder = settings.cells or settings.cache / "real-cells"
     protocol = quick_protocol() if settings.quick else Protocol()
     if not settings.quick:
-        format_name = faster_format(folder)
+        format_name = faster_format(folder, settings.model)
         protocol = replace(protocol, train=format_name, score=format_name)
     wanted = [replace(c, seed=c.seed + settings.seed) for c in cells(settings.quick)]
     bench = Bench(settings.model, settings.data_root, Store(folder), protocol, wanted)
