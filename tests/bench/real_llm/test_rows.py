@@ -77,6 +77,15 @@ def test_the_guard_needs_proof_on_documents_of_its_own_and_pays_for_every_questi
     assert accepted([(unguarded, rows[0])]) == [False]
 
 
+def test_what_stopped_at_its_start_is_the_base_whatever_rounding_says() -> None:
+    base = text_record(BASE, [1.0] * 20)
+    same = text_record(LEARNED, [1.0 - 1e-9] * 20, [3.0, 3.5])
+    gained = text_record(replace(LEARNED, budget=0.05), [1.0 - 1e-9] * 20, [3.0, 2.5])
+    rows = rows_of(finished(base, same, gained), "text")
+    assert accepted([(rows[1], rows[0])]) == [False]
+    assert accepted([(rows[2], rows[0])]) == [True]
+
+
 def test_forgetting_pairs_a_column_with_the_base_of_the_same_documents() -> None:
     own = text_record(BASE, [40.0, 30.0])
     mine = text_record(LEARNED, [30.0, 20.0], [3.0])

@@ -129,13 +129,14 @@ def share(row: Row, rival: Row, base: Row, seed: int = 0) -> Interval:
 def verdict(row: Row, base: Row, seed: int = 0) -> Verdict | None:
     """The guard's test of the first seed's result, on reference documents that neither trained nor stopped it.
 
-    None where no document guards it.
+    None where no document guards it. What stopped at its start is the base and has no gain, whatever rounding says.
     """
     before = {s: v for r in base.records for s, v in zip(r["guard"]["ids"], r["guard"]["values"], strict=True)}
     guard = row.records[0]["guard"]
     if not guard["ids"] or any(i not in before for i in guard["ids"]):
         return None
-    differences = [v - before[i] for i, v in zip(guard["ids"], guard["values"], strict=True)]
+    stopped = bool(row.first["losses"]) and min(row.first["losses"]) == row.first["losses"][0]
+    differences = [0.0 if stopped else v - before[i] for i, v in zip(guard["ids"], guard["values"], strict=True)]
     p = paired_test(differences, guard["keys"], seed)
     return Verdict(row.cell.method, row.cell.treatment, float(np.mean(differences)), p, len(differences))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -206,11 +206,12 @@ def run(settings: Settings) -> Outcome:
     """Run what is missing, then make figures and tables of all that is there."""
     bench = bench_of(settings)
     bench.run_missing(settings.only, settings.minutes, settings.progress)
+    spent = sum(r["wall_seconds"] for r in bench.finished.values())
     details = {
         "model": Path(bench.model).name,
-        "cells": {"done": len(bench.finished), "planned": len(bench.wanted)},
+        "cells": {"done": len(bench.finished), "planned": len(bench.wanted), "hours": round(spent / 3600, 2)},
         "failed": bench.failed,
-        "protocol": bench.protocol.__dict__ | {"schedule": vars(bench.protocol.schedule)},
+        "protocol": asdict(bench.protocol),
         **tables_of(bench.finished),
     }
     return Outcome(tuple(figures_of(bench.finished)), details)

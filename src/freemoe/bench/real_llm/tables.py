@@ -36,7 +36,9 @@ def tables_of(finished: Finished) -> dict[str, Any]:
         rows = rows_of(finished, family)
         if rows:
             found[family] = table(rows)
-    for name, made in (("forgetting", forgetting(finished)), ("null", null_table(finished))):
+    points = [p for family in ("text", "home") for p in points_of(rows_of(finished, family))]
+    extra = {"forgetting": forgetting(finished), "null": null_table(finished), "home_or_far": points}
+    for name, made in extra.items():
         if made:
             found[name] = made
     return found
