@@ -101,7 +101,9 @@ def test_t14_counts_the_base_where_the_guard_says_no() -> None:
 def test_t17_is_the_share_of_null_builds_that_accepted() -> None:
     cell = Cell("null", "batch0")
     builds = [{"accepted": n < 3, "p": 0.5} for n in range(50)]
-    figure = figures_of({cell.name: {"cell": vars(cell), "name": cell.name, "builds": builds, "what": "w"}})[-1]
+    figure = figures_of(
+        {cell.name: {"cell": vars(cell), "name": cell.name, "builds": builds, "what": "w", "reference": 120}}
+    )[-1]
     assert figure.value == pytest.approx(6.0)
     assert figure.verdict(False) == "missed"
     # Clopper and Pearson for 3 of 50, from a table.

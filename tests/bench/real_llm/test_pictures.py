@@ -22,7 +22,12 @@ def test_the_table_and_pictures_show_every_method(tmp_path: Path) -> None:
     )
     details = {**HEAD, **tables_of(records)}
     written = draw_all(details, tmp_path / "a")
-    assert [p.name for p in written] == ["real.md", "real-gain-bytes.svg", "real-figure-speed.svg", "real-home-or-far.svg"]
+    assert [p.name for p in written] == [
+        "real.md",
+        "real-gain-bytes.svg",
+        "real-figure-speed.svg",
+        "real-home-or-far.svg",
+    ]
     text = written[0].read_text()
     assert "| wikitext | base | 33.12 |" in text
     assert "| wikitext | learned-1% | 20.09 | +0.500 [+0.500, +0.500] | 50 % [50, 50] |" in text

@@ -112,8 +112,9 @@ def test_accepted_null_builds_are_counted_over_all_batches() -> None:
     def batch(number: int, *taken: bool) -> dict:
         builds = [{"accepted": t, "p": 0.01 if t else 0.5} for t in taken]
         cell = Cell("null", f"batch{number}")
-        return {"cell": vars(cell), "name": cell.name, "builds": builds, "what": "w"}
+        return {"cell": vars(cell), "name": cell.name, "builds": builds, "what": "w", "reference": 120}
 
     found = null_table(finished(batch(0, True, False), batch(1, False, False)))
     assert (found["builds"], found["accepted"]) == (4, 1)
+    assert found["by_reference_documents"] == {"120": [1, 4]}
     assert null_table({}) == {}

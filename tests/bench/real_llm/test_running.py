@@ -113,6 +113,13 @@ def test_one_cell_that_fails_costs_no_other(
     assert PLAN[1].name in running.run(settings).details["failed"]
 
 
+def test_files_that_are_gone_fail_their_cells_and_no_others(settings: Settings, ran: list[str], tmp_path: Path) -> None:
+    (tmp_path / "wikitext-2-raw" / "wiki.test.raw").rename(tmp_path / "moved")
+    outcome = running.run(settings)
+    assert set(outcome.details["failed"]) == {c.name for c in PLAN}
+    assert not ran
+
+
 def test_without_a_model_or_data_it_says_what_to_give(settings: Settings) -> None:
     with pytest.raises(DataError, match="--model"):
         running.run(replace(settings, model=None))
@@ -137,6 +144,7 @@ def test_cells_on_a_real_small_model(stories, data_root: Path, tmp_path: Path, m
         Cell("text", "wikitext"),
         Cell("text", "wikitext", "lora", rank=1, rate=5e-3),
         learned,
+        Cell("text", "wikitext", "bands"),
         Cell("task", "gsm8k-matching"),
         Cell("union", "wikitext", "learned", 0.01, other="wikitext"),
     ]
@@ -147,13 +155,15 @@ def test_cells_on_a_real_small_model(stories, data_root: Path, tmp_path: Path, m
     bench = running.bench_of(settings)
     bench.run_missing(None, None, settings.progress)
     assert not bench.failed
-    base, lora, off, _, union = (bench.finished[c.name] for c in plan)
+    base, lora, off, bands, _, union = (bench.finished[c.name] for c in plan)
     for found in (lora, off):
         assert found["ids"] == base["ids"]
         assert set(found["guard"]["ids"]) < set(base["guard"]["ids"])
         assert sum(found["nll"]) < sum(base["nll"])
     assert 0 < off["share_off"] <= 0.01
     assert off["tokens_trained"] > lora["tokens_trained"] > 0
+    # Selected on the very documents, the oracle cannot be worse.
+    assert sum(bands["oracle"]["nll"]) <= sum(bands["nll"]) + 1e-3
     # An expert joined with itself is itself, and is read back from its file.
     assert union["columns"]["wikitext"]["nll"] == pytest.approx(off["nll"], rel=1e-6)
     assert len(running.run(settings).figures) == 7

@@ -18,6 +18,10 @@ from freemoe.report.drawing import PALETTE, SOFT, heading, new_figure, plain, st
 
 Entry = dict[str, Any]
 
+_UNROUTED = (
+    "Gain over the base with the expert left on everywhere. A router that keeps an expert inside its own domain makes every "
+    "other column 0."
+)
 _MARKERS = "osD^vPX*"
 _COLUMNS = 4
 
@@ -29,7 +33,7 @@ def tables(details: dict[str, Any]) -> str:
         if details.get(family):
             parts += [f"## {title}", _table(details[family])]
     if details.get("forgetting"):
-        parts += ["## On the other materials", _forgetting(details["forgetting"])]
+        parts += ["## On the other materials", _UNROUTED, _forgetting(details["forgetting"])]
     return "\n\n".join(parts) + "\n"
 
 

@@ -21,7 +21,7 @@ COUNTS = (100, 300, 1000, 3000)
 SEEDS = (1, 2)
 HOMES = ("models/stories260k",)
 UNIONS = (("wikitext", "gsm8k"), ("c4", "code"))
-NULL_BATCHES = 10
+NULL_BATCHES, NULL_COUNTS = 10, (300, 1000)
 CURVES = ("wikitext", "gsm8k")
 
 _TEXT_TOKENS, _QUESTION_TOKENS, _SHOTS_TOKENS = 256, 150, 700
@@ -50,6 +50,7 @@ def cells(quick: bool = False) -> list[Cell]:
     found += [Cell("union", a, "learned", MAIN_BUDGET, other=b) for a, b in UNIONS]
     for text in CURVES:
         found += list(_counted(Cell("count", text)))
+    found += [Cell("null", "batch0", base=HOMES[0], documents=n) for n in NULL_COUNTS]
     for home in HOMES:
         for text in ("tinystories", *(t.name for t in TEXTS)):
             found += _home(Cell("home", text, base=home))
@@ -178,12 +179,12 @@ def estimates(wanted: Sequence[Cell], protocol: Protocol, finished: dict[str, di
     for cell in wanted:
         record = finished.get(cell.name)
         if record is not None:
-            per = record["wall_seconds"] / (work(cell, protocol) or 1.0)
+            per = record["wall_seconds"] / (work(cell, protocol) or max(1.0, cell.documents / 120))
             for kind in (f"{cell.base}|{cell.family}|{cell.method}", f"{cell.base}|"):
                 seen.setdefault(kind, []).append(per)
     found = {}
     for cell in wanted:
-        units = work(cell, protocol) or 1.0
+        units = work(cell, protocol) or max(1.0, cell.documents / 120)
         small = 20.0 if cell.base else 1.0
         per = _NULL_SECONDS if cell.family == "null" else 1 / (_DEFAULT_SPEED * small)
         for kind in (f"{cell.base}|{cell.family}|{cell.method}", *([] if cell.family == "null" else [f"{cell.base}|"])):

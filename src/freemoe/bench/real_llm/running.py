@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -57,9 +58,11 @@ class Bench:
     def look(self) -> None:
         """Read every record that still counts."""
         for cell in self.wanted:
-            record = self._record(cell)
-            if record is not None:
-                self.finished[cell.name] = record
+            # Files that are gone: the cell cannot be told stale, nor run again; `run_missing` says which.
+            with contextlib.suppress(DataError):
+                record = self._record(cell)
+                if record is not None:
+                    self.finished[cell.name] = record
 
     def _record(self, cell: Cell) -> dict[str, Any] | None:
         if not self.store.path(cell).exists():
@@ -131,22 +134,20 @@ class Bench:
         chosen = [c for c in self.wanted if matches(c, only)]
         with progress.stage("cells", len(chosen)) as advance:
             for cell in chosen:
-                # Another process may have finished it meanwhile.
-                self._refresh(cell)
-                known = self.identity(cell)
-                if cell.name not in self.finished and known is not None and time.monotonic() < end:
-                    self._try(cell, known, progress)
+                if time.monotonic() < end:
+                    self._try(cell, progress)
                 advance(1)
 
-    def _refresh(self, cell: Cell) -> None:
-        if cell.name not in self.finished:
+    def _try(self, cell: Cell, progress: Progress) -> None:
+        """Run a cell unless it is there by now, perhaps from another process, or a cell that it stands on is missing."""
+        began = time.perf_counter()
+        try:
             record = self._record(cell)
             if record is not None:
                 self.finished[cell.name] = record
-
-    def _try(self, cell: Cell, known: dict[str, Any], progress: Progress) -> None:
-        began = time.perf_counter()
-        try:
+            known = self.identity(cell)
+            if cell.name in self.finished or known is None:
+                return
             self.run(cell, known)
         # One cell's trouble (no memory, a killed process, a NaN) must not cost the cells behind it.
         except (FreeMoEError, RuntimeError, MemoryError, ValueError) as error:

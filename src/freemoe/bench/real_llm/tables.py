@@ -159,16 +159,20 @@ def _elsewhere(name: str, scored: dict[str, Any], own: dict[str, list[Row]]) -> 
 
 
 def null_table(finished: Finished) -> dict[str, Any]:
-    """How many builds on permuted answers accepted anything."""
-    builds = [b for r in finished.values() if r["cell"]["family"] == "null" for b in r["builds"]]
-    if not builds:
+    """How many builds on permuted answers accepted anything, over all of them and by the number of documents."""
+    batches = [r for r in finished.values() if r["cell"]["family"] == "null"]
+    if not batches:
         return {}
-    taken = sum(b["accepted"] for b in builds)
+    counts: dict[int, list[bool]] = {}
+    for batch in batches:
+        counts.setdefault(batch["reference"], []).extend(b["accepted"] for b in batch["builds"])
+    builds = [b for r in batches for b in r["builds"]]
     return {
         "builds": len(builds),
-        "accepted": taken,
+        "accepted": sum(b["accepted"] for b in builds),
+        "by_reference_documents": {str(n): [sum(taken), len(taken)] for n, taken in sorted(counts.items())},
         "smallest_p": sorted(round(b["p"], 4) for b in builds)[:5],
-        "what": next(r["what"] for r in finished.values() if r["cell"]["family"] == "null"),
+        "what": batches[0]["what"],
     }
 
 
