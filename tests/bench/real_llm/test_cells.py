@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from freemoe.bench.real_llm.cells import Cell, Store
-from freemoe.bench.real_llm.plan import cells, needs
+from freemoe.bench.real_llm.plan import cells, estimates, needs
 from freemoe.bench.real_llm.protocol import Protocol, files_digest, identity, model_digest
 from freemoe.bench.rivals import Schedule
 from freemoe.errors import DataError
@@ -72,3 +72,12 @@ def test_a_cross_stands_on_the_rate_with_the_best_stopping_loss() -> None:
     assert needs(cross, losses, tried) == [tried[1]]
     assert needs(cross, {tried[1].name: losses[tried[1].name]}, tried) is None
     assert needs(tried[0], {}, tried) == []
+
+
+def test_estimates_follow_what_finished_cells_of_the_kind_took() -> None:
+    plan = [CELL, replace(CELL, rate=5e-3), replace(CELL, material="c4"), Cell("text", "c4")]
+    guessed = estimates(plan, Protocol(), {})
+    assert all(seconds > 0 for seconds in guessed.values())
+    told = estimates(plan, Protocol(), {CELL.name: {"wall_seconds": 10 * guessed[CELL.name]}})
+    for cell in plan:
+        assert told[cell.name] == pytest.approx(10 * guessed[cell.name])

@@ -70,8 +70,8 @@ def tasks(gained: int, rival: int) -> dict:
 
         records += [
             task_record(cell, right(0)),
-            task_record(replace(cell, method="learned", budget=0.01), right(gained), [2.0]),
-            task_record(replace(cell, method="lora", rank=1, rate=1e-3), right(rival), [2.0]),
+            task_record(replace(cell, method="learned", budget=0.01), right(gained), [2.5, 2.0]),
+            task_record(replace(cell, method="lora", rank=1, rate=1e-3), right(rival), [2.5, 2.0]),
         ]
     return finished(*records)
 

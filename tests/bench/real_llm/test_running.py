@@ -7,13 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from freemoe.bench.harness import Settings
 from freemoe.bench.real_llm import running
 from freemoe.bench.real_llm.cells import Cell
+from freemoe.bench.real_llm.data import load_parts
+from freemoe.bench.real_llm.methods import Stand, per_document, with_adapter
 from freemoe.bench.real_llm.work import Job, joined, run_cell
 from freemoe.domain_experts.expert import encode_positions
 from freemoe.errors import DataError, NumericError
+from freemoe.families.loading import load_base
+from freemoe.families.weights import find_weights
 from tests.bench.real_llm.records import text_record
 
 PLAN = [Cell("text", "wikitext"), Cell("text", "wikitext", "learned", 0.01), Cell("text", "wikitext", "greedy", 0.01)]
@@ -166,4 +171,11 @@ def test_cells_on_a_real_small_model(stories, data_root: Path, tmp_path: Path, m
     assert sum(bands["oracle"]["nll"]) <= sum(bands["nll"]) + 1e-3
     # An expert joined with itself is itself, and is read back from its file.
     assert union["columns"]["wikitext"]["nll"] == pytest.approx(off["nll"], rel=1e-6)
+    # So is an adapter.
+    base_model, tokenizer = load_base(model, dtype="float32", device="cpu")
+    data = load_parts("wikitext", data_root, tokenizer, bench.protocol, 0)
+    stand = Stand(plan[1], bench.protocol, base_model, tokenizer, find_weights(base_model), data)
+    with_adapter(stand, load_file(bench.store.tensors(plan[1])), 1)
+    again = per_document("text", stand.scores(data.reported))
+    assert again["nll"] == pytest.approx(lora["nll"], rel=1e-5)
     assert len(running.run(settings).figures) == 7

@@ -13,7 +13,7 @@ from freemoe.bench.real_llm.methods import EXPECTED, METHODS
 from freemoe.bench.real_llm.protocol import Protocol
 from freemoe.domain_experts.purification import METHODS as PURIFICATIONS
 
-RATES = (5e-3, 2e-3, 8e-4)
+RATES = (2e-3, 5e-3, 8e-4)
 FULL_RATES = (3e-4, 1e-4, 3e-5)
 BUDGETS = (0.003, 0.01, 0.03, 0.05)
 MAIN_BUDGET, LARGE_BUDGET = 0.01, 0.05
@@ -27,7 +27,10 @@ CURVES = ("wikitext", "gsm8k")
 _TEXT_TOKENS, _QUESTION_TOKENS, _SHOTS_TOKENS = 256, 150, 700
 # A backward pass costs about two forward passes.
 _BACKWARD = 3
-_DEFAULT_SPEED = 700.0
+# Tokens per second of 135 million weights on two cores.
+_SPEEDS = {"float32": 700.0, "bfloat16": 1800.0}
+# How many times faster a tiny base is.
+_TINY = 20
 _NULL_SECONDS = 200.0
 
 
@@ -79,7 +82,7 @@ def _first(cell: Cell) -> list[Cell]:
         cell,
         *_lora(cell, 1),
         *_off(cell, "learned", LARGE_BUDGET, MAIN_BUDGET),
-        *_off(cell, "greedy", LARGE_BUDGET, MAIN_BUDGET),
+        *_off(cell, "greedy", MAIN_BUDGET, LARGE_BUDGET),
     ]
 
 
@@ -115,7 +118,7 @@ def _counted(cell: Cell) -> Iterator[Cell]:
         counted = replace(cell, documents=number)
         yield counted
         yield from _off(counted, "learned", MAIN_BUDGET)
-        yield from _lora(counted, 1, RATES[1:2])
+        yield from _lora(counted, 1, RATES[:1])
 
 
 def _home(cell: Cell) -> list[Cell]:
@@ -177,19 +180,23 @@ def estimates(wanted: Sequence[Cell], protocol: Protocol, finished: dict[str, di
     """Seconds that every cell may take, by its name: after what the finished ones of its kind took."""
     seen: dict[str, list[float]] = {}
     for cell in wanted:
-        record = finished.get(cell.name)
-        if record is not None:
-            per = record["wall_seconds"] / (work(cell, protocol) or max(1.0, cell.documents / 120))
-            for kind in (f"{cell.base}|{cell.family}|{cell.method}", f"{cell.base}|"):
-                seen.setdefault(kind, []).append(per)
+        if cell.name in finished:
+            for kind in _kinds(cell):
+                seen.setdefault(kind, []).append(finished[cell.name]["wall_seconds"] / _units(cell, protocol))
     found = {}
     for cell in wanted:
-        units = work(cell, protocol) or max(1.0, cell.documents / 120)
-        small = 20.0 if cell.base else 1.0
-        per = _NULL_SECONDS if cell.family == "null" else 1 / (_DEFAULT_SPEED * small)
-        for kind in (f"{cell.base}|{cell.family}|{cell.method}", *([] if cell.family == "null" else [f"{cell.base}|"])):
-            if kind in seen:
-                per = sorted(seen[kind])[len(seen[kind]) // 2]
-                break
-        found[cell.name] = units * per
+        speed = _SPEEDS[protocol.train] * (_TINY if cell.base else 1)
+        each = _NULL_SECONDS if cell.family == "null" else 1 / speed
+        known = next((sorted(seen[kind]) for kind in _kinds(cell) if kind in seen), [each])
+        found[cell.name] = _units(cell, protocol) * known[len(known) // 2]
     return found
+
+
+def _kinds(cell: Cell) -> list[str]:
+    """What cells a cell's time is like, the closest first."""
+    close = f"{cell.base}|{cell.family}|{cell.method}"
+    return [close] if cell.family == "null" else [close, cell.base]
+
+
+def _units(cell: Cell, protocol: Protocol) -> float:
+    return max(1.0, cell.documents / 120) if cell.family == "null" else work(cell, protocol)
