@@ -150,7 +150,11 @@ def purified(stand: Stand) -> Trained:
         "step_tokens": schedule.step_tokens,
         "every": schedule.every,
         "patience": schedule.patience,
+        "compute": "own" if stand.protocol.train == "float32" else stand.protocol.train,
     }
+    # A section that sets the number format of its passes itself must not run inside another autocast: leaving the inner
+    # one would not drop the copies that it cached of weights which the next step has switched off.
+    alone = "compute" in SaliencySection.model_fields
     section = SaliencySection(**{k: v for k, v in wanted.items() if k in SaliencySection.model_fields})
     looks: list[float] = []
     task = Task(
@@ -162,7 +166,7 @@ def purified(stand: Stand) -> Trained:
         cell.seed,
         lambda number, loss, off: looks.append(off),
     )
-    with products(stand.protocol.train):
+    with nullcontext() if alone else products(stand.protocol.train):
         found = PURIFICATIONS.get(cell.method).run(task, section)
     return switches(stand, found.positions, losses=list(found.losses), facts={"best_round": found.best, "off": looks})
 

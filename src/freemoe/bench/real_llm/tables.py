@@ -27,6 +27,8 @@ from freemoe.bench.real_llm.rows import (
 from freemoe.evals.statistics import cluster_bootstrap, over_seeds
 
 RIVAL = "lora-r1"
+SHOWN = ("learned-1%", RIVAL)
+"""What every base is given on every text."""
 
 
 def tables_of(finished: Finished) -> dict[str, Any]:
@@ -177,11 +179,11 @@ def null_table(finished: Finished) -> dict[str, Any]:
 
 
 def points_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Base perplexity and gain of every trained text row: whether the base is at home or far."""
+    """Base perplexity and gain, one entry per text, base and method of `SHOWN`: whether the base is at home or far."""
     found = []
     for row in rows:
         base = base_of(row, rows)
-        if base is not None and row is not base and row.text:
+        if base is not None and row.cell.treatment in SHOWN and row.text:
             nats = -base.values().sum() / tokens(base)
             found.append(
                 {
