@@ -195,6 +195,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("saliency.patience", 0, "greater than or equal to 1"),
     ("saliency.method", "lerned", "'auto', 'greedy' or 'learned'"),
     ("saliency.checkpointing", "some", "valid boolean"),
+    ("saliency.compute", "float16", "'auto', 'own' or 'bfloat16'"),
     ("saliency.candidates", 0, "greater than 0"),
     ("saliency.candidates", 0.005, "Raise candidates, lower the budget, or use method greedy"),
     ("saliency.budget", 0.4, "candidates 0.1 is below the budget 0.4"),

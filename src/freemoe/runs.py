@@ -322,8 +322,17 @@ def _differences(a: Any, b: Any, path: str = "") -> list[str]:
     return [] if a == b else [path]
 
 
+# What this process measured of its machine, by name.
+_MEASURED: dict[str, float] = {}
+
+
+def note_measured(name: str, value: float) -> None:
+    """Keep a figure of the machine that decided something, for the record of the run."""
+    _MEASURED[name] = round(value, 3)
+
+
 def environment() -> dict[str, Any]:
-    """Versions and machine, for the record of a run; no host name, no user, no path."""
+    """Versions, machine and what was measured of it, for the record of a run; no host name, no user, no path."""
     versions = {}
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -334,6 +343,7 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "packages": versions,
+        **({"measured": dict(_MEASURED)} if _MEASURED else {}),
     }
 
 
@@ -350,3 +360,27 @@ def peak_memory_bytes() -> int:
     """Most memory this process has held at once."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def available_memory_bytes() -> int:
+    """Memory that this process can still take without swapping: the machine's, or its container's where that is less."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    info = Path("/proc/meminfo")
+    if info.exists():
+        fields = dict(line.split(":", 1) for line in info.read_text(encoding="ascii").splitlines() if ":" in line)
+        if "MemAvailable" in fields:
+            pages = int(fields["MemAvailable"].split()[0]) * 1024
+    return min([pages, *_left_in_container()])
+
+
+def _left_in_container(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """What control groups leave, of version 2 and 1; empty where they set no limit."""
+    left = []
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            # Version 2 says "max" where there is no limit.
+            left.append(max(0, int((root / limit).read_text()) - int((root / used).read_text())))
+    return left

@@ -127,7 +127,8 @@ def test_a_prefix_is_run_once_a_call_and_the_head_on_answers_only():
     scorer.score(pairs)
     # Answers are a space and a letter: the space is run, and both of them are predicted.
     assert inputs == [(1, 80), (4, 7), (4, 7)]
-    assert heads == [0, 8, 8]
+    # Calls without rows only find out what stands behind the head.
+    assert [rows for rows in heads if rows] == [8, 8]
 
 
 def test_branches_run_a_context_once():
@@ -138,7 +139,7 @@ def test_branches_run_a_context_once():
     inputs, heads = counted(model)
     scorer.score(pairs)
     assert inputs == [(1, 19 + 4 + 4 + 5)]
-    assert heads == [1 + 4 + 4 + 5]
+    assert [rows for rows in heads if rows] == [1 + 4 + 4 + 5]
 
 
 def test_nothing_is_tried_where_nothing_is_shared():

@@ -69,7 +69,7 @@ class Settings:
         seed: Of every random shape and draw.
         repeats: How often each side is timed.
         data_root: Folder with the real benchmark files and the real model, for the figures that need them.
-        model: A real LLM: folder, file or hub id.
+        model: A base to measure on, where a benchmark can take one, and the real LLM of `real`: folder, file or hub id.
         cells: Where `real` keeps its finished cells.
         only: Pattern of the names of the cells that `real` runs.
         minutes: After so many `real` begins no further cell.
@@ -116,6 +116,7 @@ BENCHES.add("hookmoe", "freemoe.bench.hookmoe", "fewer experts per token: speed,
 BENCHES.add("gain", "freemoe.bench.gain", "held-out gain, and against LoRA and full tuning (T7, T7b, T7c, T7d)")
 BENCHES.add("tomoe-speed", "freemoe.bench.tomoe_speed", "a converted model against its dense one (T8)")
 BENCHES.add("tomoe-quality", "freemoe.bench.tomoe_quality", "what a conversion keeps, beside its rivals (T9)")
+BENCHES.add("purify-step", "freemoe.bench.purify_step", "a step of learned switches against LoRA's (T18)")
 BENCHES.add(
     "real", "freemoe.bench.real_llm.running", "a real LLM: switches, LoRA and others, cell by cell (T13, T14, T17)"
 )

@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
     @app.command("bench", help=HELP)
     def command(
         names: list[str] = typer.Argument(
-            help="scorer, sweep, calibrate, artefact, switch, router, hookmoe, gain, real; or all."
+            help="scorer, sweep, calibrate, artefact, switch, router, hookmoe, gain, purify-step, real; or all."
         ),
         output: Path = typer.Option(
             Path("bench-out"), "--output", "-o", help="Folder for one JSON file per benchmark."
@@ -61,7 +61,9 @@ def register(app: typer.Typer) -> None:
         data_root: Path = typer.Option(
             None, envvar="FREEMOE_DATA", help="Folder with real benchmark files and models, for gain."
         ),
-        model: str = typer.Option(None, "--model", help="A real LLM, for real: folder, file or hub id."),
+        model: str = typer.Option(
+            None, "--model", help="A base to measure on, for benchmarks that can take one; real needs it."
+        ),
         cells: Path = typer.Option(None, help="real: folder of finished cells, which are never measured twice."),
         only: str = typer.Option(None, help="real: run cells of these names only, e.g. 'text/wikitext/*'."),
         minutes: float = typer.Option(None, min=0, help="real: begin no cell after so many minutes."),

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freemoe.domain_experts.precision import computing
 from freemoe.errors import NumericError
+from freemoe.evals.output_head import ending_at, summed_loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,16 +84,22 @@ def rows_of(batches: Sequence[AnswerBatch]) -> list[tuple[tuple[int, ...], tuple
     return rows
 
 
-def answer_loss(model: Any, batch: AnswerBatch) -> Tensor:
-    """Sum of the answers' cross-entropies in nats, fp32 (a scalar that can be differentiated)."""
-    wanted = (batch.targets != -100).any(0)
-    first = int(wanted.nonzero()[0])
-    keep = torch.arange(first, batch.ids.shape[1], device=batch.ids.device)
+def answer_loss(model: Any, batch: AnswerBatch, compute: torch.dtype | None = None) -> Tensor:
+    """Sum of the answers' cross-entropies in nats, fp32 (a scalar that can be differentiated).
+
+    Only the answers' positions go through the output head, some at a time, so that their logits are never there at once.
+
+    Args:
+        model: A causal LM.
+        batch: Prompts with their answers.
+        compute: What its matrices multiply in, where that is not their own dtype; see `precision`.
+    """
+    targets = batch.targets.flatten()
+    at = (targets != -100).nonzero().flatten()
     # Right padding under causal attention needs no mask: no real token looks at it.
-    logits = model(input_ids=batch.ids, use_cache=False, logits_to_keep=keep).logits.float()
-    loss = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), batch.targets[:, first:].flatten(), ignore_index=-100, reduction="sum"
-    )
+    with computing(batch.ids.device, compute):
+        ending = ending_at(model, at, input_ids=batch.ids, use_cache=False)
+        loss = summed_loss(ending, targets[at])
     if not bool(torch.isfinite(loss)):
         raise NumericError(
             "The loss on the reference documents is NaN or infinite. The checkpoint or its dtype is broken for this text; "

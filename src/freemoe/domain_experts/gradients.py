@@ -10,11 +10,12 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from freemoe.domain_experts.activations import bytes_per_token, fits, parts
 from freemoe.domain_experts.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.importance import METRICS
 from freemoe.errors import NumericError
@@ -27,16 +28,22 @@ _FEWEST = 1024
 Take = Callable[[Weight, Tensor], None]
 """Reader of a gradient: the weight, and its gradient (experts, rows, columns)."""
 
+Checkpointing = bool | Literal["auto"]
+"""Whether layers make their activations again in the backward pass: always, never, or when memory asks for it."""
+
 
 @contextlib.contextmanager
-def gradients_to(model: nn.Module, weights: Sequence[Weight], take: Take, *, checkpointing: bool) -> Iterator[None]:
+def gradients_to(
+    model: nn.Module, weights: Sequence[Weight], take: Take, *, checkpointing: Checkpointing
+) -> Iterator[None]:
     """Inside, every backward pass hands the gradients of ``weights`` to ``take``; flags and gradients come back after.
 
     Args:
         model: A causal LM.
         weights: The weights that shall have gradients; nothing else does.
         take: Called once per weight and backward pass. It must not keep the gradient itself.
-        checkpointing: Whether layers forget their activations and make them again in the backward pass.
+        checkpointing: Whether layers forget their activations and make them again in the backward pass; ``"auto"``: in
+            passes whose activations would not fit into half of the free memory.
     """
     before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
 
@@ -55,8 +62,11 @@ def gradients_to(model: nn.Module, weights: Sequence[Weight], take: Take, *, che
                 weight.parameter.requires_grad_(True)
                 handle = weight.parameter.register_post_accumulate_grad_hook(partial(hook, weight=weight))
                 stack.callback(handle.remove)
+            if weights:
+                # Measured before layers forget what they keep.
+                bytes_per_token(model)
             if checkpointing:
-                stack.enter_context(_checkpointed_layers(model))
+                stack.enter_context(_checkpointed_layers(model, always=checkpointing is True))
             yield
         finally:
             for p, flag, grad in before:
@@ -65,32 +75,53 @@ def gradients_to(model: nn.Module, weights: Sequence[Weight], take: Take, *, che
 
 
 @contextlib.contextmanager
-def _checkpointed_layers(model: nn.Module) -> Iterator[None]:
-    """Run every decoder layer under activation checkpointing.
+def _checkpointed_layers(model: nn.Module, always: bool) -> Iterator[None]:
+    """Run every decoder layer under activation checkpointing, always or in passes that would not fit.
 
     transformers' own switch acts in training mode only, which would also turn dropout on.
     """
     from torch.utils.checkpoint import checkpoint
 
     _, layers = find_layers(model, family_of(model))
+    forget = always
+
+    def run(forward: Callable[..., Any], first: bool, *args: Any, **kwargs: Any) -> Any:
+        nonlocal forget
+        # Asked once per pass, by its first layer; a layer that runs again in the backward pass runs below this.
+        if first and not always:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            forget = not fits(model, *hidden.shape[:2])
+        if not forget:
+            return forward(*args, **kwargs)
+        # Nothing random runs in evaluation mode, so no generator's state need be kept for the second run.
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
     try:
-        for layer in layers:
-            # Nothing random runs in evaluation mode, so no generator's state need be kept for the second run.
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        for number, layer in enumerate(layers):
+            layer.forward = partial(run, layer.forward, number == 0)
         yield
     finally:
         for layer in layers:
             layer.__dict__.pop("forward", None)
 
 
-def backward(model: Any, batches: Sequence[AnswerBatch]) -> float:
-    """Take the gradient of the mean answer cross-entropy over all batches together; return it, in nats per token."""
+def backward(model: Any, batches: Sequence[AnswerBatch], compute: torch.dtype | None = None) -> float:
+    """Take the gradient of the mean answer cross-entropy over all batches together; return it, in nats per token.
+
+    A batch whose activations would take much memory goes in several passes; see `activations.parts`.
+
+    Args:
+        model: A causal LM, inside `gradients_to`.
+        batches: Prompts with their answers.
+        compute: As for `answer_loss`.
+    """
     tokens = sum(b.answer_tokens for b in batches)
     total = 0.0
     for batch in batches:
-        loss = answer_loss(model, batch) / tokens
-        loss.backward()
-        total += float(loss.detach())
+        for part in parts(model, batch):
+            loss = answer_loss(model, part, compute) / tokens
+            loss.backward()
+            total += float(loss.detach())
     return total
 
 
@@ -189,14 +220,15 @@ def noise_weights(
     count: int,
     *,
     spread: float,
-    checkpointing: bool = False,
+    checkpointing: Checkpointing = False,
+    compute: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """The ``count`` weights that stand against documents most, in one pass; see `Leaders`.
+    """The ``count`` weights that stand against documents most, in one pass; see `Leaders` and `backward`.
 
     Raises:
         NumericError: When the loss or a gradient is NaN or infinite.
     """
     leaders = Leaders(weights, count, spread)
     with gradients_to(model, weights, leaders.take, checkpointing=checkpointing):
-        backward(model, batches)
+        backward(model, batches, compute)
     return leaders.positions()

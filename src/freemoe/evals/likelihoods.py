@@ -2,8 +2,8 @@
 
 Log-softmax and sums are fp32 and fp64 for every dtype of the weights: bf16 sums tie and flip answers.
 
-Shapes: B rows of a batch, P prefix tokens, L longest row behind it, N wanted positions of a batch, V vocabulary,
-T tokens to be looked up.
+Shapes: B rows of a batch, P prefix tokens, L longest row behind it, N wanted positions of a batch, n of them at a time,
+H hidden size, V vocabulary, T tokens to be looked up.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from freemoe.evals.output_head import Ending, ending_at
 from freemoe.evals.row_plan import Group, Strand
 from freemoe.evals.shared_cache import SharedCache
-
-# Logits that become fp32 at one time.
-_CHUNK = 1 << 24
 
 
 class Batch(NamedTuple):
@@ -126,35 +124,11 @@ def branch_mask(branches: Tensor, prefix: int, dtype: torch.dtype) -> Tensor:
     return mask
 
 
-def logits_at(model: Any, wanted: Tensor, **inputs: Any) -> Tensor:
-    """Run a model; its output head sees the places ``wanted`` ``(N,)`` of the input's ``B L`` only.
-
-    What a family does to its logits behind the head (soft caps, scales) stays the model's own affair.
-
-    Returns:
-        Logits ``(N, V)``.
-    """
-
-    def take(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden = args[0]  # (B, L, size)
-        return (hidden.reshape(-1, hidden.shape[-1])[wanted][None], *args[1:])
-
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    handle = head.register_forward_pre_hook(take) if head is not None else None
-    try:
-        logits = model(**inputs).logits
-    finally:
-        if handle is not None:
-            handle.remove()
-    # A model that does not call its head as a module gives every position's logits.
-    return logits[0] if logits.shape[:2] == (1, len(wanted)) else logits.flatten(0, 1)[wanted]
-
-
 def fill_prefix(model: Any, ids: Tensor, room: int = 0) -> SharedCache:
     """Run a prefix ``(1, P)`` once, without the head; ``room`` as `SharedCache`'s."""
     cache = SharedCache(room)
     nowhere = torch.empty(0, dtype=torch.long, device=ids.device)
-    logits_at(model, nowhere, input_ids=ids, past_key_values=cache, use_cache=True)
+    ending_at(model, nowhere, input_ids=ids, past_key_values=cache, use_cache=True)
     cache.end_prefix()
     return cache
 
@@ -171,14 +145,13 @@ def run(model: Any, work: Sequence[Work], count: int) -> tuple[list[float], list
     for group in work:
         cache = None if group.prefix is None else fill_prefix(model, group.prefix)
         for batch in group.batches:
-            logits = _logits(model, batch, cache)  # (N, V)
-            likely, best = _look_up(logits, batch.at, batch.tokens)
+            likely, best = _look_up(_ending(model, batch, cache), batch.at, batch.tokens)
             sums.index_add_(0, batch.owners, likely.double().cpu())
             misses.index_add_(0, batch.owners, (~best).long().cpu())
     return sums.tolist(), (misses == 0).tolist()
 
 
-def _logits(model: Any, batch: Batch, cache: SharedCache | None) -> Tensor:
+def _ending(model: Any, batch: Batch, cache: SharedCache | None) -> Ending:
     extra: dict[str, Any] = {"use_cache": False}
     prefix = 0
     if cache is not None:
@@ -188,15 +161,17 @@ def _logits(model: Any, batch: Batch, cache: SharedCache | None) -> Tensor:
     if batch.branches is not None:
         extra["attention_mask"] = branch_mask(batch.branches, prefix, model.dtype)
         extra["position_ids"] = batch.depths
-    return logits_at(model, batch.wanted, input_ids=batch.ids, **extra)
+    return ending_at(model, batch.wanted, input_ids=batch.ids, **extra)
 
 
-def _look_up(logits: Tensor, at: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-likelihood ``(T,)`` in fp32 of tokens at rows of logits ``(N, V)``, and whether each is the likeliest."""
-    norms, best = [], []
-    for part in logits.split(max(1, _CHUNK // logits.shape[-1])):
-        part = part.float()
-        norms.append(part.logsumexp(-1))
-        best.append(part.argmax(-1))
-    values = logits[at, tokens].float() - torch.cat(norms)[at]
-    return values, torch.cat(best)[at] == tokens
+def _look_up(ending: Ending, at: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-likelihood ``(T,)`` in fp32 of tokens at rows ``(N, H)`` of an ending, and whether each is the likeliest."""
+    values = torch.empty(len(at), device=at.device)
+    best = torch.empty(len(at), dtype=torch.bool, device=at.device)
+    for first, rows in zip(range(0, len(ending.hidden), ending.rows), ending.hidden.split(ending.rows), strict=True):
+        logits = ending.logits(rows).float()  # (n, V)
+        here = ((at >= first) & (at < first + len(rows))).nonzero().flatten()
+        row, token = at[here] - first, tokens[here]
+        values[here] = logits[row, token] - logits.logsumexp(-1)[row]
+        best[here] = logits.argmax(-1)[row] == token
+    return values, best

@@ -104,8 +104,14 @@ class SaliencySection(Section):
     patience: int = Field(
         default=8, ge=1, description="Rounds without a better loss on the stopping documents before the end."
     )
-    checkpointing: bool = Field(
-        default=False, description="Make activations again in the backward pass: less memory, about a third slower."
+    checkpointing: Literal["auto"] | bool = Field(
+        default="auto",
+        description="Make activations again in the backward pass: less memory, about a third slower. auto: when they would "
+        "take more than half of what is free.",
+    )
+    compute: Literal["auto", "own", "bfloat16"] = Field(
+        default="auto",
+        description="Number format of gradient passes of an fp32 base; auto: bfloat16 where that is measured to be faster.",
     )
     step: float = Field(
         default=5e-5, gt=0, lt=1, description="Greedy: share of the weights switched off per round, for tasks."

@@ -1,0 +1,147 @@
+"""T18: a training step of learned switches against PEFT's LoRA of rank 1 on the same batch, and the memory of each.
+
+LoRA is given the same chunked loss; beside it stands PEFT's own step, which makes all logits at once. Times are taken in
+turns in one process, peak memory in a process for each side.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, ratio
+from freemoe.bench.rivals import with_lora
+from freemoe.bench.shapes import random_model
+from freemoe.domain_experts.activations import parts
+from freemoe.domain_experts.batches import AnswerBatch, answer_loss
+from freemoe.domain_experts.gradients import backward, gradients_to
+from freemoe.domain_experts.learned import Switches, off, train_step
+from freemoe.errors import FreeMoEError
+from freemoe.families.weights import Weight, find_weights
+from freemoe.runs import peak_memory_bytes
+
+TIME, MEMORY = 1.6, 3.0
+CANDIDATES = 0.1
+# The shape of a model of 135 million parameters with a vocabulary of 49,152.
+SHAPE = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+QUICK = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+SIDES = ("switches", "lora", "lora, all logits")
+
+
+def run(settings: Settings) -> Outcome:
+    """Time the three sides in turns, then weigh each in a process of its own."""
+    sides = {name: _side(name, settings) for name in SIDES}
+    seconds = in_turns(sides, settings.rounds)
+    memory = {name: _memory(name, settings) for name in SIDES}
+    figures = (
+        Figure("step of learned switches over LoRA r=1", ratio(seconds, SIDES[0], SIDES[1]), TIME, "lower"),
+        Figure("the same over PEFT's own step, all logits at once", ratio(seconds, SIDES[0], SIDES[2])),
+        Figure("peak memory of learned switches", memory[SIDES[0]] / 1e9, MEMORY, "lower", " GB"),
+        *(Figure(f"peak memory of {name}", memory[name] / 1e9, unit=" GB") for name in SIDES[1:]),
+    )
+    details = {"threads": torch.get_num_threads(), "candidates": CANDIDATES, "seconds": seconds, "bytes": memory}
+    return Outcome(figures, details)
+
+
+def _model(settings: Settings) -> Any:
+    if settings.model is None:
+        return random_model("llama", settings.seed, **SHAPE | (QUICK if settings.quick else {}))
+    from freemoe.families.loading import load_base
+
+    return load_base(settings.model, None, "float32", "cpu")[0]
+
+
+def _batch(model: Any, settings: Settings) -> AnswerBatch:
+    """2,048 tokens, all of them answers; 64 in a quick run."""
+    rows, length = (2, 32) if settings.quick else (8, 256)
+    generator = torch.Generator().manual_seed(settings.seed)
+    ids = torch.randint(3, model.config.vocab_size, (rows, length + 1), generator=generator)
+    inputs = ids[:, :-1].contiguous()
+    return AnswerBatch(inputs, torch.ones_like(inputs), ids[:, 1:].contiguous(), torch.zeros(rows, dtype=torch.long))
+
+
+def _side(name: str, settings: Settings) -> Callable[[], None]:
+    model = _model(settings)
+    batch, weights = _batch(model, settings), find_weights(model)
+    if name == SIDES[0]:
+        return _switches(model, weights, batch)
+    return _lora(model, weights, batch, settings.seed, whole=name == SIDES[2])
+
+
+def _switches(model: Any, weights: list[Weight], batch: AnswerBatch) -> Callable[[], None]:
+    every = round(1 / CANDIDATES)
+    switches = [Switches.fresh(w, torch.arange(0, w.size, every)) for w in weights]
+    by_name = {s.weight.name: s for s in switches}
+    most = sum(w.size for w in weights) // 100
+
+    def step() -> None:
+        found: dict[str, torch.Tensor] = {}
+
+        def take(weight: Weight, gradient: torch.Tensor) -> None:
+            switch = by_name[weight.name]
+            entries = gradient.reshape(-1)[switch.positions] * weight.view().reshape(-1)[switch.positions]
+            found[weight.name] = found[weight.name] + entries if weight.name in found else entries
+
+        with gradients_to(model, weights, take, checkpointing="auto"):
+            backward(model, [batch])
+        train_step(switches, found, 1, 60)
+        off(switches, most)
+
+    return step
+
+
+def _lora(model: Any, weights: list[Weight], batch: AnswerBatch, seed: int, whole: bool) -> Callable[[], None]:
+    tuned, parameters = with_lora(model, weights, 1, seed)
+    optimizer = torch.optim.Adam(parameters, lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        for part in [batch] if whole else parts(tuned, batch):
+            if whole:
+                logits = tuned(input_ids=part.ids, use_cache=False).logits.flatten(0, 1).float()
+                loss = torch.nn.functional.cross_entropy(logits, part.targets.flatten(), reduction="sum")
+            else:
+                loss = answer_loss(tuned, part)
+            (loss / batch.answer_tokens).backward()
+        optimizer.step()
+
+    return step
+
+
+def _memory(name: str, settings: Settings) -> float:
+    """Peak bytes of a process that takes two steps of one side."""
+    asked = json.dumps([name, settings.quick, settings.seed, settings.model])
+    command = [sys.executable, "-c", "from freemoe.bench.purify_step import weigh; weigh()", asked]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FreeMoEError(f"The process that weighs {name!r} failed: {done.stderr.strip()[-500:]}")
+    return float(done.stdout.split()[-1])
+
+
+def weigh() -> None:
+    """Print the peak memory of two steps of the side that the command line names, in bytes."""
+    name, quick, seed, model = json.loads(sys.argv[1])
+    step = _side(name, Settings(quick=quick, seed=seed, model=model))
+    step()
+    step()
+    print(peak_memory_bytes())
