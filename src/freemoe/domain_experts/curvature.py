@@ -45,7 +45,7 @@ class Curvature:
     outputs: dict[str, Tensor]
 
     def of(self, weight: Weight) -> Tensor:
-        """h of every single weight: ``(E, R, C)`` fp32, in nats per unit of weight squared."""
+        """H of every single weight: ``(E, R, C)`` fp32, in nats per unit of weight squared."""
         return self.outputs[weight.name][:, :, None] * self.inputs[weight.name][:, None, :]
 
     def disturbance(self, weight: Weight) -> Tensor:
@@ -177,7 +177,9 @@ def forecast(
     chosen = [w for w in weights if w.name in positions]
     with gradients_to(model, chosen, take, checkpointing=checkpointing):
         backward(model, used, compute)
-    lost = sum(float(curvature.disturbance(w).reshape(-1)[positions[w.name].to(w.parameter.device)].sum()) for w in chosen)
+    lost = sum(
+        float(curvature.disturbance(w).reshape(-1)[positions[w.name].to(w.parameter.device)].sum()) for w in chosen
+    )
     before = mean_loss(model, used)
     with switched_off(weights, {w.name: positions[w.name].to(w.parameter.device) for w in chosen}):
         after = mean_loss(model, used)
