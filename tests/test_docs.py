@@ -72,7 +72,7 @@ def test_lines_are_readable(guide: Path) -> None:
 def test_every_make_target_is_described_and_made_without_files_of_its_name() -> None:
     text = text_of(ROOT / "Makefile")
     targets = set(re.findall(r"^([a-z]+):", text, re.MULTILINE))
-    assert targets == {"help", "demo", "test", "check", "bench", "clean"}
+    assert targets == {"help", "demo", "real", "test", "check", "bench", "clean"}
     assert set(re.search(r"^\.PHONY: (.*)", text, re.MULTILINE)[1].split()) == targets  # type: ignore[index]
     assert all(re.search(rf"^{t}:.*## \w", text, re.MULTILINE) for t in targets)
 
@@ -89,6 +89,7 @@ def test_constraints_pin_everything_exactly_and_fit_the_project() -> None:
         *project["dependencies"],
         *project["optional-dependencies"]["dev"],
         *project["optional-dependencies"]["eval"],
+        *project["optional-dependencies"]["gguf"],
     ]
     names = {re.match(r"[\w-]+", w)[0].lower() for w in wanted} - {"freemoe"}  # type: ignore[index]
     assert names <= pinned

@@ -33,7 +33,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 
 def test_all_means_every_benchmark_and_names_keep_the_order_of_the_table() -> None:
-    assert names_of(["all"]) == BENCHES.names()
+    assert names_of(["all"], "a model") == BENCHES.names()
+    assert names_of(["all"]) == [n for n in BENCHES if n != "real"]
+    assert names_of(["real"]) == ["real"]
     assert names_of(["router", "scorer", "router"]) == ["scorer", "router"]
 
 
@@ -70,5 +72,5 @@ def test_what_cannot_be_run_is_refused_before_anything_runs(seen: list[Settings]
 
 def test_a_dry_run_runs_nothing(seen: list[Settings], freemoe: Freemoe) -> None:
     done = freemoe("bench", "all", "--dry-run", "--json")
-    assert list(json.loads(done.out)) == BENCHES.names()
+    assert list(json.loads(done.out)) == names_of(["all"])
     assert not seen

@@ -204,6 +204,17 @@ def test_a_benchmarks_name_wins_over_a_folder_of_that_name(made_up, monkeypatch)
     assert len(make_task("rte", data_root=".").reported()) == 20
 
 
+def test_a_letter_out_of_turn_is_part_of_the_choice_before_it(tmp_path):
+    path = tmp_path / "train.tsv"
+    head = "ID\tQuestion Stem\tChoices\tAnswer Key\n"
+    path.write_text(head + "1\tStem\t(A) one (B) two (C) three (D) four (D) more\tB\n")
+    (row,) = files.openbookqa_tsv(path)
+    assert row["choices"] == {"text": ["one", "two", "three", "four (D) more"], "label": ["A", "B", "C", "D"]}
+    path.write_text(head + "1\tStem\t(A) one (B) two (D) four\tB\n")
+    with pytest.raises(DataError, match="A to D"):
+        files.openbookqa_tsv(path)
+
+
 def test_missing_and_malformed_files(made_up):
     with pytest.raises(DataError, match=r"no file at .*arc/ARC-Easy/ARC-Easy-Dev.jsonl"):
         make_task("arc_easy", data_root=made_up)

@@ -114,6 +114,19 @@ def test_text_task_from_two_files_and_json(tmp_path):
     assert len(domain.reported) > 5
 
 
+def test_caps_of_its_own_bound_a_split_and_leave_the_other_as_it_is():
+    documents, test = ["".join(map(story, range(60)))], ["".join(map(story, range(100, 160)))]
+
+    def blocks(reference, reported):
+        task = TextTask("t", documents, test, tokenizer=Letters(), caps={"reference": reference, "reported": reported})
+        return task.reference(), task.reported()
+
+    few, reported = blocks(5, 7)
+    more, same = blocks(9, 7)
+    assert (len(few), len(more), len(reported)) == (5, 9, 7)
+    assert reported == same
+
+
 def test_text_tasks_refuse(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("too short")

@@ -69,18 +69,24 @@ class Settings:
         seed: Of every random shape and draw.
         repeats: How often each side is timed.
         data_root: Folder with the real benchmark files and the real model, for the figures that need them.
+        model: A base to measure on, where a benchmark can take one, and the real LLM of `real`: folder, file or hub id.
+        cells: Where `real` keeps its finished cells.
+        only: Pattern of the names of the cells that `real` runs.
+        minutes: After so many `real` begins no further cell.
         cache: Where bases that take long to train are kept.
         progress: Where to report.
-        model: A base to measure on, where a benchmark can take one.
     """
 
     quick: bool = False
     seed: int = 0
     repeats: int = 5
     data_root: Path | None = None
+    model: str | None = None
+    cells: Path | None = None
+    only: str | None = None
+    minutes: float | None = None
     cache: Path = field(default_factory=lambda: cache_folder())
     progress: Progress = field(default_factory=Quiet)
-    model: str | None = None
 
     @property
     def rounds(self) -> int:
@@ -111,6 +117,9 @@ BENCHES.add("gain", "freemoe.bench.gain", "held-out gain, and against LoRA and f
 BENCHES.add("tomoe-speed", "freemoe.bench.tomoe_speed", "a converted model against its dense one (T8)")
 BENCHES.add("tomoe-quality", "freemoe.bench.tomoe_quality", "what a conversion keeps, beside its rivals (T9)")
 BENCHES.add("purify-step", "freemoe.bench.purify_step", "a step of learned switches against LoRA's (T18)")
+BENCHES.add(
+    "real", "freemoe.bench.real_llm.running", "a real LLM: switches, LoRA and others, cell by cell (T13, T14, T17)"
+)
 
 
 def cache_folder() -> Path:

@@ -169,6 +169,7 @@ def task_accuracy(model: str, job: Job) -> float:
             "dtype": "float32",
             "device": "cpu",
             "threads": 1,
+            "seed": 0,  # the same items for the base and for every conversion
             "data": {"limit": 16 if job.quick else 200},
         },
         "The benchmark",

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from freemoe import __version__
-from freemoe.cli import bench, build, convert, demo, evaluate, generate, inspect, listing, report, run, trim
+from freemoe.cli import bench, build, convert, demo, evaluate, generate, inspect, listing, merge, report, run, trim
 from freemoe.errors import FreeMoEError
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for module in (build, convert, trim, evaluate, generate, inspect, report, demo, listing, bench, run):
+for module in (build, convert, trim, evaluate, generate, merge, inspect, report, demo, listing, bench, run):
     module.register(app)
 
 

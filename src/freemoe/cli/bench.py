@@ -20,20 +20,31 @@ Examples:
 \b
   freemoe bench scorer
   freemoe bench gain --data-root ./data
+  freemoe bench real --model MODEL --data-root ./data --list
+  freemoe bench real --model MODEL --data-root ./data --only "text/wikitext/*" --minutes 60
   freemoe bench all --quick
 """
 
 ALL = "all"
 
 
-def names_of(asked: list[str]) -> list[str]:
-    """The benchmarks that were asked for, each once, in the order of the table; all of them for ``all``."""
+NEEDS_MODEL = ("real",)
+"""Benchmarks that ``all`` leaves out while no model is given."""
+
+
+def names_of(asked: list[str], model: str | None = None) -> list[str]:
+    """The benchmarks that were asked for, each once, in the order of the table.
+
+    Args:
+        asked: Names; ``all`` for all of them, those that need a model only where there is one.
+        model: The model that was given.
+    """
     from freemoe.bench.harness import BENCHES
 
     for name in asked:
         if name != ALL:
             BENCHES.get(name)
-    return [n for n in BENCHES if n in asked or ALL in asked]
+    return [n for n in BENCHES if n in asked or (ALL in asked and (model or n not in NEEDS_MODEL))]
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +53,7 @@ def register(app: typer.Typer) -> None:
     @app.command("bench", help=HELP)
     def command(
         names: list[str] = typer.Argument(
-            help="scorer, sweep, calibrate, artefact, switch, router, hookmoe, gain, purify-step; or all."
+            help="scorer, sweep, calibrate, artefact, switch, router, hookmoe, gain, purify-step, real; or all."
         ),
         output: Path = typer.Option(
             Path("bench-out"), "--output", "-o", help="Folder for one JSON file per benchmark."
@@ -50,7 +61,13 @@ def register(app: typer.Typer) -> None:
         data_root: Path = typer.Option(
             None, envvar="FREEMOE_DATA", help="Folder with real benchmark files and models, for gain."
         ),
-        model: str = typer.Option(None, help="A base to measure on, for benchmarks that can take one."),
+        model: str = typer.Option(
+            None, "--model", help="A base to measure on, for benchmarks that can take one; real needs it."
+        ),
+        cells: Path = typer.Option(None, help="real: folder of finished cells, which are never measured twice."),
+        only: str = typer.Option(None, help="real: run cells of these names only, e.g. 'text/wikitext/*'."),
+        minutes: float = typer.Option(None, min=0, help="real: begin no cell after so many minutes."),
+        listing: bool = typer.Option(False, "--list", help="real: name its cells with their time; do nothing."),
         quick: bool = typer.Option(False, "--quick", help="Small sizes: shows that it runs, judges nothing."),
         repeats: int = typer.Option(5, min=1, help="Times each side is measured."),
         seed: int = typer.Option(0, min=0, help="Seed of shapes and draws."),
@@ -61,7 +78,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         from freemoe.bench.harness import BENCHES, Settings, missed, run_bench, save_result
 
-        wanted = names_of(names)
+        wanted = names_of(names, model)
         if dry_run:
             plan = {name: BENCHES.about(name) for name in wanted}
             if as_json:
@@ -83,9 +100,15 @@ def register(app: typer.Typer) -> None:
             seed=seed,
             repeats=repeats,
             data_root=data_root.expanduser() if data_root else None,
-            progress=Bars(quiet or as_json),
             model=model,
+            cells=cells.expanduser() if cells else None,
+            only=only,
+            minutes=minutes,
+            progress=Bars(quiet or as_json),
         )
+        if listing:
+            _list_cells(settings, as_json)
+            return
         results: list[dict[str, Any]] = []
         for name in wanted:
             found = run_bench(name, settings)
@@ -97,3 +120,14 @@ def register(app: typer.Typer) -> None:
         if as_json:
             print_json(results)
         raise typer.Exit(1 if missed(results) else 0)
+
+
+def _list_cells(settings: Any, as_json: bool) -> None:
+    from freemoe.bench.real_llm.running import listing
+
+    lines = listing(settings)
+    if as_json:
+        print_json(lines)
+    else:
+        for line in lines:
+            say(line)

@@ -57,8 +57,12 @@ class Bars:
 def calm_libraries() -> None:
     """Keep other libraries' bars, warnings and network calls out of the way; called once per command."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
+    # What became of a base while it was loaded belongs to the output.
+    logging.getLogger("freemoe.families").setLevel(logging.INFO)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # transformers' reader of GGUF files draws its bar whatever its own switch says.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     warnings.simplefilter("ignore")
     from transformers.utils import logging as transformers_logging
 

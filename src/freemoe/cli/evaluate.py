@@ -43,10 +43,13 @@ def run_eval(recipe: EvalRecipe, *, overwrite: bool, dry_run: bool, as_json: boo
     calm_libraries()
     if dry_run:
         from freemoe.domain_experts.workbench import load_domains
+        from freemoe.evals.held_out import read_record, seeded, set_aside
         from freemoe.families.loading import load_tokenizer
 
         source = recipe.base or _base_name(recipe.artefact)
-        domains = load_domains(recipe, load_tokenizer(source))
+        record = read_record(recipe.artefact)
+        loaded = load_domains(seeded(recipe, record), load_tokenizer(source))
+        domains = {name: set_aside(data, record)[0] for name, data in loaded.items()}
         plan = {n: f"{len(d.reported)} documents x {len(recipe.experts)} experts" for n, d in domains.items()}
         if as_json:
             print_json(plan)
@@ -67,11 +70,12 @@ def run_eval(recipe: EvalRecipe, *, overwrite: bool, dry_run: bool, as_json: boo
     if as_json:
         print_json(result)
         return
-    table = Table("domain", "expert", "score", "difference to the base [95 %]", "documents", box=None)
+    table = Table("domain", "expert", "score", "difference to the base [95 %]", "documents", "set aside", box=None)
     for domain in result["domains"]:
+        aside = str(domain["set_aside"]["documents"])
         for expert, row in domain["rows"].items():
             gain = "" if expert == "base" else gain_text(row, domain["unit"])
-            table.add_row(domain["name"], expert, f"{row['score']:.2f}", gain, str(row["documents"]))
+            table.add_row(domain["name"], expert, f"{row['score']:.2f}", gain, str(row["documents"]), aside)
     out.print(table)
 
 
@@ -83,13 +87,14 @@ def _run_trimmed(recipe: EvalRecipe, overwrite: bool, as_json: bool, quiet: bool
     if as_json:
         print_json(result)
         return
-    table = Table("domain", "", "score", "difference to the base [95 %]", "documents", box=None)
+    table = Table("domain", "", "score", "difference to the base [95 %]", "documents", "set aside", box=None)
     for domain in result["domains"]:
+        aside = str(domain["set_aside"]["documents"])
         for name, row in domain["rows"].items():
             mean, low, high = row["difference"]
             digits = 2 if row["unit"] == "points" else 4
             gain = "" if name == "full" else f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
-            table.add_row(domain["name"], name, f"{row['score']:.{digits}f}", gain, str(row["documents"]))
+            table.add_row(domain["name"], name, f"{row['score']:.{digits}f}", gain, str(row["documents"]), aside)
     out.print(table)
 
 
@@ -134,7 +139,7 @@ def register(app: typer.Typer) -> None:
         allow_code_execution: bool = typer.Option(
             None, "--allow-code-execution", help="Run generated code, sandboxed."
         ),
-        seed: int = typer.Option(None, help="Seed of everything random. [0]"),
+        seed: int = typer.Option(None, help="Carves tasks without a split of their own; the artefact's own if absent."),
         dtype: str = typer.Option(None, help="auto, float32, bfloat16 or float16. [auto]"),
         device: str = typer.Option(None, help="auto, cpu, cuda, cuda:N. [auto]"),
         threads: int = typer.Option(None, help="CPU threads."),

@@ -38,13 +38,15 @@ def register(app: typer.Typer) -> None:
 
     @app.command("inspect", help=HELP)
     def command(
-        artefact: Path = typer.Argument(help="Folder written by freemoe build, or a model folder."),
+        artefact: Path = typer.Argument(help="Folder written by freemoe build, a model folder, or a GGUF."),
         base: str = typer.Option(None, help="Base model to check the fingerprint against."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Accepted everywhere; inspect only ever reads."),
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
     ) -> None:
         calm_libraries()
         from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
+        from freemoe.families.gguf_header import is_gguf
+        from freemoe.families.loading import BUNDLED, BUNDLED_MOE
         from freemoe.hookmoe.inspection import inspect_trimmed, is_trimmed
         from freemoe.tomoe.inspection import inspect_converted, is_converted
 
@@ -52,7 +54,7 @@ def register(app: typer.Typer) -> None:
             found = inspect_converted(artefact, base)
         elif is_trimmed(artefact):
             found = inspect_trimmed(artefact, base)
-        elif (artefact / "config.json").is_file() or str(artefact) in ("freemoe-demo", "freemoe-demo-moe"):
+        elif is_gguf(artefact) or (artefact / "config.json").is_file() or str(artefact) in (BUNDLED, BUNDLED_MOE):
             found = inspect_model(str(artefact))
         else:
             found = inspect_artefact(artefact, base)

@@ -28,6 +28,8 @@ def register(app: typer.Typer) -> None:
         as_json: bool = typer.Option(False, "--json", help="Print the result as JSON; write nothing."),
     ) -> None:
         require_artefact(artefact)
+        from freemoe.evals.held_out import record_text
+
         result = json.loads((artefact / "result.json").read_text(encoding="utf-8"))
         if as_json:
             print_json(result)
@@ -51,7 +53,7 @@ def register(app: typer.Typer) -> None:
             out.print(summary_table(result))
             out.print(subdomain_table(result))
             lines = []
-        for line in lines:
+        for line in [*lines, record_text(result.get("seen"))]:
             say(line)
         if not dry_run:
             say(f"report: {write(artefact)}")

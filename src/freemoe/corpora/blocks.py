@@ -147,3 +147,20 @@ def pack_blocks(tokenizer: Any, texts: Sequence[str], length: int, what: str = "
     # A passage that goes on in the next row counts from that row's start: no position is beyond the row.
     begins = torch.where(place == 0, torch.arange(length).expand(shape), 0).cummax(dim=1).values
     return Blocks(torch.tensor(ids[: rows * length]).view(shape), torch.arange(length).expand(shape) - begins)
+
+
+def row_texts(tokenizer: Any, blocks: Blocks) -> Iterator[str]:
+    """The text of rows again, one piece per passage, without special tokens.
+
+    A row that does not begin with the beginning-of-text token goes on from the row before it, as far as a tokenizer with
+    such a token lets us know.
+    """
+    piece: list[int] = []
+    for ids, positions in zip(blocks.ids.tolist(), blocks.positions.tolist(), strict=True):
+        for column, (token, position) in enumerate(zip(ids, positions, strict=True)):
+            if position == 0 and piece and (column > 0 or token == tokenizer.bos_token_id):
+                yield tokenizer.decode(piece, skip_special_tokens=True)
+                piece = []
+            piece.append(token)
+    if piece:
+        yield tokenizer.decode(piece, skip_special_tokens=True)

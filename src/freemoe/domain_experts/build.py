@@ -6,6 +6,7 @@ Recipe -> domains -> subdomains -> calibration -> candidates -> guarded choice -
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import time
@@ -30,6 +31,9 @@ from freemoe.domain_experts.subdomains import Subdomains, divide, features
 from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.errors import DataError
 from freemoe.evals.documents import FrozenChoice, digest_documents
+from freemoe.evals.held_out import keep_record
+from freemoe.evals.seen import Seen
+from freemoe.families.loading import origin
 from freemoe.recipes import BuildRecipe, dump
 from freemoe.runs import Progress, RunFolder, digest, environment, peak_memory_bytes, write_atomic
 
@@ -91,6 +95,7 @@ def build(
     choice = FrozenChoice(hashlib.sha256((folder / "experts.safetensors").read_bytes()).hexdigest())
 
     reported = reported_evidence(bench, divided, subdomains, experts, router, choice)
+    kept = keep_record(folder, _seen(bench, choice))
     result = {
         "format": 1,
         "kind": "domain-experts",
@@ -101,6 +106,7 @@ def build(
         "domains": reported,
         "overall": overall(reported, recipe.seed),
         "router": routing,
+        "seen": kept,
         "environment": environment(),
     }
     result["cost"] = {
@@ -122,9 +128,16 @@ def build(
             "base_fingerprint": bench.fingerprint,
             "experts": [e.describe() for e in experts],
             "router": router.describe(),
+            "seen": kept,
         },
     )
     return run.publish()
+
+
+def _seen(bench: Workbench, choice: FrozenChoice) -> Seen:
+    """Everything that features, calibration, search, guard and router read: the reference documents of every domain."""
+    found = [Seen.of(d.reference.documents, d.reported.open(choice)) for d in bench.domains.values()]
+    return functools.reduce(Seen.joined, found)
 
 
 def _needs_norms(recipe: BuildRecipe) -> bool:
@@ -152,6 +165,7 @@ def _base_facts(bench: Workbench) -> dict[str, Any]:
     return {
         "name": bench.recipe.model,
         "revision": bench.recipe.revision,
+        "origin": origin(bench.recipe.model, bench.recipe.dtype),
         "fingerprint": bench.fingerprint,
         "model_type": bench.model.config.model_type,
         "dtype": str(bench.model.dtype).removeprefix("torch."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from freemoe.domain_experts.bands import Band, Rankings, grid
 from freemoe.domain_experts.calibrate import Norms
 from freemoe.domain_experts.choice import Verdict, accept, adjust, best_case, cross_fit, enough, held_out, shares
+from freemoe.domain_experts.curvature import Forecast
 from freemoe.domain_experts.evidence import is_text
 from freemoe.domain_experts.expert import Expert, band_expert, switch_expert, unit_expert
 from freemoe.domain_experts.importance import METRICS
@@ -48,6 +49,7 @@ class Subdomain:
         fitted: Positions of the candidate that signed purification found, or None.
         curve: The stopping loss over its rounds.
         units: What structured purification found, or None.
+        forecast: What the base's gradient makes of that candidate on stopping documents, beside what it does there.
         verdicts: What each metric's winner showed.
         choice: The accepted one, or None.
     """
@@ -62,6 +64,7 @@ class Subdomain:
     fitted: dict[str, Tensor] | None = None
     curve: tuple[float, ...] = ()
     units: FoundUnits | None = None
+    forecast: Forecast | None = None
     verdicts: tuple[Verdict, ...] = ()
     choice: Verdict | None = None
 
@@ -206,10 +209,17 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
                         f"Subdomain {sub.name!r}: {error} The base model is as it was; subdomains done before are kept for "
                         "a run of the same recipe."
                     ) from None
-                return {**found.positions, "|curve": torch.tensor(found.losses, dtype=torch.float64)}
+                forecast = astuple(found.forecast) if found.forecast else ()
+                return {
+                    **found.positions,
+                    "|curve": torch.tensor(found.losses, dtype=torch.float64),
+                    "|forecast": torch.tensor(forecast, dtype=torch.float64),
+                }
 
             tensors = run.tensors(f"purify|{sub.name}", work)
             sub.curve = tuple(tensors.pop("|curve").tolist())
+            forecast = tensors.pop("|forecast").tolist()
+            sub.forecast = Forecast(*forecast) if forecast else None
             sub.fitted = {k: v.to(bench.model.device) for k, v in tensors.items()}
             advance(max(0, most[sub.name] - seen))
 

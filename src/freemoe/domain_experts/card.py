@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from freemoe.domain_experts.structured.wording import unit_lines
+from freemoe.evals.held_out import record_text
 
 ROWS = ("base", "expert", "routed", "control", "oracle")
 
@@ -62,7 +63,12 @@ def model_card(result: dict[str, Any]) -> str:
         f"# Domain experts for {base['name']}",
         "",
         "Each expert switches off some weights of the frozen base; no weight was changed. The artefact fits that base only "
-        f"(fingerprint `{base['fingerprint'][:16]}`).",
+        f"(fingerprint `{base['fingerprint'][:16]}`)"
+        + (
+            f", {base['origin']}: a little worse than the model that the file was made of."
+            if base.get("origin")
+            else "."
+        ),
         "",
         "Chosen on reference documents, reported on held-out ones. Score, then the paired difference to the base with its "
         "95 % interval. *control*: random weights off, as many per matrix. *oracle*: the best candidate selected on the "
@@ -92,5 +98,6 @@ def model_card(result: dict[str, Any]) -> str:
         f"Made with freemoe {result['freemoe']} from `recipe.yaml` (seed {result['recipe']['seed']}); every per-document score "
         "stands in `result.json`.",
         "",
+        *([record_text(result["seen"]), ""] if "seen" in result else []),
     ]
     return "\n".join(lines)

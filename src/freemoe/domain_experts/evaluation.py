@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 
-from freemoe.artifacts import MANIFEST, read_manifest
+from freemoe.artifacts import MANIFEST
 from freemoe.domain_experts.evidence import summary
 from freemoe.domain_experts.mixture import AUTO, BASE, FreeMoE
 from freemoe.domain_experts.scores import Evaluator, Score
+from freemoe.domain_experts.witness import is_model
 from freemoe.domain_experts.workbench import load_domains
 from freemoe.errors import ArtifactError
 from freemoe.evals.documents import Document, FrozenChoice
+from freemoe.evals.held_out import read_record, seeded, set_aside
 from freemoe.evals.scorer import Scorer
+from freemoe.families.gguf_header import is_gguf
 from freemoe.families.loading import BUNDLED, load_base
 from freemoe.recipes import EvalRecipe
 from freemoe.runs import Progress, Quiet, digest, environment, write_atomic
@@ -30,7 +33,8 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
         overwrite: Replace an output file that is there.
 
     Returns:
-        The result: per domain a row per expert and every per-document score.
+        The result: per domain a row per expert and every per-document score; documents that the artefact's making saw are
+        set aside and counted.
 
     Raises:
         FreeMoEError: Its child that says what is wrong.
@@ -40,13 +44,17 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
         torch.set_num_threads(recipe.threads)
     if recipe.output and Path(recipe.output).exists() and not overwrite:
         raise ArtifactError(f"{recipe.output!r} exists already. Choose another -o, or --overwrite to replace it.")
+    record = read_record(recipe.artefact)
+    recipe = seeded(recipe, record)
+    if record is not None and record.warning():
+        progress.say(record.warning())
     model, tokenizer, moe, experts = _load(recipe)
-    domains = load_domains(recipe, tokenizer)
+    loaded = {name: set_aside(data, record) for name, data in load_domains(recipe, tokenizer).items()}
     scorer = Scorer(model, tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
     # Nothing is chosen here, so the reported split may be read at once.
     choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
     found = []
-    for name, data in domains.items():
+    for name, (data, apart) in loaded.items():
         for note in data.notes:
             progress.say(f"{name}: {note}")
         documents = data.reported.open(choice)
@@ -70,8 +78,9 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
             {
                 "name": name,
                 "notes": list(data.notes),
+                "set_aside": apart,
                 "unit": "perplexity" if documents[0].kind == "text" else "points",
-                "rows": {e: summary(s, base, documents, recipe.seed) for e, s in rows.items()},
+                "rows": {e: summary(s, base, documents, recipe.seed or 0) for e, s in rows.items()},
                 "documents": [
                     {
                         "id": f"{d.task}/{d.id}",
@@ -87,6 +96,7 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
         "format": 1,
         "kind": "evaluation",
         "recipe": recipe.model_dump(mode="json"),
+        "seen": None if record is None else record.describe(),
         "domains": found,
         "environment": environment(),
     }
@@ -97,7 +107,7 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
 
 def _load(recipe: EvalRecipe) -> tuple[Any, Any, FreeMoE | None, list[str]]:
     """Model, tokenizer, mixture and the experts to score, the base first; a plain model has no mixture, and itself alone."""
-    if (Path(recipe.artefact) / MANIFEST).is_file() and not _is_model(Path(recipe.artefact)):
+    if (Path(recipe.artefact) / MANIFEST).is_file() and not is_model(recipe.artefact):
         moe = FreeMoE.from_pretrained(recipe.base, recipe.artefact, dtype=recipe.dtype, device=recipe.device)
         experts = list(dict.fromkeys([BASE, *recipe.experts]))
         for expert in experts:
@@ -108,17 +118,13 @@ def _load(recipe: EvalRecipe) -> tuple[Any, Any, FreeMoE | None, list[str]]:
         recipe.artefact != BUNDLED
         and not (Path(recipe.artefact) / "config.json").is_file()
         and Path(recipe.artefact).exists()
+        and not is_gguf(recipe.artefact)
     ):
         raise ArtifactError(
-            f"{recipe.artefact!r} is neither an artefact ({MANIFEST}) nor a model folder (config.json)."
+            f"{recipe.artefact!r} is neither an artefact ({MANIFEST}) nor a model (a folder with config.json, or a GGUF)."
         )
     model, tokenizer = load_base(recipe.artefact, None, recipe.dtype, recipe.device)
     return model, tokenizer, None, [BASE]
-
-
-def _is_model(folder: Path) -> bool:
-    """Whether an artefact is a model of its own (a converted one), not experts for another."""
-    return (folder / "config.json").is_file() and read_manifest(folder)["kind"] == "converted"
 
 
 def _grouped(moe: FreeMoE, evaluator: Evaluator, documents: tuple[Document, ...], names: list[str]) -> list[Score]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -151,42 +151,44 @@ def strongest(scores: Sequence[Tensor], count: int, above: float = 0.0) -> list[
     """
     if count < 1 or not scores:
         return [torch.empty(0, dtype=torch.long, device=flat.device) for flat in scores]
-    tops = [torch.topk(flat, min(count, flat.numel())).values.cpu() for flat in scores]
-    together = torch.cat(tops)
-    # The last value that gets in. topk promises no order among equals, so those at the line are taken by place.
-    line = float(torch.topk(together, min(count, together.numel())).values[-1].clamp(min=above))
+    picked = [(flat > above).nonzero().flatten() for flat in scores]
+    surplus = sum(map(len, picked)) - count
+    if surplus <= 0:
+        return picked
+    together = torch.cat([flat[at].cpu() for flat, at in zip(scores, picked, strict=True)])
+    # The last value that gets in; of several equal ones the first places do.
+    line = together.kthvalue(surplus + 1).values
     room = count - int((together > line).sum())
-    picked = []
-    for flat in scores:
-        inside = (flat > line).nonzero().flatten()
-        if line > above and room > 0:
-            at = (flat == line).nonzero().flatten()[:room]
-            room -= len(at)
-            inside = torch.cat([inside, at]).sort().values
-        picked.append(inside)
+    for number, flat in enumerate(scores):
+        values = flat[picked[number]]
+        inside = values > line.to(flat.device)
+        equal = (values == line.to(flat.device)).nonzero().flatten()[:room]
+        room -= len(equal)
+        inside[equal] = True
+        picked[number] = picked[number][inside]
     return picked
 
 
 class Leaders:
-    """The weights with the largest positive w * dL/dw, from gradients that come tensor by tensor, batch by batch.
+    """The weights with the largest positive w * dL/dw less a toll, from gradients that come tensor by tensor, batch by batch.
 
-    To first order, switching w off changes the loss L by minus that product. Products are summed over the batches, but
-    each tensor remembers the sums of its leaders only. One batch, or leaders that are the whole tensor, give the exact
-    answer; otherwise a weight that falls behind for a while loses its sum of before.
+    To first order, switching w off changes the loss L by minus that product; the toll is what it costs beyond. Products are
+    summed over the batches, but each tensor remembers the sums of its leaders only. One batch, or leaders that are the whole
+    tensor, give the exact answer; otherwise a weight that falls behind for a while loses its sum of before.
 
     Args:
         weights: The weights to rank.
         count: How many to name at most.
         spread: Leaders of a tensor, as a multiple of its fair part of ``count``; at least 1.
-        without: Positions, by name of the weight, that are not to be named.
+        toll: ``(experts, rows, columns)`` fp32 of a weight, not below 0; None for no toll.
     """
 
     def __init__(
-        self, weights: Sequence[Weight], count: int, spread: float, without: Mapping[str, Tensor] | None = None
+        self, weights: Sequence[Weight], count: int, spread: float, toll: Callable[[Weight], Tensor] | None = None
     ) -> None:
         self._count = count
         self._share = spread * count / sum(w.size for w in weights)
-        self._without = without or {}
+        self._toll = toll
         self._names = [w.name for w in weights]
         self._leaders: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -196,21 +198,30 @@ class Leaders:
         Raises:
             NumericError: When it is NaN or infinite.
         """
-        scores = METRICS.get("saliency").scores(weight.view(), None, finite(gradient, weight), None).flatten()
+        gains = METRICS.get("saliency").scores(weight.view(), None, finite(gradient, weight), None).flatten()
+        scores = gains if self._toll is None else gains - self._toll(weight).flatten()
         if weight.name in self._leaders:
+            # Their sums have paid the toll.
             where, sums = self._leaders[weight.name]
-            scores[where] += sums
-        if weight.name in self._without:
-            scores[self._without[weight.name]] = -math.inf
+            scores[where] = gains[where] + sums
         keep = min(weight.size, max(math.ceil(self._share * weight.size), _FEWEST))
         where = torch.topk(scores, keep).indices.sort().values
         self._leaders[weight.name] = where, scores[where]
 
-    def positions(self) -> dict[str, Tensor]:
-        """Name of a weight to its sorted flat positions in (experts, rows, columns) order; those with none are absent."""
+    def choose(self) -> tuple[dict[str, Tensor], float]:
+        """The weights, and the sum of their scores.
+
+        Returns:
+            Name of a weight to its sorted flat positions in (experts, rows, columns) order, those with none being absent;
+            and what switching them off should gain in nats per token.
+        """
         reached = [name for name in self._names if name in self._leaders]
         picked = strongest([self._leaders[name][1] for name in reached], self._count)
-        return {name: self._leaders[name][0][at] for name, at in zip(reached, picked, strict=True) if len(at)}
+        found = {name: self._leaders[name][0][at] for name, at in zip(reached, picked, strict=True) if len(at)}
+        gain = sum(
+            float(self._leaders[n][1][at].sum(dtype=torch.float64)) for n, at in zip(reached, picked, strict=True)
+        )
+        return found, gain
 
 
 def noise_weights(
@@ -220,6 +231,7 @@ def noise_weights(
     count: int,
     *,
     spread: float,
+    toll: Callable[[Weight], Tensor] | None = None,
     checkpointing: Checkpointing = False,
     compute: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
@@ -228,7 +240,7 @@ def noise_weights(
     Raises:
         NumericError: When the loss or a gradient is NaN or infinite.
     """
-    leaders = Leaders(weights, count, spread)
+    leaders = Leaders(weights, count, spread, toll)
     with gradients_to(model, weights, leaders.take, checkpointing=checkpointing):
         backward(model, batches, compute)
-    return leaders.positions()
+    return leaders.choose()[0]

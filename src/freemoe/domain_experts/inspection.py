@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from freemoe.artifacts import read_manifest, require_base
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.switching import count, share
-from freemoe.families.loading import load_base
+from freemoe.families.loading import load_base, origin
 from freemoe.families.weights import describe, find_weights
 
 
@@ -61,5 +61,6 @@ def inspect_model(model: str) -> dict[str, Any]:
         "model": model,
         "found": str(describe(base)),
         "dtype": str(base.dtype).removeprefix("torch."),
+        **({"origin": said} if (said := origin(model)) else {}),
         "tokenizer": "none" if tokenizer is None else f"{len(tokenizer)} tokens",
     }

@@ -1,8 +1,17 @@
 """Signed purification with learned switches: which weights are off is trained, no value is (`docs/methods.md`).
 
-A candidate weight w has a score s and counts as w * [s >= 0]. The gradient passes the step function as if it were the
-identity (straight-through), so that dL/ds = w * dL/d(w * [s >= 0]): the signed score again, but taken at the masked
-model, for weights that are off as well as for those that are on. A weight that is off can thus come back.
+Every candidate weight gathers evidence: the sum of its gradients dL/dw, each taken at the model as it is masked by then
+(straight-through, so that weights that are off have gradients too). A weight is off while what its removal gains by that
+evidence is more than what it disturbs,
+
+    score = w * evidence - w^2 h > 0,
+
+h being the curvature (`curvature`). Where the masked model has what a direction offers, its gradient vanishes and evidence
+stops to grow; where it has gone too far the gradient turns, and weights come back. Weights near zero go first, super
+weights never. Beyond the budget the highest scores win.
+
+How fast evidence may count is settled by the training itself. The gradient of the next documents, which chose nothing,
+says whether the last change of the mask still went downhill at its end; as long as it did, steps grow.
 """
 
 from __future__ import annotations
@@ -17,106 +26,145 @@ import torch
 from torch import Tensor
 
 from freemoe.domain_experts.batches import AnswerBatch, answer_batches, mean_loss, rows_of
-from freemoe.domain_experts.gradients import Leaders, backward, finite, gradients_to, noise_weights, strongest
+from freemoe.domain_experts.curvature import Curvature, forecast, measure_curvature
+from freemoe.domain_experts.gradients import Checkpointing, backward, finite, gradients_to, strongest
 from freemoe.domain_experts.saliency import OnRound, Purified, check_input
 from freemoe.domain_experts.switching import count, switched_off
 from freemoe.errors import NumericError, RecipeError
 from freemoe.families.weights import Weight
 
-# Adam's two memories of the gradient.
-_BETAS = (0.9, 0.999)
-# The budget opens over the first part of the training; candidates are exchanged up to the later one.
-_OPEN, _EXCHANGE = 1 / 6, 0.7
-# Steps at the end of a round whose gradients rank the weights that are no candidates.
-_WATCHED = 8
-# Leaders that a tensor remembers, as a multiple of its fair part.
-_SPREAD = 2
-STATE_BYTES = 24
-"""Memory of a candidate: its position, its score and two means, and its gradient during a step."""
+# A first step at this pace switches a half percent of the weights off, by noise alone: harmless, as they are near zero.
+_PACE = 0.2
+# While steps end downhill each is larger than the last; a look that finds the loss risen halves them.
+_GROW, _HALVE = 1.2, 0.5
+# Documents that the curvature is measured on, as steps of training.
+MEASURED_STEPS = 2
+# A step takes at most this part of the documents, so that the next one brings others.
+_FRESH = 8
+# Passes over the documents that a training makes where the recipe does not say how long it is, and its bounds.
+PASSES, FEWEST_STEPS, MOST_STEPS = 5, 24, 600
+# Looks at the stopping loss, about, where the recipe does not say how often.
+ROUNDS = 12
+# Memory of the running mean of gradients: a step follows about ten batches, not one.
+_MOMENTUM = 0.9
+WEIGHT_BYTES, CANDIDATE_BYTES = 2, 6
+"""Memory of a training: per weight whether it is off and whether it is a candidate; per candidate evidence and mean."""
 
 
 @dataclass(eq=False)
 class Switches:
-    """The candidates of one weight and the state of their training, fp32, ``(n,)`` each.
+    """The candidates of one weight, all flat in (experts, rows, columns) order.
 
     Attributes:
         weight: The weight they belong to.
-        positions: Sorted flat positions in (experts, rows, columns) order, int64.
-        scores: Below 0 the candidate wants to be off.
-        mean: Running mean of the gradient of the scores.
-        square: Running mean of its square.
+        inside: ``(n,)`` bool: which of its n weights are candidates, k of them; None for all.
+        evidence: ``(k,)`` fp32: the sum of paced means of gradients.
+        mean: ``(k,)`` bf16: the running mean of gradients.
+        off: ``(n,)`` bool: which are off by now.
+        moved: ``(m,)`` int64: which of them the last step switched.
+        change: ``(m,)`` fp32: what that added to the weight: -w where it went off, +w where it came back.
+        slope: dL of the last change, by the gradient that came after it.
     """
 
     weight: Weight
-    positions: Tensor
-    scores: Tensor
+    inside: Tensor | None
+    evidence: Tensor
     mean: Tensor
-    square: Tensor
+    off: Tensor
+    moved: Tensor
+    change: Tensor
+    slope: float = 0.0
 
     @staticmethod
-    def fresh(weight: Weight, positions: Tensor) -> Switches:
+    def fresh(weight: Weight, inside: Tensor | None) -> Switches:
         """Candidates that are on and know nothing yet."""
-        return Switches(weight, positions, *(torch.zeros(len(positions), device=positions.device) for _ in range(3)))
+        device = weight.parameter.device
+        number = weight.size if inside is None else int(inside.sum())
+        return Switches(
+            weight,
+            inside,
+            torch.zeros(number, device=device),
+            torch.zeros(number, dtype=torch.bfloat16, device=device),
+            torch.zeros(weight.size, dtype=torch.bool, device=device),
+            torch.empty(0, dtype=torch.long, device=device),
+            torch.empty(0, device=device),
+        )
 
-    def merged(self, keep: Tensor, positions: Tensor) -> Switches:
-        """The candidates numbered ``keep`` with fresh ones at ``positions``."""
-        fresh = Switches.fresh(self.weight, positions.to(self.positions.device))
-        where = torch.cat([self.positions[keep], fresh.positions])
-        order = where.argsort()
-        pairs = ((self.scores, fresh.scores), (self.mean, fresh.mean), (self.square, fresh.square))
-        return Switches(self.weight, where[order], *(torch.cat([old[keep], new])[order] for old, new in pairs))
+    def forget(self) -> None:
+        """Before a pass: what older gradients said counts a little less."""
+        self.mean.mul_(_MOMENTUM)
+        self.slope = 0.0
+
+    def take(self, gradient: Tensor) -> None:
+        """Add (a part of) a pass's gradient ``(E, R, C)`` to the mean; note what it says of the last change."""
+        flat = finite(gradient, self.weight).reshape(-1)
+        self.mean.add_(self._candidates(flat), alpha=1 - _MOMENTUM)
+        self.slope += float((flat[self.moved].float() * self.change).sum(dtype=torch.float64))
+
+    def advance(self, rate: float) -> None:
+        """After a pass: let the mean count as evidence."""
+        self.evidence.add_(self.mean, alpha=rate)
+
+    def _candidates(self, flat: Tensor) -> Tensor:
+        return flat if self.inside is None else flat[self.inside]
+
+    def scores(self, curvature: Curvature) -> Tensor:
+        """W * evidence - w^2 h of every candidate: ``(k,)`` fp32."""
+        own = self.weight.view().float()
+        bent = own.square().mul_(curvature.of(self.weight)).reshape(-1)
+        return self._candidates(own.reshape(-1)).mul(self.evidence).sub_(self._candidates(bent))
+
+    def places(self, numbers: Tensor) -> Tensor:
+        """Positions in the weight of the candidates with these (sorted) numbers."""
+        return numbers if self.inside is None else self.inside.nonzero().flatten()[numbers]
+
+    def switch(self, where: Tensor) -> None:
+        """Switch to the weights at ``where`` (sorted positions) being off, the others on."""
+        off = torch.zeros_like(self.off)
+        off[where] = True
+        self.moved = (off ^ self.off).nonzero().flatten()
+        own = self.weight.view().reshape(-1)[self.moved].float()
+        self.change = torch.where(off[self.moved], -own, own)
+        self.off = off
 
 
-def off(switches: Sequence[Switches], most: int) -> dict[str, Tensor]:
-    """Positions of the candidates that are off: those with scores below 0, and of these the ``most`` lowest."""
-    picked = strongest([-s.scores for s in switches], most)
-    return {s.weight.name: s.positions[at] for s, at in zip(switches, picked, strict=True) if len(at)}
+@dataclass
+class Pace:
+    """How much a step's gradients add to the evidence: the trust region of learned switches.
 
-
-def train_step(switches: Sequence[Switches], gradients: dict[str, Tensor], step: int, steps: int) -> None:
-    """Move the scores, in place: Adam with one floor for all candidates, slower and slower.
-
-    A weight with a large gradient shall move further than one with a small gradient, but not in proportion: so the root
-    mean square over all candidates stands beside each one's own, where Adam has its epsilon. Nothing but the order of
-    scores and their sign is ever used, so that there is no learning rate to choose.
-
-    Args:
-        switches: Candidates, by weight.
-        gradients: Name of the weight to ``(n,)`` dL/ds of its candidates; absent where no gradient came.
-        step: Number of the step, from 1.
-        steps: Number of the last.
+    Attributes:
+        value: The pace, before the schedule takes its share.
+        growing: Whether steps still become larger.
+        trend: Running mean of the slopes at the ends of steps.
     """
-    first, second = _BETAS
-    for switch in switches:
-        gradient = gradients.get(switch.weight.name)
-        if gradient is None:
-            gradient = torch.zeros_like(switch.scores)
-        switch.mean.lerp_(gradient, 1 - first)
-        switch.square.lerp_(gradient * gradient, 1 - second)
-    number = sum(len(s.scores) for s in switches)
-    unbias = 1 - second**step
-    floor = math.sqrt(sum(float(s.square.sum(dtype=torch.float64)) for s in switches) / number / unbias)
-    if floor == 0:
-        return
-    pace = 0.5 * (1 + math.cos(math.pi * step / steps)) / (1 - first**step)
-    for switch in switches:
-        switch.scores.addcdiv_(switch.mean, (switch.square / unbias).sqrt_().add_(floor), value=-pace)
+
+    value: float = _PACE
+    growing: bool = True
+    trend: float | None = None
+
+    def heard(self, slope: float) -> None:
+        """A fresh gradient said how the last step ended: below 0 it still went downhill."""
+        self.trend = slope if self.trend is None else 0.5 * (self.trend + slope)
+        self.growing = self.growing and self.trend < 0
+        if self.growing:
+            self.value *= _GROW
+
+    def rose(self) -> None:
+        """The stopping loss rose from one look to the next."""
+        self.growing = False
+        self.value *= _HALVE
 
 
-def exchange(switches: Sequence[Switches], leaders: Leaders, most: int) -> list[Switches]:
-    """Give the half of the candidates that is least likely to go off, to weights that now look better.
-
-    Args:
-        switches: Candidates of every weight, some perhaps with none.
-        leaders: Ranking of the weights that are no candidates.
-        most: Candidates that may be off; they stay.
-    """
-    number = sum(len(s.scores) for s in switches)
-    fresh = leaders.positions()
-    keep = max(most, number - min(number // 2, count(fresh)))
-    kept = strongest([-s.scores for s in switches], keep, above=-math.inf)
-    none = torch.empty(0, dtype=torch.long)
-    return [s.merged(at, fresh.get(s.weight.name, none)) for s, at in zip(switches, kept, strict=True)]
+def candidates_of(weights: Sequence[Weight], curvature: Curvature, share: float) -> list[Tensor | None]:
+    """Which weights may go off: those with the smallest costs, a ``share`` of each matrix; None for all of them."""
+    if share >= 1:
+        return [None] * len(weights)
+    found: list[Tensor | None] = []
+    for weight in weights:
+        cost = curvature.cost(weight).flatten()
+        most = cost.kthvalue(max(1, math.ceil(share * len(cost)))).values
+        found.append(cost <= most)
+    return found
 
 
 def draw(batches: Sequence[AnswerBatch], tokens: int, seed: int) -> Iterator[list[AnswerBatch]]:
@@ -140,6 +188,18 @@ def draw(batches: Sequence[AnswerBatch], tokens: int, seed: int) -> Iterator[lis
             yield answer_batches(chosen, [0] * len(chosen), limit, device)
 
 
+def schedule(tokens: int, step_tokens: int, steps: int | None) -> tuple[int, int]:
+    """Length of a training: its steps, and the answer tokens of each.
+
+    Args:
+        tokens: Answer tokens of all documents.
+        step_tokens: Answer tokens of a step at most.
+        steps: Steps, or None for some passes over the documents.
+    """
+    each = max(1, min(step_tokens, tokens // _FRESH))
+    return steps or min(MOST_STEPS, max(FEWEST_STEPS, round(PASSES * tokens / each))), each
+
+
 def learn(
     model: Any,
     weights: Sequence[Weight],
@@ -147,13 +207,14 @@ def learn(
     stop: Sequence[AnswerBatch],
     *,
     budget: float = 0.01,
-    candidates: float = 0.1,
-    steps: int = 600,
+    candidates: float = 1.0,
+    steps: int | None = None,
     step_tokens: int = 2048,
-    every: int = 50,
+    every: int | None = None,
     patience: int = 8,
     seed: int = 0,
-    checkpointing: bool = False,
+    checkpointing: Checkpointing = False,
+    compute: torch.dtype | None = None,
     on_round: OnRound | None = None,
 ) -> Purified:
     """Train which weights are off for one subdomain; the model is bit-equal afterwards.
@@ -163,15 +224,16 @@ def learn(
         weights: Weights that may be switched off.
         gradient: Documents that train the switches.
         stop: Other documents, which say when to stop and what to keep.
-        budget: Largest share of ``weights`` that is ever off; it opens over the first sixth of the steps.
-        candidates: Share of ``weights`` that has a switch at a time: at first those with the largest positive
-            w * dL/dw of the base; after a round, half of them make room for what is largest at the masked model.
-        steps: Most steps of training.
+        budget: Largest share of ``weights`` that is ever off.
+        candidates: Share of each matrix that may go off at all, those with the smallest costs: less memory. On a large
+            base hardly anything else ever goes off; on a small one far from home it does.
+        steps: Steps of training; the pace falls to zero over them. None: see `schedule`.
         step_tokens: Answer tokens of a step, about.
-        every: Steps between two looks at the stopping loss: a round.
-        patience: Rounds without a better stopping loss before the training ends, counted from the first weight off.
+        every: Steps between two looks at the stopping loss: a round. None: a twelfth of the steps.
+        patience: Rounds without a better stopping loss before the training ends.
         seed: Of the order of documents.
-        checkpointing: Whether layers make their activations again in the backward pass, for memory.
+        checkpointing: As for ``gradients_to``.
+        compute: As for ``backward``; the stopping loss is taken in the model's own dtype.
         on_round: Told after every round.
 
     Raises:
@@ -185,66 +247,76 @@ def learn(
             f"saliency.candidates is {candidates}, saliency.budget {budget}: every weight that is off is a candidate, so "
             "candidates must be at least the budget, and at most 1."
         )
-    total = sum(w.size for w in weights)
-    most, number = int(budget * total), int(candidates * total)
+    most = int(budget * sum(w.size for w in weights))
+    steps, step_tokens = schedule(sum(b.answer_tokens for b in gradient), step_tokens, steps)
+    every = every or max(1, math.ceil(steps / ROUNDS))
     losses = [mean_loss(model, stop)]
-    best, waited, step = 0, 0, 0
+    best, step = 0, 0
     kept: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
+    pace = Pace()
     try:
-        none = torch.empty(0, dtype=torch.long, device=weights[0].parameter.device)
-        where = noise_weights(model, weights, gradient, number, spread=_SPREAD, checkpointing=checkpointing)
-        switches = [Switches.fresh(w, where.get(w.name, none)) for w in weights]
         drawn = draw(gradient, step_tokens, seed)
-        leaders: Leaders | None = None
-        for step in range(1, steps + 1 if where and most else 1):
-            # The last steps of a round also rank what is no candidate, from gradients that are there anyway.
-            if (step + min(_WATCHED, every) - 1) % every == 0 and step <= _EXCHANGE * steps and number < total:
-                known = {s.weight.name: s.positions for s in switches}
-                leaders = Leaders(weights, number // 2, _SPREAD, known)
+        measured = [batch for _ in range(MEASURED_STEPS) for batch in next(drawn)]
+        curvature = measure_curvature(model, weights, measured, checkpointing=checkpointing, compute=compute)
+        unit = curvature.small_cost(weights)
+        inside = candidates_of(weights, curvature, candidates)
+        switches = {w.name: Switches.fresh(w, i) for w, i in zip(weights, inside, strict=True)}
+        for step in range(1, steps + 1 if unit and most else 1):
+            batch = next(drawn)
+            # Gradients of n tokens are noise of size sqrt(h / n): so paced, evidence is compared with costs in units.
+            rate = pace.value * (1 + math.cos(math.pi * step / steps)) / 2
+            rate *= unit * math.sqrt(sum(b.answer_tokens for b in batch)) / (1 - _MOMENTUM**step)
             with switched_off(weights, mask):
-                slopes = _slopes(model, switches, next(drawn), leaders, checkpointing)
-            for switch in switches:
-                if switch.weight.name in slopes:
-                    slopes[switch.weight.name] *= switch.weight.view().reshape(-1)[switch.positions].float()
-            train_step(switches, slopes, step, steps)
-            mask = off(switches, math.ceil(most * (1 - max(0.0, 1 - step / (steps * _OPEN)) ** 3)))
+                _gather(model, switches, batch, checkpointing, compute)
+            if mask:
+                pace.heard(sum(s.slope for s in switches.values()))
+            mask = _switch(switches, curvature, most, rate)
             if step % every and step < steps:
                 continue
             with switched_off(weights, mask):
                 losses.append(mean_loss(model, stop))
             if on_round:
-                on_round(len(losses) - 1, losses[-1], count(mask) / total)
-            waited += bool(mask)
+                on_round(len(losses) - 1, losses[-1], count(mask) / sum(w.size for w in weights))
+            if losses[-1] > losses[-2]:
+                pace.rose()
             if losses[-1] < losses[best]:
-                best, kept, waited = len(losses) - 1, mask, 0
-            if waited >= patience:
+                best, kept = len(losses) - 1, mask
+            if len(losses) - 1 - best >= patience:
                 break
-            if leaders is not None:
-                switches, leaders = exchange(switches, leaders, most), None
     except NumericError as error:
         raise NumericError(f"Learned switches, step {step}, {count(mask)} weights off: {error}") from None
-    return Purified({name: p.cpu() for name, p in kept.items()}, tuple(losses), best)
+    expected = forecast(model, weights, kept, curvature, stop, checkpointing=checkpointing, compute=compute)
+    return Purified({name: p.cpu() for name, p in kept.items()}, tuple(losses), best, expected)
 
 
-def _slopes(
+def _gather(
     model: Any,
-    switches: Sequence[Switches],
+    switches: dict[str, Switches],
     batches: Sequence[AnswerBatch],
-    leaders: Leaders | None,
-    checkpointing: bool,
-) -> dict[str, Tensor]:
-    """dL/dw of every candidate at the model as it is, by weight; ``leaders`` see every gradient too."""
-    by_name = {s.weight.name: s for s in switches}
-    gathered: dict[str, Tensor] = {}
+    checkpointing: Checkpointing,
+    compute: torch.dtype | None,
+) -> None:
+    """One backward pass at the model as it is; every weight's switches take its gradient as it comes."""
 
     def take(weight: Weight, gradient: Tensor) -> None:
-        entries = finite(gradient.reshape(-1)[by_name[weight.name].positions].float(), weight)
-        gathered[weight.name] = gathered[weight.name] + entries if weight.name in gathered else entries
-        if leaders is not None:
-            leaders.take(weight, gradient)
+        switches[weight.name].take(gradient)
 
-    asked = [s.weight for s in switches if len(s.positions) or leaders is not None]
-    with gradients_to(model, asked, take, checkpointing=checkpointing):
-        backward(model, batches)
-    return gathered
+    for switch in switches.values():
+        switch.forget()
+    with gradients_to(model, [s.weight for s in switches.values()], take, checkpointing=checkpointing):
+        backward(model, batches, compute)
+
+
+def _switch(switches: dict[str, Switches], curvature: Curvature, most: int, rate: float) -> dict[str, Tensor]:
+    """Let what was seen count, and switch to the ``most`` highest scores above 0 being off; their positions, by weight."""
+    for switch in switches.values():
+        switch.advance(rate)
+    picked = strongest([s.scores(curvature) for s in switches.values()], most)
+    mask = {}
+    for (name, switch), numbers in zip(switches.items(), picked, strict=True):
+        where = switch.places(numbers)
+        switch.switch(where)
+        if len(where):
+            mask[name] = where
+    return mask

@@ -18,9 +18,10 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from freemoe.artifacts import MANIFEST
 from freemoe.domain_experts.mixture import AUTO, BASE, FreeMoE
+from freemoe.domain_experts.witness import Witness, is_model
 from freemoe.errors import DataError, RecipeError
+from freemoe.evals.held_out import read_record
 from freemoe.evals.scorer import Pair, Scorer
 from freemoe.families.loading import load_base
 
@@ -48,10 +49,12 @@ class FreeMoELM(TemplateLM):
         max_gen_toks: New tokens where a request does not say.
         batch_size: Ignored, as is ``max_batch_size``: batches hold tokens, not rows. lm-eval always passes it.
         max_batch_size: Ignored.
+        seen: What to do with requests on documents that the artefact's making saw, which lm-eval scores with the others:
+            ``warn`` counts them (in the log and in the results' ``config``), ``refuse`` raises before anything is scored.
         unknown: Anything else is an error.
 
     Raises:
-        RecipeError: When an argument is unknown.
+        RecipeError: When an argument is unknown, or ``seen`` has another value.
         UnknownNameError: When no expert has that name.
         ArtifactError: When the artefact is damaged or was made for another base.
     """
@@ -70,21 +73,27 @@ class FreeMoELM(TemplateLM):
         max_gen_toks: int = 256,
         batch_size: Any = None,
         max_batch_size: Any = None,
+        seen: str = "warn",
         **unknown: Any,
     ) -> None:
         super().__init__()
         if unknown:
             raise RecipeError(
                 f"The model 'freemoe' has no argument {', '.join(map(repr, unknown))}; it has pretrained, expert, artefact, "
-                "tokenizer, revision, dtype, device, batch_tokens, max_length and max_gen_toks."
+                "tokenizer, revision, dtype, device, batch_tokens, max_length, max_gen_toks and seen."
             )
         # lm-eval's command asks for cuda:0 wherever it runs, and its own models take what there is.
         device = "auto" if device is None or (device.startswith("cuda") and not torch.cuda.is_available()) else device
         self.moe: FreeMoE | None = None
+        folder = pretrained if artefact is None else artefact
+        # A mixture that was loaded elsewhere does not say from where.
+        record = read_record(folder) if isinstance(folder, str | Path) else None
+        self.witness = Witness(record, seen)
+        plain = artefact is None and is_model(pretrained)
         if isinstance(pretrained, FreeMoE):
             self.moe = pretrained
-        elif artefact is not None or (isinstance(pretrained, str | Path) and (Path(pretrained) / MANIFEST).is_file()):
-            base, folder = (pretrained, artefact) if artefact is not None else (None, pretrained)
+        elif artefact is not None or (record is not None and not plain):
+            base = pretrained if artefact is not None else None
             self.moe = FreeMoE.from_pretrained(base, folder, tokenizer=tokenizer, dtype=dtype, device=device)
         if self.moe is not None:
             model, tokenizer = self.moe.model, self.moe.tokenizer or tokenizer
@@ -164,8 +173,14 @@ class FreeMoELM(TemplateLM):
             self.cache_hook.add_partial("loglikelihood", texts, answer)
         return answers
 
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Log-likelihood of continuations in nats, and whether greedy decoding gives them."""
+        self.witness.look(requests, "continuation")
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of whole texts in nats, in windows of the context's length, each token predicted once."""
+        self.witness.look(requests, "text")
         texts = [request.args[0] for request in requests]
         windows = [self._windows(text) for text in texts]
 
@@ -198,6 +213,7 @@ class FreeMoELM(TemplateLM):
         Raises:
             RecipeError: When a request asks for sampling, beams or anything else that is not greedy.
         """
+        self.witness.look(requests, "generation")
         contexts = [request.args[0] for request in requests]
         wanted = [self._settings(request.args[1]) for request in requests]
 
@@ -270,4 +286,5 @@ class FreeMoELM(TemplateLM):
             "model_num_parameters": model.num_parameters(),
             "model_dtype": str(model.dtype),
             "expert": self.expert,
+            **self.witness.describe(),
         }

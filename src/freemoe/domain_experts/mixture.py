@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +246,15 @@ class FreeMoE(torch.nn.Module):
         """Where the base is."""
         return self.model.device
 
-    def merge_and_save(self, name: str, folder: str | Path, max_shard_size: int | str = "5GB") -> Path:
+    def merge_and_save(
+        self,
+        name: str,
+        folder: str | Path,
+        max_shard_size: int | str = "5GB",
+        *,
+        also: Callable[[Path], None] | None = None,
+        overwrite: bool = False,
+    ) -> Path:
         """Write one expert as a plain Hugging Face checkpoint that needs no freemoe; the base is bit-equal afterwards.
 
         The expert is switched in while the shards are written one by one: the model is never copied.
@@ -255,28 +263,44 @@ class FreeMoE(torch.nn.Module):
             name: Of the expert, or ``"base"``.
             folder: Where the checkpoint shall stand; nothing may stand there yet.
             max_shard_size: Of a weight file: bytes, or digits and a unit.
+            also: Writes more into the folder that it is given, while the expert is still switched in.
+            overwrite: Replace a model folder that stands there.
 
         Raises:
             ArtifactError: When the folder exists already, or cannot be written.
         """
         target = Path(folder)
-        if target.exists():
-            raise ArtifactError(f"{str(target)!r} exists already; choose another folder.")
+        _require_free(target, overwrite)
         self.expert_positions(name)
         partial = target.with_name(target.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
             with self.expert(name):
                 save_checkpoint(self.model, partial, max_shard_size)
+                if also is not None:
+                    also(partial)
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(partial)
+            if target.exists():
+                shutil.rmtree(target)
             partial.rename(target)
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
-            if isinstance(error, OSError | SafetensorError):
+            if isinstance(error, OSError | SafetensorError) and not isinstance(error, ArtifactError):
                 raise ArtifactError(f"{str(target)!r} could not be written: {error}") from error
             raise
         return target
+
+
+def _require_free(target: Path, overwrite: bool) -> None:
+    """Raise if something stands where a checkpoint shall be written that may not be replaced."""
+    if target.exists() and not overwrite:
+        raise ArtifactError(f"{str(target)!r} exists already; choose another folder.")
+    if target.exists() and not (target / "config.json").is_file():
+        raise ArtifactError(f"{str(target)!r} is no model folder, and nothing else is replaced; choose another folder.")
+    partial = target.with_name(target.name + ".partial")
+    if (partial / "identity.json").exists():
+        raise ArtifactError(f"{str(partial)!r} is an unfinished run of freemoe; choose another folder, or finish it.")
 
 
 def _groups(names: list[str] | str) -> list[tuple[str, list[int]]]:

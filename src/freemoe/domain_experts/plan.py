@@ -10,7 +10,7 @@ from typing import Any
 from freemoe.domain_experts.bands import grid
 from freemoe.domain_experts.evidence import is_text
 from freemoe.domain_experts.importance import METRICS
-from freemoe.domain_experts.learned import STATE_BYTES
+from freemoe.domain_experts.learned import CANDIDATE_BYTES, WEIGHT_BYTES
 from freemoe.domain_experts.purification import method_of
 from freemoe.domain_experts.structured.fitting import documents_to_fit
 from freemoe.domain_experts.subdomains import divide, features
@@ -92,7 +92,8 @@ def _bytes_to_purify(bench: Workbench) -> int:
     section = bench.recipe.saliency
     total = sum(w.size for w in bench.weights)
     largest = max(w.size * (w.parameter.element_size() + 8) for w in bench.weights)
-    return largest + (0 if section.method == "greedy" else round(STATE_BYTES * section.candidates * total))
+    state = round((WEIGHT_BYTES + CANDIDATE_BYTES * section.candidates) * total)
+    return largest + (0 if section.method == "greedy" else state)
 
 
 def _seconds_per_document(bench: Workbench) -> float:

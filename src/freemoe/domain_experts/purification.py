@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from freemoe.domain_experts.batches import AnswerBatch
-from freemoe.domain_experts.learned import learn
+from freemoe.domain_experts.learned import MEASURED_STEPS, MOST_STEPS, ROUNDS, learn, schedule
+from freemoe.domain_experts.precision import compute_dtype
 from freemoe.domain_experts.saliency import OnRound, Purified, purify
 from freemoe.families.weights import Weight
 from freemoe.recipes import SaliencySection
@@ -91,19 +92,20 @@ def _greedy(task: Task, section: SaliencySection) -> Purified:
         patience=section.patience,
         part_tokens=section.part_tokens,
         checkpointing=section.checkpointing,
+        compute=compute_dtype(section.compute, task.model),
         on_round=task.on_round,
     )
 
 
 def _learned_rounds(section: SaliencySection, text: bool) -> int:
-    return math.ceil(section.steps / section.every)
+    # As long as no one has counted the tokens; a bar that ends early jumps to its end.
+    return ROUNDS if section.every is None else math.ceil((section.steps or MOST_STEPS) / section.every)
 
 
 def _learned_cost(section: SaliencySection, text: bool, documents: int, tokens: int) -> float:
-    training = section.gradient_share * documents
-    step = min(training, max(1.0, section.step_tokens * documents / max(1, tokens)))
-    looks = _learned_rounds(section, text) * section.stop_share * documents
-    return _BACKWARD * (training + section.steps * step) + looks
+    steps, each = schedule(max(1, round(section.gradient_share * tokens)), section.step_tokens, section.steps)
+    looks = (ROUNDS if section.every is None else math.ceil(steps / section.every)) * section.stop_share * documents
+    return _BACKWARD * (steps + MEASURED_STEPS) * each * documents / max(1, tokens) + looks
 
 
 def _learned(task: Task, section: SaliencySection) -> Purified:
@@ -120,6 +122,7 @@ def _learned(task: Task, section: SaliencySection) -> Purified:
         patience=section.patience,
         seed=task.seed,
         checkpointing=section.checkpointing,
+        compute=compute_dtype(section.compute, task.model),
         on_round=task.on_round,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -128,6 +129,7 @@ def _domain_result(
                 "where_off": where_off(shown, bench.weights),
                 "where_off_is": "chosen" if off else f"best candidate, turned down: {best.candidate}",
                 "purification_curve": sub.curve,
+                "forecast": asdict(sub.forecast) if sub.forecast else None,
                 "bands": {n: [b.metric, b.start, b.end] for n, b in sub.bands.items()},
                 **evidence["subdomains"].get(name, {"rows": {}, "candidates": {}}),
             }

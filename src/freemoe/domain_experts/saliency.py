@@ -1,22 +1,25 @@
 """Signed purification: switch off the weights whose removal lowers the loss, greedily (`docs/methods.md`).
 
-To first order, switching w off changes the loss L by -w * dL/dw. The weights with the largest positive product are the
-noise weights. Each round takes the gradient at the model as it is by then, switches off the top of the ranking, and
-looks at documents that gave no gradient; when those no longer improve, the best round is kept. No weight is updated.
+To first order, switching w off changes the loss L by -w * dL/dw; beyond, by w^2 h / 2 (`curvature`); and a gradient of n
+tokens is uncertain by sqrt(h / n). The weights that gain most when all three are counted are the noise weights. Each round
+takes the gradient at the model as it is by then, switches off the top of the ranking, and looks at documents that gave no
+gradient. A round that makes these worse by more than it promised to make them better is taken back, and the next one is
+half as large; when they no longer improve, the best round is kept. No weight is updated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from freemoe.domain_experts.batches import AnswerBatch, mean_loss
-from freemoe.domain_experts.gradients import noise_weights
-from freemoe.domain_experts.switching import Undo, switch_off
+from freemoe.domain_experts.curvature import Curvature, Forecast, forecast, measure_curvature
+from freemoe.domain_experts.gradients import Checkpointing, Leaders, backward, gradients_to
+from freemoe.domain_experts.switching import Undo, count, switch_off
 from freemoe.errors import DataError, NumericError, RecipeError
 from freemoe.families.weights import Weight
 
@@ -35,11 +38,13 @@ class Purified:
         positions: Switched-off weights: name -> sorted flat positions in (experts, rows, columns) order.
         losses: Loss on the stopping documents, in nats per answer token: the base's, then one per round.
         best: Round that is kept; 0 is the base, and then nothing is switched off.
+        forecast: What the gradient of the base makes of these positions on stopping documents; None where none is off.
     """
 
     positions: dict[str, Tensor]
     losses: tuple[float, ...]
     best: int
+    forecast: Forecast | None = None
 
 
 def check_input(gradient: Sequence[AnswerBatch], stop: Sequence[AnswerBatch], budget: float) -> None:
@@ -64,6 +69,20 @@ def split_batches(batches: Sequence[AnswerBatch], tokens: int) -> list[list[Answ
     return [list(batches[i::count]) for i in range(count)]
 
 
+def toll_of(curvature: Curvature, tokens: int) -> Callable[[Weight], Tensor]:
+    """What must be taken off w * dL/dw, by weight: w^2 h / 2 beyond first order, and |w| sqrt(h / n) of uncertainty.
+
+    Args:
+        curvature: The curvature h.
+        tokens: Answer tokens n that the gradient is a mean over.
+    """
+
+    def toll(weight: Weight) -> Tensor:
+        return curvature.disturbance(weight).add_(curvature.cost(weight), alpha=tokens**-0.5)
+
+    return toll
+
+
 def purify(
     model: Any,
     weights: Sequence[Weight],
@@ -74,7 +93,8 @@ def purify(
     budget: float = 0.01,
     patience: int = 8,
     part_tokens: int = 12288,
-    checkpointing: bool = False,
+    checkpointing: Checkpointing = False,
+    compute: torch.dtype | None = None,
     on_round: OnRound | None = None,
 ) -> Purified:
     """Find the weights to switch off for one subdomain; the model is bit-equal afterwards.
@@ -90,7 +110,8 @@ def purify(
         part_tokens: A round takes its gradient documents in parts of about so many answer tokens. Each part ranks anew
             and switches off its share of the step: many small cuts by different documents follow the loss better than
             one large cut by all of them, at the same cost.
-        checkpointing: Whether layers make their activations again in the backward pass, for memory.
+        checkpointing: As for ``gradients_to``.
+        compute: As for ``backward``; the stopping loss is taken in the model's own dtype.
         on_round: Told after every round.
 
     Raises:
@@ -102,38 +123,81 @@ def purify(
     total = sum(w.size for w in weights)
     parts = split_batches(gradient, part_tokens)
     per_part = max(1, round(step * total / len(parts)))
-    undos: list[Undo] = []
-    rounds: list[list[dict[str, Tensor]]] = []
+    rounds: list[Round] = []
     losses = [mean_loss(model, stop)]
-    best, off = 0, 0
-    try:
-        while off < int(budget * total):
-            before = off
-            found: list[dict[str, Tensor]] = []
-            for part in parts:
-                room = min(per_part, int(budget * total) - off)
-                chosen = noise_weights(model, weights, part, room, spread=_SPREAD, checkpointing=checkpointing)
-                undos.append(switch_off(weights, chosen))
-                found.append(chosen)
-                off += sum(len(p) for p in chosen.values())
-            if off == before:
-                break
-            rounds.append(found)
-            losses.append(mean_loss(model, stop))
-            if losses[-1] < losses[best]:
-                best = len(losses) - 1
-            if on_round:
-                on_round(len(losses) - 1, losses[-1], off / total)
-            if len(losses) - 1 - best >= patience:
-                break
-    except NumericError as error:
-        raise NumericError(f"Greedy purification, round {len(rounds) + 1}, {off} weights off: {error}") from None
-    finally:
-        for undo in reversed(undos):
-            undo.restore()
+    before = losses[0]
+    best, off, number = 0, 0, 0
     kept: dict[str, Tensor] = {}
+    try:
+        curvature = measure_curvature(model, weights, parts[0], checkpointing=checkpointing, compute=compute)
+        while off < int(budget * total):
+            number += 1
+            rounds.append(Round())
+            for part in parts:
+                room = min(per_part, int(budget * total) - off - rounds[-1].off)
+                ranking = Leaders(weights, room, _SPREAD, toll_of(curvature, sum(b.answer_tokens for b in part)))
+                with gradients_to(model, weights, ranking.take, checkpointing=checkpointing):
+                    backward(model, part, compute)
+                rounds[-1].cut(weights, *ranking.choose())
+            if not rounds[-1].off:
+                break
+            losses.append(mean_loss(model, stop))
+            if on_round:
+                on_round(number, losses[-1], (off + rounds[-1].off) / total)
+            if losses[-1] < losses[best]:
+                best = number
+                kept = joined(weights, rounds)
+            if number - best >= patience:
+                break
+            if losses[-1] - before > rounds[-1].promise:
+                rounds.pop().restore()
+                per_part = max(1, per_part // 2)
+            else:
+                before = losses[-1]
+            off = sum(r.off for r in rounds)
+    except NumericError as error:
+        raise NumericError(f"Greedy purification, round {number}, {off} weights off: {error}") from None
+    finally:
+        for done in reversed(rounds):
+            done.restore()
+    expected = forecast(model, weights, kept, curvature, stop, checkpointing=checkpointing, compute=compute)
+    return Purified(kept, tuple(losses), best, expected)
+
+
+@dataclass(eq=False)
+class Round:
+    """What one round switched off, and what it promised.
+
+    Attributes:
+        cuts: Positions by weight, one for every part of the documents.
+        undos: The ways back, likewise.
+        promise: Gain in nats per token that the gradients named.
+        off: Weights that it switched off.
+    """
+
+    cuts: list[dict[str, Tensor]] = field(default_factory=list)
+    undos: list[Undo] = field(default_factory=list)
+    promise: float = 0.0
+    off: int = 0
+
+    def cut(self, weights: Sequence[Weight], positions: dict[str, Tensor], promise: float) -> None:
+        """Switch weights off."""
+        self.undos.append(switch_off(weights, positions))
+        self.cuts.append(positions)
+        self.promise += promise
+        self.off += count(positions)
+
+    def restore(self) -> None:
+        """Switch them on again."""
+        for undo in reversed(self.undos):
+            undo.restore()
+
+
+def joined(weights: Sequence[Weight], rounds: Sequence[Round]) -> dict[str, Tensor]:
+    """All positions of several rounds: name -> sorted positions on the CPU."""
+    found: dict[str, Tensor] = {}
     for weight in weights:
-        places = [cut[weight.name] for found in rounds[:best] for cut in found if weight.name in cut]
+        places = [cut[weight.name] for r in rounds for cut in r.cuts if weight.name in cut]
         if places:
-            kept[weight.name] = torch.cat(places).sort().values.cpu()
-    return Purified(kept, tuple(losses), best)
+            found[weight.name] = torch.cat(places).sort().values.cpu()
+    return found

@@ -118,10 +118,23 @@ def openbookqa_tsv(path: Path) -> list[Row]:
     rows = []
     for number, cells in enumerate(table[1:], start=2):
         name, stem, joined, answer = (cells[i] for i in at)
-        parts = re.split(r"(?:^|\s)\(([A-D])\)\s", joined)
-        labels, texts = parts[1::2], [text.strip() for text in parts[2::2]]
+        labels, texts = _lettered(joined)
         if labels != list(LETTERS[:4]) or answer not in labels:
             raise DataError(f"{path}:{number}: choices {labels}, answer {answer!r}; A to D and one of them are needed.")
         choices = {"text": texts, "label": labels}
         rows.append({"id": name, "question_stem": stem, "choices": choices, "answerKey": answer})
     return rows
+
+
+def _lettered(joined: str) -> tuple[list[str], list[str]]:
+    """Letters and texts of choices in one cell; a letter that is not the next one is part of the text before it."""
+    parts = re.split(r"(?:^|\s)\(([A-D])\)\s", joined)
+    labels: list[str] = []
+    texts: list[str] = []
+    for label, text in zip(parts[1::2], parts[2::2], strict=True):
+        if texts and label in labels:
+            texts[-1] += f" ({label}) {text.strip()}"
+        else:
+            labels.append(label)
+            texts.append(text.strip())
+    return labels, texts

@@ -8,7 +8,7 @@ A score carries the split it came from, so that choosing by reported scores is a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -120,6 +120,11 @@ class ReportedSplit:
     def digest(self) -> str:
         """Hash of everything the documents say, for noticing that they changed; it shows none of them."""
         return digest_documents(self._documents)
+
+    def only(self, wanted: Callable[[Sequence[Document]], Sequence[bool]]) -> ReportedSplit:
+        """The documents that a test of all of them wants, as closed as before; it learns nothing of how they score."""
+        kept = zip(self._documents, wanted(self._documents), strict=True)
+        return ReportedSplit(tuple(document for document, keep in kept if keep), self.name)
 
     def open(self, choice: FrozenChoice) -> tuple[Document, ...]:
         """Return the documents, once the choice of experts is frozen.

@@ -8,8 +8,8 @@ ignored) are dropped from the reference.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,7 @@ class TextTask:
         share: Share of one text's characters, at its end, that is reported.
         limit: Blocks of each split at most (600 and 300 at most in any case).
         given: Tokens at a block's start that are context only; with 0 the beginning-of-text token stands before it.
+        caps: Most blocks of each split, whatever ``limit`` says.
         metric: Name of the figure: nats per scored token.
     """
 
@@ -98,6 +99,7 @@ class TextTask:
     share: float = 0.3
     limit: int | None = None
     given: int = 0
+    caps: Mapping[str, int] = field(default_factory=lambda: CAPS)
     metric: str = "nll"
     runs_code: bool = False
 
@@ -131,8 +133,8 @@ class TextTask:
         )
 
     def _blocks(self, pieces: list[str], side: str) -> tuple[list[Document], int]:
-        cap = min(CAPS[side], self.limit or CAPS[side])
-        pieces = thin(pieces, CAPS[side] * self.length * CHARACTERS_PER_TOKEN)
+        cap = min(self.caps[side], self.limit or self.caps[side])
+        pieces = thin(pieces, self.caps[side] * self.length * CHARACTERS_PER_TOKEN)
         blocks = pack(self.tokenizer, pieces, self.length)
         if not blocks:
             raise DataError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from freemoe.evals.held_out import record_text
+
 ABOUT = {
     "full": "all experts of the base",
     "plan": "fewer experts, nothing else",
@@ -95,5 +97,6 @@ def model_card(result: dict[str, Any]) -> str:
             "`plan.json` holds the plan alone; `exports/`, where there is one, the overrides of engines that know one k for all",
             "layers. None of them runs hooks. `recipe.yaml` repeats the run with `freemoe run`.",
             "",
+            *([record_text(result["seen"]), ""] if "seen" in result else []),
         ]
     )

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from freemoe.artifacts import read_manifest
-from freemoe.errors import ArtifactError, RecipeError
+from freemoe.corpora.blocks import row_texts
+from freemoe.errors import ArtifactError, DataError, RecipeError
 from freemoe.evals.documents import Document, FrozenChoice
 from freemoe.evals.domains import load_domain
+from freemoe.evals.held_out import Record, read_record, seeded, set_aside, set_aside_text
 from freemoe.evals.scorer import Scorer
 from freemoe.evals.statistics import cluster_bootstrap
 from freemoe.evals.tasks import Grader
 from freemoe.families.loading import load_base
 from freemoe.hookmoe.adapter import load_adapter
-from freemoe.hookmoe.material import load_text
+from freemoe.hookmoe.material import TextParts, load_text
 from freemoe.hookmoe.trim import measure_rows, rows_of
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe
 from freemoe.runs import Progress, Quiet, digest, environment, write_atomic
@@ -34,9 +37,15 @@ def evaluate_text(
 ) -> dict[str, Any]:
     """Measure the artefact on its own text's test part again.
 
+    Rows of the test part that overlap with what the trim saw, as after a change of the file, are set aside.
+
     Returns:
-        Tokens and rows, as in the artefact's ``result.json``.
+        Tokens and rows, as in the artefact's ``result.json``, and ``set_aside``.
+
+    Raises:
+        DataError: Nothing of the test part is left.
     """
+    progress = progress or Quiet()
     if threads:
         torch.set_num_threads(threads)
     recipe = load_recipe(Path(artefact) / "recipe.yaml")
@@ -44,8 +53,31 @@ def evaluate_text(
         raise ArtifactError(f"{artefact!r} holds a recipe of {recipe.command!r}, not of trim. Build it anew.")
     model, tokenizer = load_base(base or recipe.model, recipe.revision, dtype, device)
     trimmed = load_adapter(artefact, model)
-    text = load_text(recipe, tokenizer)
-    return measure_rows(model, text, rows_of(model, trimmed), recipe.training, recipe.seed, progress or Quiet())
+    record = read_record(artefact)
+    assert record is not None
+    if record.warning():
+        progress.say(record.warning())
+    text, apart = unseen_test(load_text(recipe, tokenizer), tokenizer, record)
+    if apart["documents"]:
+        progress.say(set_aside_text(apart))
+    rows = measure_rows(model, text, rows_of(model, trimmed), recipe.training, recipe.seed, progress)
+    return {**rows, "set_aside": apart, "seen": record.describe()}
+
+
+def unseen_test(text: TextParts, tokenizer: Any, record: Record) -> tuple[TextParts, dict[str, Any]]:
+    """The text without the rows of its test part that the trim saw, and the count of these as `set_aside` has it."""
+    rows, seen = len(text.test), record.seen
+    if seen is None:
+        return text, {"documents": 0, "of": rows, "by": {}}
+    kept = [n for n in range(rows) if not any(map(seen.has_text, row_texts(tokenizer, text.test.rows([n]))))]
+    dropped = rows - len(kept)
+    apart = {"documents": dropped, "of": rows, "by": {"text": dropped} if dropped else {}}
+    if not kept:
+        raise DataError(
+            f"{set_aside_text(apart)}; nothing of the test part is left. The text of {record.folder!r} is another one than "
+            "when it was trimmed: put the file back, or name other text: --domain NAME=text:FILE."
+        )
+    return (replace(text, test=text.test.rows(kept)) if dropped else text), apart
 
 
 def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite: bool = False) -> dict[str, Any]:
@@ -65,25 +97,37 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
     if recipe.output and Path(recipe.output).exists() and not overwrite:
         raise ArtifactError(f"{recipe.output!r} exists already. Choose another -o, or --overwrite to replace it.")
     manifest = read_manifest(recipe.artefact)
+    record = read_record(recipe.artefact)
+    recipe = seeded(recipe, record)
+    if record is not None and record.warning():
+        progress.say(record.warning())
     source = recipe.base or manifest["base_model_name_or_path"]
     model, tokenizer = load_base(source, None if recipe.base else manifest["revision"], recipe.dtype, recipe.device)
     trimmed = load_adapter(recipe.artefact, model)
     # Nothing is chosen here, so the reported split may be read at once.
     choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
     scorer = Scorer(model, tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
-    found = []
-    for name, specs in recipe.domains.items():
-        data = load_domain(
-            name,
-            specs,
-            tokenizer=tokenizer,
-            data_root=recipe.data.root,
-            limit=recipe.data.limit,
-            seed=recipe.seed,
-            num_fewshot=recipe.data.fewshot,
-            allow_code_execution=recipe.data.allow_code_execution,
-            text_given=recipe.data.text_given,
+    loaded = {
+        name: set_aside(
+            load_domain(
+                name,
+                specs,
+                tokenizer=tokenizer,
+                data_root=recipe.data.root,
+                limit=recipe.data.limit,
+                seed=recipe.seed or 0,
+                num_fewshot=recipe.data.fewshot,
+                allow_code_execution=recipe.data.allow_code_execution,
+                text_given=recipe.data.text_given,
+            ),
+            record,
         )
+        for name, specs in recipe.domains.items()
+    }
+    found = []
+    for name, (data, apart) in loaded.items():
+        for note in data.notes:
+            progress.say(f"{name}: {note}")
         documents = data.reported.open(choice)
         values: dict[str, list[float]] = {}
         rows = rows_of(model, trimmed)
@@ -92,11 +136,23 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
                 with context:
                     values[row] = score_documents(scorer, data.graders, documents)
                 advance(1)
-        found.append({"name": name, "rows": {r: _summary(v, values["full"], documents) for r, v in values.items()}})
+        found.append(
+            {
+                "name": name,
+                "notes": list(data.notes),
+                "set_aside": apart,
+                "rows": {r: _summary(v, values["full"], documents) for r, v in values.items()},
+                "documents": [
+                    {"id": f"{d.task}/{d.id}", "key": d.key, **{r: v[i] for r, v in values.items()}}
+                    for i, d in enumerate(documents)
+                ],
+            }
+        )
     result = {
         "format": 1,
         "kind": "evaluation",
         "recipe": recipe.model_dump(mode="json"),
+        "seen": None if record is None else record.describe(),
         "domains": found,
         "environment": environment(),
     }

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from freemoe.assets.tiny_world import World
-from freemoe.corpora.blocks import Blocks, pack_blocks, passages, split
+from freemoe.corpora.blocks import Blocks, pack_blocks, passages, row_texts, split
 from freemoe.corpora.text import read_documents
+from freemoe.evals.seen import Seen
 from freemoe.recipes import TrimRecipe
 
 DEMO = "demo:"
@@ -35,6 +36,11 @@ class TextParts:
     held_out: Blocks
     test: Blocks
     passages: tuple[int, int, int]
+
+    def seen(self, tokenizer: Any) -> Seen:
+        """Hashes of what training and searches look at."""
+        parts = (row_texts(tokenizer, blocks) for blocks in (self.train, self.held_out))
+        return Seen.of_texts(itertools.chain.from_iterable(parts), row_texts(tokenizer, self.test))
 
 
 def read_text(spec: str) -> list[str]:

@@ -22,7 +22,8 @@ import torch
 from freemoe import __version__
 from freemoe.artifacts import fingerprint, write_manifest
 from freemoe.errors import DataError
-from freemoe.families.loading import load_base
+from freemoe.evals.held_out import keep_record
+from freemoe.families.loading import load_base, load_tokenizer
 from freemoe.families.spec import family_of
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.applied import applied, expert_counts, plan_of, probe
@@ -117,6 +118,7 @@ def trim(recipe: TrimRecipe, *, progress: Progress | None = None, overwrite: boo
     write_exports(folder, model, found.plan, bool(widths), rescale)
     write_atomic(folder / "recipe.yaml", dump(recipe).encode())
 
+    kept = keep_record(folder, text.seen(load_tokenizer(recipe.model, recipe.revision)))
     result = {
         "format": 1,
         "kind": KIND,
@@ -138,6 +140,7 @@ def trim(recipe: TrimRecipe, *, progress: Progress | None = None, overwrite: boo
         "test": _test(model, recipe, trimmed, control, text, progress),
         "speed": speed(model, trimmed, text.test.ids[:1].to(model.device)),
         "text": {"passages": text.passages, "blocks": [len(text.train), len(text.held_out), len(text.test)]},
+        "seen": kept,
         "environment": environment(),
     }
     result["cost"] = {
@@ -157,6 +160,7 @@ def trim(recipe: TrimRecipe, *, progress: Progress | None = None, overwrite: boo
             "revision": recipe.revision,
             "base_fingerprint": base_print,
             "plan": list(found.plan.ks),
+            "seen": kept,
         },
     )
     return run.publish()

@@ -125,11 +125,20 @@ class SaliencySection(Section):
         description="Greedy: answer tokens per part; every part of a round ranks anew and switches off its share.",
     )
     candidates: float = Field(
-        default=0.1, gt=0, le=1, description="Learned: share of the weights that gets a switch; at least the budget."
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Learned: share of the weights that may go off, those that matter least; at least the budget. Less memory.",
     )
-    steps: int = Field(default=600, ge=1, description="Learned: most steps of training.")
-    step_tokens: int = Field(default=2048, ge=1, description="Learned: answer tokens per step, about.")
-    every: int = Field(default=50, ge=1, description="Learned: steps per round.")
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Learned: steps of training; if absent, five passes over the documents, 24 to 600 steps.",
+    )
+    step_tokens: int = Field(default=2048, ge=1, description="Learned: answer tokens per step at most.")
+    every: int | None = Field(
+        default=None, ge=1, description="Learned: steps per round; if absent, a twelfth of the steps."
+    )
     gradient_share: float = Field(
         default=0.4, gt=0, lt=1, description="Share of the reference documents that give gradients."
     )
@@ -317,7 +326,10 @@ class EvalRecipe(Section):
     experts: tuple[str, ...] = ("base", "auto")
     domains: Domains
     output: str | None = None
-    seed: Seed = 0
+    seed: Seed | None = Field(
+        default=None,
+        description="Carves tasks that have no split of their own; the artefact's own if absent, 0 for a model.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     threads: int | None = Field(default=None, ge=1)

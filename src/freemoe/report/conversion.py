@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from freemoe.evals.held_out import record_text
 from freemoe.report.drawing import PALETTE, styled
 from freemoe.report.page import plain_page, write_page
 from freemoe.tomoe.card import headlines, rows
@@ -27,7 +28,7 @@ def page(result: dict[str, Any]) -> str:
             [name, f"{100 * active:.1f} %", f"{perplexity:.3f}", f"{100 * accuracy:.2f} %"]
             for name, active, perplexity, accuracy in rows(result)
         ],
-        headlines(result)[-1:],
+        [*headlines(result)[-1:], record_text(result.get("seen"))],
         (
             ("Training: divergence from the dense model, and the active share.", curves(result)),
             ("Width of every layer's parts, as a share of the dense model's.", widths(result)),

@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from freemoe.evals.held_out import record_text
 from freemoe.hookmoe.card import HEADER, headlines, table
 from freemoe.report.drawing import PALETTE, heading, new_figure, styled
 from freemoe.report.page import plain_page, write_page
@@ -25,7 +26,7 @@ def page(result: dict[str, Any]) -> str:
         f"{result['base']['name']}, trimmed",
         ["on test text", *HEADER[1:]],
         table(result),
-        headlines(result),
+        [*headlines(result), record_text(result.get("seen"))],
         (
             (
                 "Plans that were measured on held-out text, and what each layer loses when it alone is cut.",

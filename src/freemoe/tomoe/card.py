@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from freemoe.evals.held_out import record_text
+
 NAMES = {
     "dense": "dense model",
     "converted": "converted",
@@ -87,5 +89,6 @@ def model_card(result: dict[str, Any]) -> str:
         "included: value dimensions that a token masks are still computed. Load with another engine only after "
         "comparing logits.",
         "",
+        *([record_text(result["seen"]), ""] if "seen" in result else []),
     ]
     return "\n".join(lines)

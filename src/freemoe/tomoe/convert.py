@@ -22,6 +22,7 @@ from torch import Tensor
 from freemoe import __version__
 from freemoe.artifacts import fingerprint, write_manifest
 from freemoe.errors import NumericError
+from freemoe.evals.held_out import keep_record
 from freemoe.recipes import ConvertRecipe, dump
 from freemoe.runs import Progress, RunFolder, environment, peak_memory_bytes, write_atomic
 from freemoe.tomoe.card import model_card
@@ -84,6 +85,7 @@ def convert(
     scores |= {name: score for name, (score, _) in rivals.items()}
 
     folder = run.partial
+    kept = keep_record(folder, bench.seen())
     result: dict[str, Any] = {
         "format": 1,
         "kind": "converted",
@@ -112,6 +114,7 @@ def convert(
         "rivals": {name: variant for name, (_, variant) in rivals.items()},
         "history": {"columns": list(History.columns), "rows": history},
         "held_out_curve": curve,
+        "seen": kept,
         "environment": environment(),
     }
     _export(bench, structure, folder)
@@ -134,6 +137,7 @@ def convert(
             "base_model_name_or_path": recipe.model,
             "revision": recipe.revision,
             "base_fingerprint": base,
+            "seen": kept,
         },
     )
     return run.publish()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from freemoe.corpora.blocks import Blocks, Parts, pack_blocks, passages, split
+from freemoe.corpora.blocks import Blocks, Parts, pack_blocks, passages, row_texts, split
 from freemoe.corpora.mixes import read_mix
 from freemoe.corpora.text import read_documents
 from freemoe.errors import DataError
+from freemoe.evals.seen import Seen
 from freemoe.families.loading import load_base
 from freemoe.families.sublayers import Sublayers, find_sublayers
 from freemoe.recipes import ConvertRecipe
@@ -45,6 +47,11 @@ class Bench:
     def statistics(self) -> Blocks:
         """The text of the statistics: the first rows of the training text."""
         return self.train.rows(range(min(len(self.train), max(1, STATISTICS_TOKENS // self.train.length))))
+
+    def seen(self) -> Seen:
+        """Hashes of the training and held-out text: all of it, also where training stops before its end."""
+        parts = (row_texts(self.tokenizer, blocks) for blocks in (self.train, self.held_out))
+        return Seen.of_texts(itertools.chain.from_iterable(parts), row_texts(self.tokenizer, self.test))
 
 
 def read_text(recipe: ConvertRecipe) -> Parts:

@@ -22,7 +22,7 @@ def unit_recipe(world, output, **units):
         world,
         output,
         units={"unit": "neuron", "off": [0.16, 0.3], "steps": 4, "every": 2, "step_tokens": 512, **units},
-        saliency={"steps": 4, "every": 2, "step_tokens": 512, "budget": 0.01},
+        saliency={"method": "greedy", "text_step": 0.001, "budget": 0.004},
         search={"metrics": ["saliency"], "select": "argmax"},
     )
 

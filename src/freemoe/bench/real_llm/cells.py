@@ -1,0 +1,116 @@
+"""Cells: the smallest pieces of the benchmark, each measured once, written at once, and never done twice.
+
+A cell's record is one JSON file whose name is the cell's; the weights that its expert switches off (or its adapter)
+lie beside it as safetensors. A record counts only while everything that decided it is as it was: its identity.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from freemoe.runs import digest, write_atomic
+
+BASE = "base"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured.
+
+    Attributes:
+        family: ``text``, ``task``, ``cross`` (an expert on all other materials), ``union`` (two experts at once),
+            ``count`` (fewer or more documents), ``home`` (another base) or ``null`` (nothing to be learned).
+        material: Name of the material or task; for ``null`` the number of the batch of builds.
+        method: A name of ``methods.METHODS``.
+        budget: Largest share off, for methods that switch off.
+        rank: Of LoRA.
+        rate: Learning rate, for methods that train values.
+        seed: Of the split into parts and of the order of steps.
+        documents: Reference documents; 0 for the protocol's number.
+        base: Another base than the benchmark's, below the data folder or by name; empty for the benchmark's.
+        other: The second material of a union.
+    """
+
+    family: str
+    material: str
+    method: str = BASE
+    budget: float = 0.0
+    rank: int = 0
+    rate: float = 0.0
+    seed: int = 0
+    documents: int = 0
+    base: str = ""
+    other: str = ""
+
+    @property
+    def treatment(self) -> str:
+        """The method and its setting, without the learning rate: what a row of a table is."""
+        text = self.method
+        if self.rank:
+            text += f"-r{self.rank}"
+        if self.budget:
+            text += f"-{self.budget:.4%}".rstrip("0%").rstrip(".") + "%"
+        return text
+
+    @property
+    def name(self) -> str:
+        """Unique name, as ``--only`` and ``--list`` have it: ``text/wikitext/lora-r1-lr0.002/s0``."""
+        parts = [self.family]
+        if self.base:
+            parts.append(Path(self.base).name)
+        parts.append(self.material + (f"+{self.other}" if self.other else ""))
+        if self.family != "null":
+            parts.append(self.treatment + (f"-lr{self.rate:g}" if self.rate else ""))
+        if self.documents:
+            parts.append(f"n{self.documents}")
+        return "/".join([*parts, f"s{self.seed}"])
+
+    @property
+    def file(self) -> str:
+        """Name of its files, without suffix."""
+        return self.name.replace("/", "__")
+
+    @classmethod
+    def read(cls, values: dict[str, Any]) -> Cell:
+        """A cell from a record's JSON; entries of later versions are left out."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in values.items() if k in known})
+
+
+class Store:
+    """The folder with the finished cells' records.
+
+    Args:
+        folder: Made when the first record is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, cell: Cell) -> Path:
+        """Where a cell's record lies."""
+        return self.folder / f"{cell.file}.json"
+
+    def tensors(self, cell: Cell) -> Path:
+        """Where a cell's expert lies."""
+        return self.folder / f"{cell.file}.safetensors"
+
+    def load(self, cell: Cell, identity: dict[str, Any]) -> dict[str, Any] | None:
+        """The cell's record; None where there is none, or one of another model, data or setting."""
+        try:
+            record = json.loads(self.path(cell).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        same = isinstance(record, dict) and record.get("identity") == digest(identity)
+        return record if same else None
+
+    def save(self, cell: Cell, identity: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+        """Write a finished cell; returns the record as it will be read."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        whole = {**record, "cell": asdict(cell), "name": cell.name, "identity": digest(identity), "settings": identity}
+        text = json.dumps(whole)
+        write_atomic(self.path(cell), text.encode())
+        return json.loads(text)

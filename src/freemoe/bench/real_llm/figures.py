@@ -1,0 +1,154 @@
+"""The figures with targets: T13 (text), T14 (questions) and T17 (null test). What is missing is `not measured`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scipy.stats import beta
+
+from freemoe.bench.harness import Figure
+from freemoe.bench.real_llm.cells import BASE
+from freemoe.bench.real_llm.data import TASKS
+from freemoe.bench.real_llm.rows import Finished, Row, accepted, gain, gains, pick, rows_of, share
+from freemoe.bench.real_llm.tables import RIVAL, null_table
+from freemoe.evals.statistics import Interval, mean_of_bootstraps, share_bootstrap
+
+SWITCHES = ("learned", "greedy")
+_MOST, _LITTLE = 0.05, 0.01
+_T13_TEXTS = ("wikitext", "gsm8k")
+
+
+def figures_of(finished: Finished) -> list[Figure]:
+    """Every figure, measured or not."""
+    texts, tasks = rows_of(finished, "text"), rows_of(finished, "task")
+    found = [figure for text in _T13_TEXTS for figure in text_figures(texts, text)]
+    return [*found, *task_figures(tasks), null_figure(finished)]
+
+
+def _lost(name: str, target: float, unit: str, note: str, better: str = "higher") -> Figure:
+    return Figure(name, math.nan, target, better, unit, note=note)  # type: ignore[arg-type]
+
+
+def _shown(interval: Interval, digits: int = 2) -> str:
+    return f"{interval.mean:+.{digits}f} [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]"
+
+
+# --------------------------------------------------------------------------------------------- T13
+
+
+def best_switches(rows: Sequence[Row], material: str, most: float) -> Row | None:
+    """Among switches of at most so much off, those with the best stopping loss; None where there are none."""
+    return min(switches_of(rows, material, most), key=lambda r: r.stopping, default=None)
+
+
+def switches_of(rows: Sequence[Row], material: str, most: float) -> list[Row]:
+    """Every row of switches on a material with at most so much off."""
+    mine = [r for r in rows if r.cell.material == material and not r.cell.base and r.cell.method in SWITCHES]
+    return [r for r in mine if r.cell.budget <= most]
+
+
+def text_figures(rows: Sequence[Row], material: str) -> list[Figure]:
+    """T13 of one text: share of LoRA r = 1's gain at <= 5 % off, and the lower end of the gain at <= 1 % off."""
+    names = (
+        f"T13 {material}: share of LoRA r=1's gain, switches, <= 5 % off",
+        f"T13 {material}: lower end of the 95 % interval of the gain, <= 1 % off, nats per token",
+    )
+    base, lora = pick(rows, material, BASE), pick(rows, material, RIVAL)
+    if base is None:
+        return [_lost(n, t, u, "no cell of it is done") for n, t, u in zip(names, (90.0, 0.0), (" %", ""), strict=True)]
+    return [_share_figure(names[0], rows, base, lora), _gain_figure(names[1], rows, base)]
+
+
+def _share_figure(name: str, rows: Sequence[Row], base: Row, lora: Row | None) -> Figure:
+    row = best_switches(rows, base.cell.material, _MOST)
+    if row is None or lora is None:
+        return _lost(name, 90.0, " %", "cells of " + ("switches" if row is None else "LoRA r=1") + " are missing")
+    part, mine, rival = share(row, lora, base).scaled(100), gain(row, base), gain(lora, base)
+    if not math.isfinite(part.mean):
+        return _lost(name, 90.0, " %", f"LoRA r=1 gains nothing here ({_shown(rival, 3)}); switches {_shown(mine, 3)}")
+    note = (
+        f"95 % [{part.low:.1f}, {part.high:.1f}]; {row.cell.treatment} {_shown(mine, 3)} of LoRA's {_shown(rival, 3)} nats "
+        f"per token, {row.mean('share_off') or 0:.2%} off, {_seeds(row)}; best by stopping loss of "
+        f"{len(switches_of(rows, base.cell.material, _MOST))} settings, LoRA of {lora.rates} rates"
+    )
+    return Figure(name, part.mean, 90.0, unit=" %", digits=1, note=note)
+
+
+def _gain_figure(name: str, rows: Sequence[Row], base: Row) -> Figure:
+    row = best_switches(rows, base.cell.material, _LITTLE)
+    if row is None:
+        return _lost(name, 0.0, "", "cells of switches at <= 1 % are missing")
+    mine = gain(row, base)
+    note = f"{row.cell.treatment} {_shown(mine, 3)}, {row.mean('share_off') or 0:.2%} off, {_seeds(row)}"
+    return Figure(name, _above(mine.low), 0.0, unit="", digits=4, note=note)
+
+
+def _above(value: float) -> float:
+    """A gain of exactly zero is no gain: it stands just below a target of zero."""
+    return value if value != 0 else -1e-9
+
+
+def _seeds(row: Row) -> str:
+    return "1 seed" if len(row.records) == 1 else f"mean of {len(row.records)} seeds"
+
+
+# --------------------------------------------------------------------------------------------- T14
+
+
+def task_figures(rows: Sequence[Row]) -> list[Figure]:
+    """T14: macro average over the eight tasks, guarded experts by the known domain, against LoRA r = 1 unguarded."""
+    names = (
+        "T14 eight tasks: lower end of the 95 % interval of the macro-average gain, guarded",
+        "T14 eight tasks: share of LoRA r=1's macro-average gain",
+    )
+    chosen: list[tuple[Row, Row]] = []
+    rivals: list[Row | None] = []
+    missing = []
+    for task in (t.name for t in TASKS):
+        base, row = pick(rows, task, BASE), best_switches(rows, task, _MOST)
+        if base is None or row is None:
+            missing.append(task)
+            continue
+        chosen.append((row, base))
+        rivals.append(pick(rows, task, RIVAL))
+    if missing:
+        note = f"cells of {', '.join(missing)} are missing"
+        return [_lost(names[0], 0.0, " points", note), _lost(names[1], 90.0, " %", note)]
+    passed = accepted(chosen)
+    mine = [(gains(row, base) * ok, gains(row, base), row.keys) for (row, base), ok in zip(chosen, passed, strict=True)]
+    guarded = mean_of_bootstraps([(g.tolist(), keys) for g, _, keys in mine]).scaled(100)
+    plain = mean_of_bootstraps([(g.tolist(), keys) for _, g, keys in mine]).scaled(100)
+    took = ", ".join(row.cell.material for (row, _), ok in zip(chosen, passed, strict=True) if ok) or "none"
+    note = (
+        f"guarded {_shown(guarded)}, unguarded {_shown(plain)}; accepted: {took}. Routed by the known domain: no router "
+        "is part of this figure"
+    )
+    first = Figure(names[0], _above(guarded.low), 0.0, unit=" points", note=note)
+    if any(r is None for r in rivals):
+        return [first, _lost(names[1], 90.0, " %", "cells of LoRA r=1 are missing")]
+    theirs = [gains(r, base) for r, (_, base) in zip(rivals, chosen, strict=True) if r is not None]
+    lora = mean_of_bootstraps([(g.tolist(), k) for g, (_, _, k) in zip(theirs, mine, strict=True)]).scaled(100)
+    parts = [(g.tolist(), t.tolist(), k) for (g, _, k), t in zip(mine, theirs, strict=True)]
+    part = share_bootstrap(parts).scaled(100)
+    if not math.isfinite(part.mean):
+        return [first, _lost(names[1], 90.0, " %", f"LoRA r=1 gains nothing on average ({_shown(lora)} points)")]
+    note = f"95 % [{part.low:.0f}, {part.high:.0f}]; LoRA r=1, unguarded {_shown(lora)} points"
+    return [first, Figure(names[1], part.mean, 90.0, unit=" %", digits=1, note=note)]
+
+
+# --------------------------------------------------------------------------------------------- T17
+
+
+def null_figure(finished: Finished) -> Figure:
+    """T17: share of builds on permuted answers that accepted an expert."""
+    name = "T17 null test: builds on permuted answers that accepted an expert"
+    found = null_table(finished)
+    if not found:
+        return _lost(name, 5.0, " %", "no cell of it is done", "lower")
+    taken, builds = found["accepted"], found["builds"]
+    # Clopper and Pearson's interval of a share.
+    low = float(beta.ppf(0.025, taken, builds - taken + 1)) if taken else 0.0
+    high = float(beta.ppf(0.975, taken + 1, builds - taken)) if taken < builds else 1.0
+    note = f"{taken} of {builds} builds, 95 % [{100 * low:.1f}, {100 * high:.1f}]; {found['what']}"
+    return Figure(name, 100 * taken / builds, 5.0, "lower", " %", 1, note)

@@ -1,0 +1,218 @@
+"""`freemoe bench real`: run the cells that are missing, and make figures and tables of all that are there."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from freemoe.bench.harness import Outcome, Settings
+from freemoe.bench.real_llm.cells import Cell, Store
+from freemoe.bench.real_llm.data import MATERIALS, find_material
+from freemoe.bench.real_llm.figures import figures_of
+from freemoe.bench.real_llm.plan import cells, estimates, needs
+from freemoe.bench.real_llm.protocol import (
+    Protocol,
+    faster_format,
+    files_digest,
+    identity,
+    model_digest,
+    quick_protocol,
+)
+from freemoe.bench.real_llm.tables import tables_of
+from freemoe.bench.real_llm.work import Job, run_cell
+from freemoe.errors import DataError, FreeMoEError
+from freemoe.runs import Progress
+
+
+@dataclass(eq=False)
+class Bench:
+    """The plan of one model on one data folder, and what of it is done.
+
+    Args:
+        model: The base: folder, file or name.
+        root: The data folder.
+        store: Where records lie.
+        protocol: The terms.
+        wanted: Every cell, in order.
+
+    Attributes:
+        finished: Records by their cells' names.
+        failed: What went wrong in this run, by the cell's name.
+    """
+
+    model: str
+    root: Path
+    store: Store
+    protocol: Protocol
+    wanted: list[Cell]
+    finished: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    _digests: dict[str, str] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Read every record that still counts."""
+        for cell in self.wanted:
+            # Files that are gone: the cell cannot be told stale, nor run again; `run_missing` says which.
+            with contextlib.suppress(DataError):
+                record = self._record(cell)
+                if record is not None:
+                    self.finished[cell.name] = record
+
+    def _record(self, cell: Cell) -> dict[str, Any] | None:
+        if not self.store.path(cell).exists():
+            return None
+        known = self.identity(cell)
+        return self.store.load(cell, known) if known is not None else None
+
+    def base(self, cell: Cell) -> str:
+        """The model that a cell takes."""
+        if not cell.base:
+            return self.model
+        inside = self.root / cell.base
+        return str(inside) if inside.exists() else cell.base
+
+    def terms(self, cell: Cell) -> Protocol:
+        """The protocol, in fp32 for the tiny bases: casting their weights takes longer than it saves."""
+        return replace(self.protocol, train="float32", score="float32") if cell.base else self.protocol
+
+    def identity(self, cell: Cell) -> dict[str, Any] | None:
+        """What decides a cell's record; None while a cell that it stands on is missing."""
+        below = needs(cell, self.finished, self.wanted)
+        if below is None:
+            return None
+        known = {c.name: self.finished[c.name]["identity"] for c in below}
+        return identity(cell, self.terms(cell), self._model(self.base(cell)), self._data(cell), known)
+
+    def _model(self, model: str) -> str:
+        key = f"model|{model}"
+        if key not in self._digests:
+            self._digests[key] = model_digest(model)
+        return self._digests[key]
+
+    def _data(self, cell: Cell) -> str:
+        if cell.family == "null":
+            names: list[str] = ["arc-easy"]
+        elif cell.family == "cross":
+            names = [m for m in MATERIALS if m != "tinystories"]
+        else:
+            names = [n for n in (cell.material, cell.other) if n]
+        key = "data|" + ",".join(names)
+        if key not in self._digests:
+            self._digests[key] = ",".join(files_digest(self.root, find_material(n).files) for n in names)
+        return self._digests[key]
+
+    def run(self, cell: Cell, known: dict[str, Any]) -> None:
+        """Measure one cell in a fresh process and write its record.
+
+        Raises:
+            FreeMoEError: What went wrong in the process.
+        """
+        below = needs(cell, self.finished, self.wanted) or []
+        paths = tuple((c, str(self.store.tensors(c))) for c in below)
+        self.store.folder.mkdir(parents=True, exist_ok=True)
+        job = Job(cell, self.terms(cell), self.base(cell), str(self.root), str(self.store.tensors(cell)), paths)
+        began = time.perf_counter()
+        record = in_own_process(job)
+        record["wall_seconds"] = time.perf_counter() - began
+        self.finished[cell.name] = self.store.save(cell, known, record)
+
+    def run_missing(self, only: str | None, minutes: float | None, progress: Progress) -> None:
+        """Run, in order, what is not there yet.
+
+        Args:
+            only: Pattern (as of file names) that a cell's name must match.
+            minutes: After so many no further cell is begun.
+            progress: Where to report.
+        """
+        end = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
+        chosen = [c for c in self.wanted if matches(c, only)]
+        with progress.stage("cells", len(chosen)) as advance:
+            for cell in chosen:
+                if time.monotonic() < end:
+                    self._try(cell, progress)
+                advance(1)
+
+    def _try(self, cell: Cell, progress: Progress) -> None:
+        """Run a cell unless it is there by now, perhaps from another process, or a cell that it stands on is missing."""
+        began = time.perf_counter()
+        try:
+            record = self._record(cell)
+            if record is not None:
+                self.finished[cell.name] = record
+            known = self.identity(cell)
+            if cell.name in self.finished or known is None:
+                return
+            self.run(cell, known)
+        # One cell's trouble (no memory, a killed process, a NaN) must not cost the cells behind it.
+        except (FreeMoEError, RuntimeError, MemoryError, ValueError) as error:
+            self.failed[cell.name] = f"{type(error).__name__}: {error}"
+            progress.say(f"{cell.name}: failed ({self.failed[cell.name]})")
+            return
+        progress.say(f"{cell.name}: {time.perf_counter() - began:.0f} s")
+
+
+def in_own_process(job: Job) -> dict[str, Any]:
+    """Run a cell in a fresh process, so that its time and memory are its own."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(run_cell, job).result()
+
+
+def matches(cell: Cell, only: str | None) -> bool:
+    """Whether a cell is asked for."""
+    return only is None or any(fnmatch(cell.name, pattern) for pattern in only.split(","))
+
+
+def bench_of(settings: Settings) -> Bench:
+    """The plan that the settings ask for, with every record that is there.
+
+    Raises:
+        DataError: Without a model or a data folder.
+    """
+    if settings.model is None or settings.data_root is None:
+        absent = "a model: --model PATH" if settings.model is None else "the benchmarks' files: --data-root FOLDER"
+        raise DataError(f"`freemoe bench real` needs {absent}.")
+    folder = settings.cells or settings.cache / "real-cells"
+    protocol = quick_protocol() if settings.quick else Protocol()
+    if not settings.quick:
+        format_name = faster_format(folder, settings.model)
+        protocol = replace(protocol, train=format_name, score=format_name)
+    wanted = [replace(c, seed=c.seed + settings.seed) for c in cells(settings.quick)]
+    bench = Bench(settings.model, settings.data_root, Store(folder), protocol, wanted)
+    bench.look()
+    return bench
+
+
+def listing(settings: Settings) -> list[str]:
+    """One line per cell in order: done or not, about how long it takes, its name; the sum of what is missing last."""
+    bench = bench_of(settings)
+    seconds = estimates(bench.wanted, bench.protocol, bench.finished)
+    lines, missing = [], 0.0
+    for cell in bench.wanted:
+        if not matches(cell, settings.only):
+            continue
+        done = cell.name in bench.finished
+        missing += 0 if done else seconds[cell.name]
+        took = bench.finished[cell.name]["wall_seconds"] if done else seconds[cell.name]
+        lines.append(f"{'done' if done else '-':4} {took / 60:7.1f} min  {cell.name}")
+    return [*lines, f"     {missing / 60:7.1f} min  missing, about"]
+
+
+def run(settings: Settings) -> Outcome:
+    """Run what is missing, then make figures and tables of all that is there."""
+    bench = bench_of(settings)
+    bench.run_missing(settings.only, settings.minutes, settings.progress)
+    spent = sum(r["wall_seconds"] for r in bench.finished.values())
+    details = {
+        "model": Path(bench.model).name,
+        "cells": {"done": len(bench.finished), "planned": len(bench.wanted), "hours": round(spent / 3600, 2)},
+        "failed": bench.failed,
+        "protocol": asdict(bench.protocol),
+        **tables_of(bench.finished),
+    }
+    return Outcome(tuple(figures_of(bench.finished)), details)

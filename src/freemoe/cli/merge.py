@@ -1,0 +1,55 @@
+"""`freemoe merge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from freemoe.cli.common import calm_libraries, print_json, print_outlook, say
+
+HELP = """Write one expert as a plain model folder that needs no freemoe, and as a GGUF file where the base was one.
+
+Example:
+
+\b
+  freemoe merge experts math/0 -o math-model
+
+From a GGUF file, and back to one:
+
+\b
+  freemoe build model.gguf --domain notes=text:notes.txt -o experts
+  freemoe merge experts notes/all -o notes-model --gguf q8_0
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("merge", help=HELP)
+    def command(
+        artefact: Path = typer.Argument(help="Folder written by freemoe build or demo."),
+        expert: str = typer.Argument(help="An expert's name (see freemoe inspect), or base."),
+        output: Path = typer.Option(Path("freemoe-merged"), "--output", "-o", help="Folder to write."),
+        gguf: str = typer.Option(None, help="Also write model-TYPE.gguf into it: f32, f16 or q8_0; needs a GGUF base."),
+        base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
+        dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+        device: str = typer.Option("cpu", help="auto, cpu, cuda, cuda:N."),
+        overwrite: bool = typer.Option(False, "--overwrite", help="Replace a model folder that stands there."),
+        dry_run: bool = typer.Option(False, "--dry-run", help="Check the names and say what would be written."),
+        as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    ) -> None:
+        calm_libraries()
+        from freemoe.domain_experts.merging import merge, outlook
+
+        if dry_run:
+            print_outlook(outlook(artefact, expert, output, base=base, gguf=gguf, overwrite=overwrite), as_json)
+            return
+        found = merge(artefact, expert, output, base=base, gguf=gguf, overwrite=overwrite, dtype=dtype, device=device)
+        if as_json:
+            print_json(found)
+            return
+        say(f"{expert}: {found['weights_off']:,} weights are zero, all others the base's")
+        say(f"model: {found['folder']}")
+        if found["gguf"]:
+            say(f"gguf:  {found['gguf']}  {found['bytes'][Path(found['gguf']).name]:,} bytes")

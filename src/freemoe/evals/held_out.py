@@ -1,0 +1,152 @@
+"""Keeps documents that an artefact's making has seen out of its evaluations.
+
+`keep_record` writes the hashes of `seen` beside an artefact, `read_record` finds them again together with the artefact's seed,
+and `set_aside` takes what was seen out of a domain's reported split, with a count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from freemoe.artifacts import MANIFEST, read_manifest
+from freemoe.errors import DataError
+from freemoe.evals.documents import Document, DomainData
+from freemoe.evals.seen import WHY, Seen
+from freemoe.recipes import EvalRecipe, load_recipe
+from freemoe.runs import write_atomic
+
+SEEN_FILE = "seen.safetensors"
+
+_SAID = {
+    "key": "by content key",
+    "question": "as the same question with the same answer",
+    "text": "as text that overlaps",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of an artefact's making.
+
+    Attributes:
+        folder: The artefact.
+        seed: Of its recipe: its splits were carved with it.
+        seen: Hashes of what it saw; None for an artefact that was written before they were kept.
+        said: What its manifest says of them.
+    """
+
+    folder: str
+    seed: int
+    seen: Seen | None
+    said: dict[str, Any] = field(default_factory=dict)
+
+    def describe(self) -> dict[str, Any]:
+        """For an evaluation's result."""
+        return {"known": self.seen is not None, "seed": self.seed, **self.said}
+
+    def warning(self) -> str:
+        """What to say where nothing is known; empty otherwise."""
+        if self.seen is not None:
+            return ""
+        return (
+            f"warning: {self.folder!r} carries no record of the documents that its making saw (an older freemoe wrote it), so "
+            f"none can be set aside. Only files with a reported part of their own, or the artefact's own seed {self.seed} and "
+            "files, give held-out documents. Build it anew for a record."
+        )
+
+
+def keep_record(folder: Path, seen: Seen) -> dict[str, Any]:
+    """Write hashes into an unfinished artefact, before its manifest.
+
+    Returns:
+        What manifest and result say of it.
+    """
+    data = seen.to_bytes()
+    write_atomic(folder / SEEN_FILE, data)
+    return {"file": SEEN_FILE, **seen.describe(), "bytes": len(data)}
+
+
+def read_record(folder: str | Path) -> Record | None:
+    """The record of an artefact; None for a folder or a name that is none, such as a plain model.
+
+    Raises:
+        ArtifactError: A damaged artefact.
+    """
+    root = Path(folder)
+    if not (root / MANIFEST).is_file():
+        return None
+    manifest = read_manifest(root)
+    seed = int(getattr(load_recipe(root / "recipe.yaml"), "seed", 0) or 0) if (root / "recipe.yaml").is_file() else 0
+    said = manifest.get("seen")
+    seen = None if said is None else Seen.from_bytes((root / said["file"]).read_bytes())
+    return Record(str(folder), seed, seen, dict(said or {}))
+
+
+def seeded(recipe: EvalRecipe, record: Record | None) -> EvalRecipe:
+    """The recipe with its seed settled: its own, else the artefact's, else 0."""
+    if recipe.seed is not None:
+        return recipe
+    return recipe.model_copy(update={"seed": 0 if record is None else record.seed})
+
+
+def set_aside(data: DomainData, record: Record | None) -> tuple[DomainData, dict[str, Any]]:
+    """Take what the artefact's making saw out of a domain's reported documents.
+
+    Args:
+        data: A domain, its reported split still closed.
+        record: Of the artefact; nothing is set aside without one.
+
+    Returns:
+        The domain with what is left and a note, and counts: ``documents`` set aside, ``of`` how many, and ``by`` what.
+
+    Raises:
+        DataError: Nothing is left.
+    """
+    total = len(data.reported)
+    if record is None or record.seen is None:
+        return data, {"documents": 0, "of": total, "by": {}}
+    seen = record.seen
+    reasons: list[str] = []
+
+    def unseen(documents: Sequence[Document]) -> list[bool]:
+        reasons.extend(seen.reasons(documents))
+        return [not reason for reason in reasons]
+
+    left = data.reported.only(unseen)
+    by = Counter(reason for reason in reasons if reason)
+    found = {"documents": total - len(left), "of": total, "by": {why: by[why] for why in WHY if by[why]}}
+    if not found["documents"]:
+        return data, found
+    said = set_aside_text(found)
+    if not len(left):
+        raise DataError(
+            f"Domain {data.name!r}: {said}; nothing is left to report on. The making of {record.folder!r} has seen it all. "
+            f"Name documents of their own (REF.jsonl::TEST.jsonl, text:FILE::TESTFILE), or leave --seed out: the artefact's "
+            f"own seed is {record.seed}."
+        )
+    return replace(data, reported=left, notes=(*data.notes, said)), found
+
+
+def set_aside_text(found: dict[str, Any]) -> str:
+    """Counts of `set_aside` in words."""
+    by = ", ".join(f"{count} {_SAID[why]}" for why, count in found["by"].items())
+    return (
+        f"{found['documents']} of {found['of']} reported documents set aside, as the artefact's making saw them ({by})"
+    )
+
+
+def record_text(said: dict[str, Any] | None) -> str:
+    """What an artefact carries of what it saw, for reports and cards."""
+    if not said:
+        return "No record of the documents that its making saw: written by an older freemoe."
+    hashes = said["hashes"]
+    share = "" if said["share_of_runs"] >= 1 else f", {said['share_of_runs']:.1%} of its runs of words"
+    return (
+        f"`{said['file']}` ({said['bytes']:,} bytes) knows the {said['documents']:,} documents or pieces of text that the "
+        f"making of this artefact saw, by {hashes['keys']:,} content keys, {hashes['questions']:,} questions and "
+        f"{hashes['runs']:,} runs of words of plain text{share}; `freemoe eval` sets them aside."
+    )

@@ -1,0 +1,110 @@
+"""The figures with targets, with cells missing and with all of them there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from freemoe.bench.real_llm.cells import Cell
+from freemoe.bench.real_llm.data import TASKS
+from freemoe.bench.real_llm.figures import figures_of
+from tests.bench.real_llm.records import finished, task_record, text_record
+
+BASE = Cell("text", "wikitext")
+LORA = replace(BASE, method="lora", rank=1, rate=1e-3)
+LEARNED = replace(BASE, method="learned", budget=0.01)
+NLL = [40.0, 30.0, 20.0, 50.0]
+
+
+def less(by: float) -> list[float]:
+    return [v - by for v in NLL]
+
+
+def test_without_cells_every_figure_is_not_measured_and_missed() -> None:
+    found = figures_of({})
+    assert [f.name.split()[0] for f in found] == ["T13"] * 4 + ["T14"] * 2 + ["T17"]
+    assert all(math.isnan(f.value) for f in found)
+    assert {f.verdict(False) for f in found} == {"missed"}
+    assert "not measured" in found[0].line()
+
+
+def test_t13_takes_the_setting_that_stopped_best_and_says_the_share() -> None:
+    large = replace(LEARNED, budget=0.05)
+    records = [
+        text_record(BASE, NLL),
+        text_record(LORA, less(10.0), [4.0, 3.0]),
+        text_record(LEARNED, less(2.0), [4.0, 3.5]),
+        # Better on the reported documents, worse on the stopping ones: not chosen.
+        text_record(replace(LEARNED, method="greedy"), less(9.9), [4.0, 3.9]),
+        text_record(large, less(9.5), [4.0, 3.1]),
+    ]
+    share, low, *_ = figures_of(finished(*records))
+    assert share.value == pytest.approx(95.0)
+    assert share.verdict(False) == "met"
+    assert "learned-5%" in share.note
+    assert low.value == pytest.approx(0.2)
+    assert "learned-1%" in low.note
+    share, low, *_ = figures_of(finished(*records[:1], *records[2:]))
+    assert math.isnan(share.value)
+    assert low.value == pytest.approx(0.2)
+
+
+def test_a_rival_without_gain_has_no_share_and_no_gain_is_no_gain() -> None:
+    records = finished(text_record(BASE, NLL), text_record(LORA, NLL), text_record(LEARNED, NLL))
+    share, low, *_ = figures_of(records)
+    assert math.isnan(share.value)
+    assert "LoRA r=1 gains nothing" in share.note
+    assert low.verdict(False) == "missed"
+
+
+def tasks(gained: int, rival: int) -> dict:
+    """Eight tasks of 40 questions, half of them right; so many more with switches, and with LoRA."""
+    records = []
+    for task in TASKS:
+        cell = Cell("task", task.name)
+
+        def right(more: int) -> list[float]:
+            return [1.0] * (20 + more) + [0.0] * (20 - more)
+
+        records += [
+            task_record(cell, right(0)),
+            task_record(replace(cell, method="learned", budget=0.01), right(gained), [2.5, 2.0]),
+            task_record(replace(cell, method="lora", rank=1, rate=1e-3), right(rival), [2.5, 2.0]),
+        ]
+    return finished(*records)
+
+
+def test_t14_counts_the_base_where_the_guard_says_no() -> None:
+    *_, low, share, _ = figures_of(tasks(12, 16))
+    assert low.value > 0
+    assert "guarded +30.00" in low.note
+    assert share.value == pytest.approx(75.0)
+    # Four of four: p = 1/16 on every task proves nothing.
+    *_, low, share, _ = figures_of(tasks(4, 16))
+    assert "guarded +0.00" in low.note
+    assert "unguarded +10.00" in low.note
+    assert "accepted: none" in low.note
+    assert low.verdict(False) == "missed"
+    assert share.value == 0
+    some = {k: v for k, v in tasks(12, 16).items() if "rte" not in k}
+    *_, low, share, _ = figures_of(some)
+    assert math.isnan(low.value)
+    assert "rte" in low.note
+    some = {k: v for k, v in tasks(12, 16).items() if "rte/lora" not in k}
+    *_, low, share, _ = figures_of(some)
+    assert low.value > 0
+    assert math.isnan(share.value)
+
+
+def test_t17_is_the_share_of_null_builds_that_accepted() -> None:
+    cell = Cell("null", "batch0")
+    builds = [{"accepted": n < 3, "p": 0.5} for n in range(50)]
+    figure = figures_of(
+        {cell.name: {"cell": vars(cell), "name": cell.name, "builds": builds, "what": "w", "reference": 120}}
+    )[-1]
+    assert figure.value == pytest.approx(6.0)
+    assert figure.verdict(False) == "missed"
+    # Clopper and Pearson for 3 of 50, from a table.
+    assert "[1.3, 16.5]" in figure.note

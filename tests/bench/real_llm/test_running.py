@@ -1,0 +1,181 @@
+"""What is run, what is not run again, and what a run leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from freemoe.bench.harness import Settings
+from freemoe.bench.real_llm import running
+from freemoe.bench.real_llm.cells import Cell
+from freemoe.bench.real_llm.data import load_parts
+from freemoe.bench.real_llm.methods import Stand, per_document, with_adapter
+from freemoe.bench.real_llm.work import Job, joined, run_cell
+from freemoe.domain_experts.expert import encode_positions
+from freemoe.errors import DataError, NumericError
+from freemoe.families.loading import load_base
+from freemoe.families.weights import find_weights
+from tests.bench.real_llm.records import text_record
+
+PLAN = [Cell("text", "wikitext"), Cell("text", "wikitext", "learned", 0.01), Cell("text", "wikitext", "greedy", 0.01)]
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A plan of three cells on a model and data that are files with a few letters."""
+    for name in ("wikitext2_train_5k.txt", "wiki.test.raw"):
+        (tmp_path / "wikitext-2-raw").mkdir(exist_ok=True)
+        (tmp_path / "wikitext-2-raw" / name).write_text("text")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    monkeypatch.setattr(running, "cells", lambda quick: PLAN)
+    return Settings(True, data_root=tmp_path, model=str(tmp_path / "model"), cells=tmp_path / "cells")
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the cells that were run, each of which gives a made-up record."""
+    names: list[str] = []
+
+    def run(job: Job) -> dict:
+        names.append(job.cell.name)
+        return text_record(job.cell, [1.0, 2.0, 3.0], [2.0])
+
+    monkeypatch.setattr(running, "in_own_process", run)
+    return names
+
+
+def stop_at(number: int, ran: list[str], error: BaseException) -> Callable[[Job], dict]:
+    def run(job: Job) -> dict:
+        if len(ran) == number:
+            raise error
+        ran.append(job.cell.name)
+        return text_record(job.cell, [1.0, 2.0, 3.0], [2.0])
+
+    return run
+
+
+def test_a_killed_run_goes_on_with_what_is_missing(
+    settings: Settings, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = running.in_own_process
+    monkeypatch.setattr(running, "in_own_process", stop_at(2, ran, Killed()))
+    with pytest.raises(Killed):
+        running.run(settings)
+    assert ran == [c.name for c in PLAN[:2]]
+    monkeypatch.setattr(running, "in_own_process", whole)
+    outcome = running.run(settings)
+    assert ran == [c.name for c in PLAN]
+    assert outcome.details["cells"]["done"] == outcome.details["cells"]["planned"] == 3
+    assert running.run(settings).details == outcome.details
+    assert len(ran) == 3
+
+
+def test_other_settings_data_or_model_make_cells_stale(settings: Settings, ran: list[str], tmp_path: Path) -> None:
+    running.run(settings)
+    running.run(replace(settings, seed=1))
+    assert len(ran) == 6
+    (tmp_path / "wikitext-2-raw" / "wiki.test.raw").write_text("other text")
+    running.run(settings)
+    assert len(ran) == 9
+    (tmp_path / "model" / "config.json").write_text('{"a": 1}')
+    running.run(settings)
+    assert len(ran) == 12
+
+
+def test_only_minutes_and_the_list(settings: Settings, ran: list[str]) -> None:
+    running.run(replace(settings, only="text/*/learned*,*/base/*"))
+    assert ran == [c.name for c in PLAN[:2]]
+    running.run(replace(settings, minutes=0))
+    assert len(ran) == 2
+    lines = running.listing(settings)
+    assert [line.split()[0] for line in lines[:-1]] == ["done", "done", "-"]
+    assert [line.split()[-1] for line in lines[:-1]] == [c.name for c in PLAN]
+
+
+def test_one_cell_that_fails_costs_no_other(
+    settings: Settings, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(job: Job) -> dict:
+        if job.cell.method == "learned":
+            raise NumericError("a loss is NaN")
+        ran.append(job.cell.name)
+        return text_record(job.cell, [1.0, 2.0, 3.0], [2.0])
+
+    monkeypatch.setattr(running, "in_own_process", run)
+    outcome = running.run(settings)
+    assert ran == [PLAN[0].name, PLAN[2].name]
+    assert "a loss is NaN" in outcome.details["failed"][PLAN[1].name]
+    # It is tried again.
+    assert PLAN[1].name in running.run(settings).details["failed"]
+
+
+def test_files_that_are_gone_fail_their_cells_and_no_others(settings: Settings, ran: list[str], tmp_path: Path) -> None:
+    (tmp_path / "wikitext-2-raw" / "wiki.test.raw").rename(tmp_path / "moved")
+    outcome = running.run(settings)
+    assert set(outcome.details["failed"]) == {c.name for c in PLAN}
+    assert not ran
+
+
+def test_without_a_model_or_data_it_says_what_to_give(settings: Settings) -> None:
+    with pytest.raises(DataError, match="--model"):
+        running.run(replace(settings, model=None))
+    with pytest.raises(DataError, match="--data-root"):
+        running.run(replace(settings, data_root=None))
+
+
+def test_a_union_switches_off_what_either_expert_does() -> None:
+    import torch
+
+    def kept(**weights: list[int]) -> dict:
+        return {f"off|{name}": encode_positions(torch.tensor(where)) for name, where in weights.items()}
+
+    union = joined([kept(a=[1, 5], b=[0]), kept(a=[2, 5], c=[3])])
+    assert {name: where.tolist() for name, where in union.items()} == {"a": [1, 2, 5], "b": [0], "c": [3]}
+
+
+@pytest.mark.realdata
+def test_cells_on_a_real_small_model(stories, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = Cell("text", "wikitext", "learned", 0.01)
+    plan = [
+        Cell("text", "wikitext"),
+        Cell("text", "wikitext", "lora", rank=1, rate=5e-3),
+        learned,
+        Cell("text", "wikitext", "bands"),
+        Cell("task", "gsm8k-matching"),
+        Cell("union", "wikitext", "learned", 0.01, other="wikitext"),
+    ]
+    monkeypatch.setattr(running, "cells", lambda quick: plan)
+    monkeypatch.setattr(running, "in_own_process", run_cell)
+    model = str(data_root / "models" / "stories260k")
+    settings = Settings(True, data_root=data_root, model=model, cells=tmp_path / "cells")
+    bench = running.bench_of(settings)
+    bench.run_missing(None, None, settings.progress)
+    assert not bench.failed
+    base, lora, off, bands, _, union = (bench.finished[c.name] for c in plan)
+    for found in (lora, off):
+        assert found["ids"] == base["ids"]
+        assert set(found["guard"]["ids"]) < set(base["guard"]["ids"])
+        assert sum(found["nll"]) < sum(base["nll"])
+    assert 0 < off["share_off"] <= 0.01
+    assert off["tokens_trained"] > lora["tokens_trained"] > 0
+    # Selected on the very documents, the oracle cannot be worse.
+    assert sum(bands["oracle"]["nll"]) <= sum(bands["nll"]) + 1e-3
+    # An expert joined with itself is itself, and is read back from its file.
+    assert union["columns"]["wikitext"]["nll"] == pytest.approx(off["nll"], rel=1e-6)
+    # So is an adapter.
+    base_model, tokenizer = load_base(model, dtype="float32", device="cpu")
+    data = load_parts("wikitext", data_root, tokenizer, bench.protocol, 0)
+    stand = Stand(plan[1], bench.protocol, base_model, tokenizer, find_weights(base_model), data)
+    with_adapter(stand, load_file(bench.store.tensors(plan[1])), 1)
+    again = per_document("text", stand.scores(data.reported))
+    assert again["nll"] == pytest.approx(lora["nll"], rel=1e-5)
+    assert len(running.run(settings).figures) == 7

@@ -1,0 +1,242 @@
+"""What a build saw is never reported as held out: not under another seed, another cut of a text, or by lm-eval."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from freemoe.artifacts import MANIFEST, read_manifest, write_manifest
+from freemoe.domain_experts.build import build
+from freemoe.domain_experts.evaluation import evaluate
+from freemoe.errors import ArtifactError, DataError, RecipeError
+from freemoe.evals.domains import load_domain
+from freemoe.evals.held_out import SEEN_FILE, read_record
+from freemoe.evals.seen import words
+from freemoe.recipes import recipe_from
+from freemoe.runs import Quiet
+from tests.domain_experts.conftest import task_recipe, write_jsonl
+from tests.tiny import tiny_model, tiny_tokenizer
+
+SEED = 3
+
+
+class Told(Quiet):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A base, a file of questions, a text, and an artefact that was built on both with seed 3."""
+    root = tmp_path_factory.mktemp("small")
+    tiny_model("llama").save_pretrained(root / "base")
+    tiny_tokenizer().save_pretrained(root / "base")
+    draw = random.Random(7)
+    vocabulary = ["court", "judge", "claim", "treaty", "clause", "party", "appeal", "statute", "oath", "fee"]
+    rows = [
+        {"question": " ".join(draw.choices(vocabulary, k=5)) + f" {n}?", "choices": ["yes", "not"], "answer": n % 2}
+        for n in range(80)
+    ]
+    lines = [" ".join(draw.choices(vocabulary, k=25)) + "." for _ in range(120)]
+    (root / "plain.txt").write_text("\n\n".join(lines))
+    world = SimpleNamespace(
+        base=root / "base", law=write_jsonl(root / "law.jsonl", rows), sums=None, text=root / "plain.txt"
+    )
+    recipe = task_recipe(
+        world,
+        root / "out",
+        seed=SEED,
+        domains={"law": [str(world.law)], "wiki": [f"text:{world.text}"]},
+        bands={"step": 0.5, "ratio": 0.5},
+        search={"metrics": ["random"], "method": "exhaustive", "select": "argmax"},
+        evidence={"controls": 0, "oracle": False},
+    )
+    world.artefact = build(recipe)
+    return world
+
+
+def score(small: SimpleNamespace, artefact: Path | None = None, told: Told | None = None, **changes: Any) -> dict:
+    data = {
+        "command": "eval",
+        "artefact": str(artefact or small.artefact),
+        "domains": {"law": [str(small.law)]},
+        "experts": ["base"],
+        "device": "cpu",
+        **changes,
+    }
+    return evaluate(recipe_from(data), progress=told)
+
+
+def searched(small: SimpleNamespace, name: str, spec: str) -> list:
+    """The reference documents of the build."""
+    data = load_domain(name, [spec], tokenizer=tiny_tokenizer(), seed=SEED)
+    return list(data.reference.documents)
+
+
+def test_no_key_is_on_both_sides_whatever_the_seed(small: SimpleNamespace) -> None:
+    known = {d.key for d in searched(small, "law", str(small.law))}
+    assert len(known) == 40
+    own = score(small)["domains"][0]
+    assert own["set_aside"] == {"documents": 0, "of": 40, "by": {}}
+    assert not known & {d["key"] for d in own["documents"]}
+    dropped = []
+    for seed in (0, 1, 2):
+        told = Told()
+        result = score(small, told=told, seed=seed)
+        (domain,) = result["domains"]
+        assert result["recipe"]["seed"] == seed
+        assert not known & {d["key"] for d in domain["documents"]}
+        count = domain["set_aside"]["documents"]
+        assert domain["rows"]["base"]["documents"] == len(domain["documents"]) == 40 - count
+        assert domain["set_aside"] == {"documents": count, "of": 40, "by": {"key": count}}
+        assert any(f"{count} of 40 reported documents set aside" in line for line in told.lines)
+        assert domain["notes"][-1].startswith(f"{count} of 40")
+        dropped.append(count)
+    assert min(dropped) > 5
+
+
+def test_without_a_seed_the_artefacts_own_is_used(small: SimpleNamespace) -> None:
+    found = score(small)
+    assert found["recipe"]["seed"] == SEED
+    assert found["seen"]["known"]
+    assert found["seen"]["seed"] == SEED
+    assert found["domains"] == score(small, seed=SEED)["domains"]
+
+
+def test_a_text_cut_otherwise_shares_no_run_of_words_with_what_was_searched(
+    small: SimpleNamespace, tmp_path: Path
+) -> None:
+    def runs(text: str) -> set[tuple[str, ...]]:
+        found = words(text)
+        return {tuple(found[i : i + 13]) for i in range(len(found) - 12)}
+
+    known = set().union(*(runs(d.reference) for d in searched(small, "wiki", f"text:{small.text}")))
+    own = score(small, domains={"wiki": [f"text:{small.text}"]})["domains"][0]
+    assert own["set_aside"]["documents"] == 0
+    # The same text a few bytes on, so that every block is another one, and another half of it reported.
+    text = small.text.read_text()
+    (tmp_path / "second.txt").write_text("new words " + text[len(text) // 2 :])
+    (tmp_path / "first.txt").write_text("some other words that are no part of it at all. " * 20)
+    shifted = f"text:{tmp_path / 'first.txt'}::{tmp_path / 'second.txt'}"
+    (domain,) = score(small, domains={"wiki": [shifted]})["domains"]
+    tokenizer = tiny_tokenizer()
+    reported = load_domain("wiki", [shifted], tokenizer=tokenizer).reported
+    assert domain["set_aside"]["of"] == len(reported)
+    assert 0 < domain["set_aside"]["by"]["text"] <= domain["set_aside"]["documents"] < len(reported)
+    kept = {d["id"] for d in domain["documents"]}
+    inside = load_domain("wiki", [shifted], tokenizer=tokenizer).reported.only(
+        lambda documents: [bool(known & runs(d.reference)) for d in documents]
+    )
+    assert len(inside) == domain["set_aside"]["documents"]
+    assert len(kept) == len(reported) - len(inside)
+
+
+def test_when_nothing_is_left_it_says_so(small: SimpleNamespace, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in small.law.read_text().splitlines()]
+    known = {d.prompt for d in searched(small, "law", str(small.law))}
+    seen = write_jsonl(tmp_path / "seen.jsonl", [row for row in rows if row["question"] in known])
+    with pytest.raises(DataError, match=r"nothing is left to report on.*own seed is 3"):
+        score(small, domains={"law": [str(seen)]})
+    # Under other keys they are still the same questions.
+    keyed = [row | {"key": f"mine {n}"} for n, row in enumerate(rows) if row["question"] in known]
+    with pytest.raises(DataError, match="as the same question with the same answer"):
+        score(small, domains={"law": [str(write_jsonl(tmp_path / "keyed.jsonl", keyed))]})
+
+
+def legacy(small: SimpleNamespace, folder: Path) -> Path:
+    """The artefact as an older freemoe wrote it."""
+    shutil.copytree(small.artefact, folder)
+    (folder / SEEN_FILE).unlink()
+    body = json.loads((folder / MANIFEST).read_text())
+    write_manifest(folder, {k: v for k, v in body.items() if k not in ("seen", "files", "checksum")})
+    return folder
+
+
+def test_an_older_artefact_is_carved_with_its_seed_and_warned_about(small: SimpleNamespace, tmp_path: Path) -> None:
+    told = Told()
+    found = score(small, legacy(small, tmp_path / "old"), told)
+    assert found["seen"] == {"known": False, "seed": SEED}
+    assert found["domains"] == score(small)["domains"]
+    assert any("warning" in line and "no record" in line for line in told.lines)
+    assert score(small, small.base)["seen"] is None
+
+
+def test_the_manifest_names_the_file_and_vouches_for_it(small: SimpleNamespace, tmp_path: Path) -> None:
+    manifest = read_manifest(small.artefact)
+    said = manifest["seen"]
+    assert said["file"] == SEEN_FILE
+    assert SEEN_FILE in manifest["files"]
+    assert said["bytes"] == (small.artefact / SEEN_FILE).stat().st_size < 20_000
+    assert said == json.loads((small.artefact / "result.json").read_text())["seen"]
+    record = read_record(small.artefact)
+    assert record is not None
+    assert record.seen is not None
+    assert said["documents"] == record.seen.documents == 40 + len(searched(small, "wiki", f"text:{small.text}"))
+    for name, change in (
+        (SEEN_FILE, lambda d: d[:-8] + bytes(8)),
+        (MANIFEST, lambda d: d.replace(b'"seen"', b'"gone"')),
+    ):
+        folder = tmp_path / name
+        shutil.copytree(small.artefact, folder)
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+        with pytest.raises(ArtifactError, match="edited"):
+            score(small, folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lm_eval_is_told_which_documents_were_seen(
+    small: SimpleNamespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+
+    from freemoe.domain_experts.lm_eval_model import FreeMoELM
+
+    rows = [json.loads(line) for line in small.law.read_text().splitlines()]
+    known = {d.prompt for d in searched(small, "law", str(small.law))}
+    # Shown examples were seen; that is not what is asked.
+    shots = "".join(f"{r['question']} {r['choices'][r['answer']]}\n\n" for r in rows if r["question"] in known)[:200]
+    asked = [
+        Instance("loglikelihood", {"q": row["question"]}, (shots + row["question"], f" {choice}"), i, ("law", n, 1))
+        for n, row in enumerate(rows[:20])
+        for i, choice in enumerate(row["choices"])
+    ]
+    expected = sum(row["question"] in known for row in rows[:20])
+    assert 0 < expected < 20
+    lm = FreeMoELM(str(small.artefact), expert="base", device="cpu")
+    lm.loglikelihood(asked, disable_tqdm=True)
+    assert lm.get_model_info()["seen_documents"] == {"law": {"seen": expected, "of": 20}}
+    assert f"saw {expected} of 20 documents of 'law'" in caplog.text
+    text = [Instance("loglikelihood_rolling", {}, (small.text.read_text()[:300],), 0, ("wiki", 0, 1))]
+    strict = FreeMoELM(str(small.artefact), expert="base", device="cpu", seen="refuse")
+    with pytest.raises(DataError, match="1 of 1 documents of 'wiki'"):
+        strict.loglikelihood_rolling(text, disable_tqdm=True)
+    assert strict.loglikelihood([a for a in asked if a.doc["q"] not in known], disable_tqdm=True)
+    with pytest.raises(RecipeError, match="allowed: warn, refuse"):
+        FreeMoELM(str(small.artefact), seen="no")
+    old = FreeMoELM(str(legacy(small, tmp_path / "old")), expert="base", device="cpu")
+    assert "unknown" in old.get_model_info()["seen_documents"]
+    assert "no record" in caplog.text
+    plain = FreeMoELM(str(small.base), device="cpu")
+    assert "seen_documents" not in plain.get_model_info()
+
+
+def test_the_hashes_say_nothing_of_documents_that_were_not_searched(small: SimpleNamespace) -> None:
+    record = read_record(small.artefact)
+    assert record is not None
+    assert record.seen is not None
+    assert len(record.seen.keys) == len(np.unique(record.seen.keys))
+    law = load_domain("law", [str(small.law)], tokenizer=tiny_tokenizer(), seed=SEED)
+    assert len(law.reported.only(lambda ds: [not r for r in record.seen.reasons(ds)])) == 40  # pyright: ignore

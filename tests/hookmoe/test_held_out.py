@@ -1,0 +1,110 @@
+"""What a trim trained on and searched with is never reported as held out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freemoe.artifacts import read_manifest
+from freemoe.errors import DataError
+from freemoe.evals.held_out import SEEN_FILE
+from freemoe.hookmoe.evaluation import evaluate, evaluate_text
+from freemoe.hookmoe.material import load_text
+from freemoe.hookmoe.trim import trim
+from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe, recipe_from
+from tests.hookmoe.conftest import sentences
+from tests.tiny import tiny_tokenizer
+
+SEED = 3
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the text, to be changed."""
+    path = tmp_path_factory.mktemp("text") / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": s}) + "\n" for s in sentences(150, 1)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trimmed(saved: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trim with seed 3 that read all of its text."""
+    found = recipe_from(
+        {
+            "command": "trim",
+            "model": str(saved / "model"),
+            "text": str(text),
+            "output": str(tmp_path_factory.mktemp("trimmed") / "out"),
+            "seed": SEED,
+            "plan": {"given": "uniform:1"},
+            "hooks": {"layers": "none"},
+            "training": {"steps": 2, "every": 2, "block": 96, "limit": 500, "held_out": 500, "test": 500},
+        }
+    )
+    assert isinstance(found, TrimRecipe)
+    return trim(found)
+
+
+def score(artefact: Path, **changes: Any) -> dict[str, Any]:
+    found = recipe_from({"command": "eval", "artefact": str(artefact), "device": "cpu", **changes})
+    assert isinstance(found, EvalRecipe)
+    return evaluate(found)
+
+
+def rows_by_part(trimmed: Path) -> dict[str, list[str]]:
+    recipe = load_recipe(trimmed / "recipe.yaml")
+    assert isinstance(recipe, TrimRecipe)
+    parts = load_text(recipe, tiny_tokenizer())
+    return {name: tiny_tokenizer().batch_decode(getattr(parts, name).ids) for name in ("train", "held_out", "test")}
+
+
+def test_questions_and_text_that_were_trained_on_are_set_aside(trimmed: Path, tmp_path: Path) -> None:
+    parts = {n: "".join(rows).replace("<s>", "") for n, rows in rows_by_part(trimmed).items()}
+    passages = sentences(150, 1)
+    known = [s for s in passages if s in parts["train"] or s in parts["held_out"]]
+    unknown = [s for s in passages if s in parts["test"]]
+    assert len(known) > 60
+    assert len(unknown) > 5
+    rows = [{"prompt": s.strip(), "target": " yes"} for s in [*known[:8], *unknown[:5]]]
+    (tmp_path / "ask.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    other = [{"prompt": f"other {n}", "target": " no"} for n in range(4)]
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in other))
+    counts = []
+    for seed in (None, 0, 1, 2):
+        spec = f"{tmp_path / 'other.jsonl'}::{tmp_path / 'ask.jsonl'}"
+        result = score(trimmed, domains={"ask": spec}, seed=seed)
+        (domain,) = result["domains"]
+        assert result["recipe"]["seed"] == (SEED if seed is None else seed)
+        assert domain["set_aside"] == {"documents": 8, "of": 13, "by": {"text": 8}}
+        assert domain["rows"]["full"]["documents"] == len(domain["documents"]) == 5
+        assert "8 of 13 reported documents set aside" in domain["notes"][-1]
+        counts.append(result["seen"]["documents"])
+    assert min(counts) > 0
+    (tmp_path / "known.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:8]))
+    with pytest.raises(DataError, match="nothing is left to report on"):
+        score(trimmed, domains={"ask": f"{tmp_path / 'other.jsonl'}::{tmp_path / 'known.jsonl'}"})
+
+
+def test_its_own_test_text_is_unseen_until_the_file_changes(trimmed: Path, text: Path) -> None:
+    again = evaluate_text(str(trimmed))
+    result = json.loads((trimmed / "result.json").read_text())
+    assert again["set_aside"] == {"documents": 0, "of": result["text"]["blocks"][2], "by": {}}
+    assert again["tokens"] == result["test"]["tokens"]
+    before = text.read_text(encoding="utf-8")
+    # A space after each number divides the same sentences otherwise.
+    text.write_text(before.replace('.\\n"', '!\\n"'), encoding="utf-8")
+    try:
+        changed = evaluate_text(str(trimmed))["set_aside"]
+    finally:
+        text.write_text(before, encoding="utf-8")
+    assert changed["by"]["text"] == changed["documents"] > changed["of"] / 2
+
+
+def test_the_manifest_vouches_for_the_file(trimmed: Path) -> None:
+    manifest = read_manifest(trimmed)
+    assert manifest["seen"]["file"] == SEEN_FILE
+    assert SEEN_FILE in manifest["files"]
+    assert manifest["seen"] == json.loads((trimmed / "result.json").read_text())["seen"]

@@ -1,0 +1,98 @@
+"""What a conversion trained on is never reported as held out."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freemoe.artifacts import read_manifest
+from freemoe.domain_experts.evaluation import evaluate
+from freemoe.errors import DataError
+from freemoe.evals.documents import FrozenChoice
+from freemoe.evals.domains import load_domain
+from freemoe.evals.held_out import SEEN_FILE
+from freemoe.evals.seen import words
+from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
+from freemoe.tomoe.convert import convert
+from freemoe.tomoe.material import read_text
+from tests.tiny import save_base_and_text, tiny_tokenizer
+
+SEED = 3
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ConvertRecipe]:
+    """A conversion with seed 3, and its recipe."""
+    folder = tmp_path_factory.mktemp("convert")
+    save_base_and_text(folder)
+    draw = random.Random(5)
+    lines = [" ".join(draw.choices(["elm", "oak", "ash", "yew", "fir", "bay"], k=40)) + f" {n}." for n in range(90)]
+    (folder / "trees.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recipe = recipe_from(
+        {
+            "command": "convert",
+            "model": str(folder / "model"),
+            "text": [str(folder / "trees.jsonl")],
+            "output": str(folder / "out"),
+            "experts": 2,
+            "dtype": "float32",
+            "seed": SEED,
+            "rivals": False,
+            "method": "static-activation",
+            "train": {"steps": 2, "batch_tokens": 64, "block": 128, "save_every": 2},
+        }
+    )
+    assert isinstance(recipe, ConvertRecipe)
+    return convert(recipe), recipe
+
+
+def score(artefact: Path, **changes: Any) -> dict[str, Any]:
+    recipe = recipe_from({"command": "eval", "artefact": str(artefact), "device": "cpu", **changes})
+    assert isinstance(recipe, EvalRecipe)
+    return evaluate(recipe)
+
+
+def runs(text: str) -> set[tuple[str, ...]]:
+    found = words(text)
+    return {tuple(found[i : i + 13]) for i in range(len(found) - 12)}
+
+
+def test_text_that_was_trained_on_is_set_aside_under_every_seed(
+    made: tuple[Path, ConvertRecipe], tmp_path: Path
+) -> None:
+    artefact, recipe = made
+    parts = read_text(recipe)
+    known = set().union(*(runs(piece) for piece in [*parts.train, *parts.held_out]))
+    # The test part, then as much that was trained on, in blocks of their own.
+    (tmp_path / "mixed.txt").write_text("\n".join([*parts.test, *parts.train[: len(parts.test)]]))
+    (tmp_path / "other.txt").write_text("nothing of that kind stands here\n" * 60)
+    spec = f"text:{tmp_path / 'other.txt'}::{tmp_path / 'mixed.txt'}"
+    kept_ids = []
+    for seed in (None, 0, 1, 2):
+        result = score(artefact, domains={"trees": spec}, seed=seed)
+        (domain,) = result["domains"]
+        assert result["recipe"]["seed"] == (SEED if seed is None else seed)
+        aside = domain["set_aside"]
+        assert aside["by"] == {"text": aside["documents"]}
+        assert aside["of"] / 3 < aside["documents"] < aside["of"]
+        assert domain["rows"]["base"]["documents"] == aside["of"] - aside["documents"]
+        kept_ids.append({d["id"] for d in domain["documents"]})
+    reported = load_domain("trees", [spec], tokenizer=tiny_tokenizer()).reported.open(FrozenChoice("test"))
+    seen_ids = {f"{d.task}/{d.id}" for d in reported if known & runs(d.reference)}
+    assert seen_ids
+    assert all(not kept & seen_ids for kept in kept_ids)
+    (tmp_path / "known.txt").write_text("\n".join(parts.train[:20]))
+    with pytest.raises(DataError, match="nothing is left to report on"):
+        score(artefact, domains={"trees": f"text:{tmp_path / 'other.txt'}::{tmp_path / 'known.txt'}"})
+
+
+def test_the_manifest_vouches_for_the_file(made: tuple[Path, ConvertRecipe]) -> None:
+    manifest = read_manifest(made[0])
+    assert manifest["seen"]["file"] == SEEN_FILE
+    assert SEEN_FILE in manifest["files"]
+    assert manifest["seen"]["documents"] > 50
+    assert manifest["seen"] == json.loads((made[0] / "result.json").read_text())["seen"]
