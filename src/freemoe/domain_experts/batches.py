@@ -109,7 +109,7 @@ def answer_loss(model: Any, batch: AnswerBatch, compute: torch.dtype | None = No
 
 
 @torch.no_grad()
-def mean_loss(model: Any, batches: Sequence[AnswerBatch]) -> float:
-    """Mean cross-entropy per answer token over all batches, in nats."""
-    total = sum(float(answer_loss(model, b)) for b in batches)
+def mean_loss(model: Any, batches: Sequence[AnswerBatch], compute: torch.dtype | None = None) -> float:
+    """Mean cross-entropy per answer token over all batches, in nats; ``compute`` as for `answer_loss`."""
+    total = sum(float(answer_loss(model, b, compute)) for b in batches)
     return total / max(1, sum(b.answer_tokens for b in batches))

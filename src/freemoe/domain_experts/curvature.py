@@ -180,9 +180,9 @@ def forecast(
     lost = sum(
         float(curvature.disturbance(w).reshape(-1)[positions[w.name].to(w.parameter.device)].sum()) for w in chosen
     )
-    before = mean_loss(model, used)
+    before = mean_loss(model, used, compute)
     with switched_off(weights, {w.name: positions[w.name].to(w.parameter.device) for w in chosen}):
-        after = mean_loss(model, used)
+        after = mean_loss(model, used, compute)
     return Forecast(first, lost, before - after)
 
 

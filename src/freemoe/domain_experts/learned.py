@@ -233,7 +233,7 @@ def learn(
         patience: Rounds without a better stopping loss before the training ends.
         seed: Of the order of documents.
         checkpointing: As for ``gradients_to``.
-        compute: As for ``backward``; the stopping loss is taken in the model's own dtype.
+        compute: As for ``backward``; stopping losses are taken in it too, so that they compare with each other alone.
         on_round: Told after every round.
 
     Raises:
@@ -250,7 +250,7 @@ def learn(
     most = int(budget * sum(w.size for w in weights))
     steps, step_tokens = schedule(sum(b.answer_tokens for b in gradient), step_tokens, steps)
     every = every or max(1, math.ceil(steps / ROUNDS))
-    losses = [mean_loss(model, stop)]
+    losses = [mean_loss(model, stop, compute)]
     best, step = 0, 0
     kept: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
@@ -275,7 +275,7 @@ def learn(
             if step % every and step < steps:
                 continue
             with switched_off(weights, mask):
-                losses.append(mean_loss(model, stop))
+                losses.append(mean_loss(model, stop, compute))
             if on_round:
                 on_round(len(losses) - 1, losses[-1], count(mask) / sum(w.size for w in weights))
             if losses[-1] > losses[-2]:

@@ -1,7 +1,8 @@
 """The number format of gradient passes: bfloat16 where the processor is faster with it, measured once.
 
 Weights keep their own dtype and are never converted for good: PyTorch's autocast copies each matrix on its way into a
-product, and the gradient comes back in the weight's own dtype. Losses that stop or guard, and scores, never run under it.
+product, and the gradient comes back in the weight's own dtype. Stopping losses, which compare with each other alone, are taken
+in it too; scores, which guard and report, never.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def purify(
             and switches off its share of the step: many small cuts by different documents follow the loss better than
             one large cut by all of them, at the same cost.
         checkpointing: As for ``gradients_to``.
-        compute: As for ``backward``; the stopping loss is taken in the model's own dtype.
+        compute: As for ``backward``; stopping losses are taken in it too, so that they compare with each other alone.
         on_round: Told after every round.
 
     Raises:
@@ -124,7 +124,7 @@ def purify(
     parts = split_batches(gradient, part_tokens)
     per_part = max(1, round(step * total / len(parts)))
     rounds: list[Round] = []
-    losses = [mean_loss(model, stop)]
+    losses = [mean_loss(model, stop, compute)]
     before = losses[0]
     best, off, number = 0, 0, 0
     kept: dict[str, Tensor] = {}
@@ -141,7 +141,7 @@ def purify(
                 rounds[-1].cut(weights, *ranking.choose())
             if not rounds[-1].off:
                 break
-            losses.append(mean_loss(model, stop))
+            losses.append(mean_loss(model, stop, compute))
             if on_round:
                 on_round(number, losses[-1], (off + rounds[-1].off) / total)
             if losses[-1] < losses[best]:
