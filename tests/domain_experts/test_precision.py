@@ -57,6 +57,10 @@ def test_what_is_clearly_faster_is_taken(faster, expected, monkeypatch):
     asked = []
     monkeypatch.setattr(precision, "speedup", lambda *args: asked.append(args) or faster)
     model = tiny_model("llama")
+    # Small matrices are never measured.
+    assert compute_dtype("auto", model) is None
+    assert not asked
+    monkeypatch.setattr(precision, "_SMALLEST", 1)
     assert compute_dtype("auto", model) is expected
     # Gate and up are as many as queries and outputs, and larger.
     assert asked == [(torch.device("cpu"), 48, 32, torch.get_num_threads())]

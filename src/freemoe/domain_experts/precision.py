@@ -24,6 +24,8 @@ Compute = Literal["auto", "own", "bfloat16"]
 _TOKENS, _ROUNDS = 512, 3
 # Below this a measurement may be chance.
 _CLEAR = 1.25
+# Matrices of fewer weights run in microseconds: their own dtype is kept, and small models give the same results everywhere.
+_SMALLEST = 1 << 17
 
 
 def compute_dtype(wish: Compute, model: nn.Module) -> torch.dtype | None:
@@ -39,7 +41,7 @@ def compute_dtype(wish: Compute, model: nn.Module) -> torch.dtype | None:
     if wish == "auto":
         shapes = [tuple(p.shape[-2:]) for p in matrices]
         rows, columns = max(shapes, key=lambda s: (shapes.count(s), s))
-        if speedup(matrices[0].device, rows, columns, torch.get_num_threads()) < _CLEAR:
+        if rows * columns < _SMALLEST or speedup(matrices[0].device, rows, columns, torch.get_num_threads()) < _CLEAR:
             return None
     return torch.bfloat16
 
@@ -60,17 +62,19 @@ def speedup(device: torch.device, rows: int, columns: int, threads: int) -> floa
     weight = torch.randn(rows, columns, generator=generator).to(device)
     x = torch.randn(_TOKENS, columns, generator=generator).to(device)
     seconds = {None: float("inf"), torch.bfloat16: float("inf")}
+    # On a CPU the process's own time, so that other work on the machine decides nothing.
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
     with torch.no_grad():
         for turn in range(_ROUNDS + 1):
             for kind in seconds:
-                began = time.perf_counter()
+                began = clock()
                 with computing(device, kind):
                     nn.functional.linear(x, weight)
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 # The first turn warms up.
                 if turn:
-                    seconds[kind] = min(seconds[kind], time.perf_counter() - began)
+                    seconds[kind] = min(seconds[kind], clock() - began)
     found = seconds[None] / seconds[torch.bfloat16]
     runs.note_measured(f"bfloat16 against float32, {rows} x {columns}, {threads} threads on {device.type}", found)
     return found
