@@ -198,7 +198,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("saliency.compute", "float16", "'auto', 'own' or 'bfloat16'"),
     ("saliency.candidates", 0, "greater than 0"),
     ("saliency.candidates", 0.005, "Raise candidates, lower the budget, or use method greedy"),
-    ("saliency.budget", 0.4, "candidates 0.1 is below the budget 0.4"),
+    ("saliency", {"candidates": 0.1, "budget": 0.4}, "candidates 0.1 is below the budget 0.4"),
     ("saliency.steps", 0, "greater than or equal to 1"),
     ("saliency.step_tokens", 0, "greater than or equal to 1"),
     ("saliency.every", 0, "greater than or equal to 1"),

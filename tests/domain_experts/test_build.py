@@ -32,7 +32,7 @@ def reported(world, name, spec):
 def test_the_artefact_is_whole(world, artefact):
     manifest = read_manifest(artefact)
     assert set(manifest["files"]) == {
-        "experts.safetensors", "router.safetensors", "recipe.yaml", "result.json", "README.md"
+        "experts.safetensors", "router.safetensors", "seen.safetensors", "recipe.yaml", "result.json", "README.md"
     }  # fmt: skip
     assert manifest["base_fingerprint"] == fingerprint(world.model)
     assert [e["name"] for e in manifest["experts"]] == ["law/0", "law/1", "sums/all"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from freemoe.domain_experts.batches import mean_loss
-from freemoe.domain_experts.gradients import backward, gradients_to, noise_weights, strongest
+from freemoe.domain_experts.gradients import Leaders, backward, gradients_to, noise_weights, strongest
 from freemoe.domain_experts.switching import switched_off
 from freemoe.errors import NumericError
 from freemoe.families.spec import family_of, find_layers
@@ -150,6 +150,36 @@ def test_noise_weights_equal_ranking_everything(case, count):
         assert set((score > line + 1e-6).nonzero().flatten().tolist()) <= set(where.tolist())
 
 
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_leaders_pay_their_toll_once(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    rows = batches(0)
+    assert len(rows) > 1
+    generator = torch.Generator().manual_seed(0)
+    tolls = {w.name: 1e-3 * torch.rand(w.shape, generator=generator) for w in weights}
+    gradients, _ = fast_gradients(model, weights, rows)
+    scores = [w.view().reshape(-1) * g - tolls[w.name].flatten() for w, g in zip(weights, gradients, strict=True)]
+    line = torch.cat(scores).sort(descending=True).values[299]
+    leaders = Leaders(weights, 300, 1e9, lambda w: tolls[w.name])
+    with gradients_to(model, weights, leaders.take, checkpointing=False):
+        backward(model, rows)
+    found, gain = leaders.choose()
+    assert sum(map(len, found.values())) == 300
+    for weight, score in zip(weights, scores, strict=True):
+        where = found.get(weight.name, torch.empty(0, dtype=torch.long))
+        assert (score[where] >= line - 1e-6).all()
+        assert set((score > line + 1e-6).nonzero().flatten().tolist()) <= set(where.tolist())
+    # What they promise is what they gain less what they pay.
+    expected = sum(float(score[score >= line].sum()) for score in scores)
+    assert gain == pytest.approx(expected, rel=1e-4)
+    # Too high a toll for all leaves nothing.
+    none = Leaders(weights, 300, 1e9, lambda w: tolls[w.name] + 1e3)
+    with gradients_to(model, weights, none.take, checkpointing=False):
+        backward(model, rows)
+    assert none.choose() == ({}, 0)
+
+
 def test_leaders_of_a_share_still_hold_the_strongest():
     model = tiny_model("llama", hidden_size=64, intermediate_size=96)
     weights = find_weights(model)
@@ -208,6 +238,16 @@ def test_strongest_equals_sorting_everything(count):
     flat = sorted(((-float(v), t, i) for t, s in enumerate(scores) for i, v in enumerate(s)))
     expected = [sorted(i for v, t, i in flat[:count] if t == k and v < 0) for k in range(4)]
     assert [p.tolist() for p in strongest(scores, count)] == expected
+
+
+@pytest.mark.parametrize("above", [0.0, -2.0, 1.0])
+def test_strongest_equals_a_slow_sort_with_ties(above):
+    generator = torch.Generator().manual_seed(7)
+    scores = [torch.randint(-3, 4, (n,), generator=generator).float() for n in (5, 40, 1, 200)]
+    ranked = sorted((-float(v), t, i) for t, s in enumerate(scores) for i, v in enumerate(s) if float(v) > above)
+    for count in (0, 1, 7, len(ranked) - 1, len(ranked), len(ranked) + 5):
+        expected = [sorted(i for _, t, i in ranked[:count] if t == k) for k in range(4)]
+        assert [p.tolist() for p in strongest(scores, count, above)] == expected
 
 
 def test_strongest_breaks_ties_by_place():
