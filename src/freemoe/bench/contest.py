@@ -48,7 +48,6 @@ class Job:
         root: The data folder.
         method: ``base`` trains nothing; ``greedy`` and ``learned`` switch weights off; ``lora`` and ``full`` train.
         budget: Largest share of the weights off.
-        candidates: Share of the weights that gets a learned switch.
         rank: Of LoRA.
         rate: Learning rate of LoRA or full tuning.
         seed: Of splits and steps.
@@ -61,7 +60,6 @@ class Job:
     root: str
     method: Method = "base"
     budget: float = 0.01
-    candidates: float = 0.1
     rank: int = 1
     rate: float = 0.0
     seed: int = 0
@@ -135,7 +133,6 @@ def _switches(job: Job, model: Any, weights: list, gradient: list[AnswerBatch], 
         gradient,
         stop,
         budget=job.budget,
-        candidates=job.candidates,
         steps=job.schedule.steps,
         step_tokens=job.schedule.step_tokens,
         every=job.schedule.every,

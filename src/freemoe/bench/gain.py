@@ -29,8 +29,8 @@ TASKS = {"gsm8k-matching": 9.0, "arc-easy": None}
 RATES = (1e-2, 5e-3, 2e-3)
 # Beside the rival that the targets name, tried at one rate each.
 _LARGER_RATE, _FULL_RATE = 5e-3, 1e-3
-_TEXT_CANDIDATES = {0.01: 0.1, 0.03: 0.2}
-_TASK_BUDGET, _TASK_CANDIDATES = 0.02, 0.15
+_TEXT_BUDGETS = (0.01, 0.03)
+_TASK_BUDGET = 0.02
 
 
 def run(settings: Settings) -> Outcome:
@@ -126,7 +126,7 @@ def text_gain(settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
     jobs = []
     for text in TEXTS:
         job = _job(settings, text)
-        jobs += [job, *(replace(job, method="learned", budget=b, candidates=c) for b, c in _TEXT_CANDIDATES.items())]
+        jobs += [job, *(replace(job, method="learned", budget=b) for b in _TEXT_BUDGETS)]
         jobs += [replace(job, method="lora", rank=1, rate=rate) for rate in _rates(settings, RATES)]
         jobs += [replace(job, method="lora", rank=4, rate=_LARGER_RATE), replace(job, method="full", rate=_FULL_RATE)]
     results = side_by_side(compete, jobs, settings.progress, "methods on text")
@@ -163,7 +163,7 @@ def text_gain(settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _switch_names() -> list[str]:
-    return [Job("", "", "learned", budget=b).name for b in _TEXT_CANDIDATES]
+    return [Job("", "", "learned", budget=b).name for b in _TEXT_BUDGETS]
 
 
 def _job(settings: Settings, material: str) -> Job:
@@ -217,7 +217,7 @@ def task_gain(settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
     jobs = []
     for task in TASKS:
         job = _job(settings, task)
-        jobs += [job, replace(job, method="learned", budget=_TASK_BUDGET, candidates=_TASK_CANDIDATES)]
+        jobs += [job, replace(job, method="learned", budget=_TASK_BUDGET)]
         jobs += [replace(job, method="lora", rate=rate) for rate in _rates(settings, RATES[:2])]
     results = side_by_side(compete, jobs, settings.progress, "methods on questions")
     figures: list[Figure] = []
