@@ -133,7 +133,7 @@ def test_off_are_the_highest_scores_above_zero(inside):
     which = torch.zeros(a.size, dtype=torch.bool)
     which[[3, 5, 8]] = True
     evidence = torch.tensor([1.0, 0.0, 3.0]), torch.tensor([-2.0, 2.0, 0.5])
-    for weight, values in zip(weights, evidence, strict=True):
+    for weight in weights:
         # Products of 1 with the evidence, and no curvature.
         weight.parameter.data.fill_(1.0)
     got = []

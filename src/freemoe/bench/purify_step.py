@@ -1,7 +1,8 @@
 """T18: a training step of learned switches against PEFT's LoRA of rank 1 on the same batch, and the memory of each.
 
-LoRA is given the same chunked loss; beside it stands PEFT's own step, which makes all logits at once. Times are taken in
-turns in one process, peak memory in a process for each side.
+Every weight is a candidate, as by default. LoRA is given the same chunked loss; beside it stands PEFT's own step, which makes
+all logits at once, and both sides once more with products in bfloat16 (`saliency.compute`). Times are taken in turns in one
+process, peak memory in a process for each side without.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from freemoe.bench.rivals import with_lora
 from freemoe.bench.shapes import random_model
 from freemoe.domain_experts.activations import parts
 from freemoe.domain_experts.batches import AnswerBatch, answer_loss
-from freemoe.domain_experts.gradients import backward, gradients_to
-from freemoe.domain_experts.learned import Switches, off, train_step
+from freemoe.domain_experts.curvature import measure_curvature
+from freemoe.domain_experts.learned import Switches, _gather, _switch
+from freemoe.domain_experts.switching import switched_off
 from freemoe.errors import FreeMoEError
 from freemoe.families.weights import Weight, find_weights
 from freemoe.runs import peak_memory_bytes
 
 TIME, MEMORY = 1.6, 3.0
-CANDIDATES = 0.1
 # The shape of a model of 135 million parameters with a vocabulary of 49,152.
 SHAPE = {
     "hidden_size": 576,
@@ -45,21 +46,25 @@ QUICK = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }
-SIDES = ("switches", "lora", "lora, all logits")
+SIDES = ("switches", "lora", "lora, all logits", "switches, bfloat16 products", "lora, bfloat16 products")
+WEIGHED = SIDES[:3]
 
 
 def run(settings: Settings) -> Outcome:
-    """Time the three sides in turns, then weigh each in a process of its own."""
+    """Time all sides in turns, then weigh those in the base's own number format, each in a process of its own."""
     sides = {name: _side(name, settings) for name in SIDES}
     seconds = in_turns(sides, settings.rounds)
-    memory = {name: _memory(name, settings) for name in SIDES}
+    memory = {name: _memory(name, settings) for name in WEIGHED}
     figures = (
         Figure("step of learned switches over LoRA r=1", ratio(seconds, SIDES[0], SIDES[1]), TIME, "lower"),
         Figure("the same over PEFT's own step, all logits at once", ratio(seconds, SIDES[0], SIDES[2])),
+        Figure(
+            "step of learned switches over LoRA r=1, both with bfloat16 products", ratio(seconds, SIDES[3], SIDES[4])
+        ),
         Figure("peak memory of learned switches", memory[SIDES[0]] / 1e9, MEMORY, "lower", " GB"),
-        *(Figure(f"peak memory of {name}", memory[name] / 1e9, unit=" GB") for name in SIDES[1:]),
+        *(Figure(f"peak memory of {name}", memory[name] / 1e9, unit=" GB") for name in WEIGHED[1:]),
     )
-    details = {"threads": torch.get_num_threads(), "candidates": CANDIDATES, "seconds": seconds, "bytes": memory}
+    details = {"threads": torch.get_num_threads(), "seconds": seconds, "bytes": memory}
     return Outcome(figures, details)
 
 
@@ -83,34 +88,31 @@ def _batch(model: Any, settings: Settings) -> AnswerBatch:
 def _side(name: str, settings: Settings) -> Callable[[], None]:
     model = _model(settings)
     batch, weights = _batch(model, settings), find_weights(model)
-    if name == SIDES[0]:
-        return _switches(model, weights, batch)
-    return _lora(model, weights, batch, settings.seed, whole=name == SIDES[2])
+    compute = torch.bfloat16 if "bfloat16" in name else None
+    if name.startswith("switches"):
+        return _switches(model, weights, batch, compute)
+    return _lora(model, weights, batch, settings.seed, "all logits" in name, compute)
 
 
-def _switches(model: Any, weights: list[Weight], batch: AnswerBatch) -> Callable[[], None]:
-    every = round(1 / CANDIDATES)
-    switches = [Switches.fresh(w, torch.arange(0, w.size, every)) for w in weights]
-    by_name = {s.weight.name: s for s in switches}
+def _switches(model: Any, weights: list[Weight], batch: AnswerBatch, compute: torch.dtype | None) -> Callable[[], None]:
+    switches = {w.name: Switches.fresh(w, None) for w in weights}
+    curvature = measure_curvature(model, weights, [batch], checkpointing="auto", compute=compute)
     most = sum(w.size for w in weights) // 100
+    rate = curvature.small_cost(weights) * batch.answer_tokens**0.5
+    mask: dict[str, torch.Tensor] = {}
 
     def step() -> None:
-        found: dict[str, torch.Tensor] = {}
-
-        def take(weight: Weight, gradient: torch.Tensor) -> None:
-            switch = by_name[weight.name]
-            entries = gradient.reshape(-1)[switch.positions] * weight.view().reshape(-1)[switch.positions]
-            found[weight.name] = found[weight.name] + entries if weight.name in found else entries
-
-        with gradients_to(model, weights, take, checkpointing="auto"):
-            backward(model, [batch])
-        train_step(switches, found, 1, 60)
-        off(switches, most)
+        nonlocal mask
+        with switched_off(weights, mask):
+            _gather(model, switches, [batch], "auto", compute)
+        mask = _switch(switches, curvature, most, rate)
 
     return step
 
 
-def _lora(model: Any, weights: list[Weight], batch: AnswerBatch, seed: int, whole: bool) -> Callable[[], None]:
+def _lora(
+    model: Any, weights: list[Weight], batch: AnswerBatch, seed: int, whole: bool, compute: torch.dtype | None
+) -> Callable[[], None]:
     tuned, parameters = with_lora(model, weights, 1, seed)
     optimizer = torch.optim.Adam(parameters, lr=1e-3)
 
@@ -121,7 +123,7 @@ def _lora(model: Any, weights: list[Weight], batch: AnswerBatch, seed: int, whol
                 logits = tuned(input_ids=part.ids, use_cache=False).logits.flatten(0, 1).float()
                 loss = torch.nn.functional.cross_entropy(logits, part.targets.flatten(), reduction="sum")
             else:
-                loss = answer_loss(tuned, part)
+                loss = answer_loss(tuned, part, compute)
             (loss / batch.answer_tokens).backward()
         optimizer.step()
 
