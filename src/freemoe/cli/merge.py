@@ -20,6 +20,11 @@ From a GGUF file, and back to one:
 \b
   freemoe build model.gguf --domain notes=text:notes.txt -o experts
   freemoe merge experts notes/all -o notes-model --gguf q8_0
+
+An expert of whole units (build --unit), cut out: a smaller and faster model of the same class:
+
+\b
+  freemoe merge experts wiki/all -o wiki-small --shrink
 """
 
 
@@ -32,6 +37,8 @@ def register(app: typer.Typer) -> None:
         expert: str = typer.Argument(help="An expert's name (see freemoe inspect), or base."),
         output: Path = typer.Option(Path("freemoe-merged"), "--output", "-o", help="Folder to write."),
         gguf: str = typer.Option(None, help="Also write model-TYPE.gguf into it: f32, f16 or q8_0; needs a GGUF base."),
+        shrink: bool = typer.Option(False, "--shrink", help="Cut the expert's units out: a smaller model."),
+        pad: bool = typer.Option(False, "--pad", help="With --shrink: fill layers up to the largest (layout --free)."),
         base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
         dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
         device: str = typer.Option("cpu", help="auto, cpu, cuda, cuda:N."),
@@ -43,13 +50,28 @@ def register(app: typer.Typer) -> None:
         from freemoe.domain_experts.merging import merge, outlook
 
         if dry_run:
-            print_outlook(outlook(artefact, expert, output, base=base, gguf=gguf, overwrite=overwrite), as_json)
+            found = outlook(artefact, expert, output, base=base, gguf=gguf, shrink=shrink, pad=pad, overwrite=overwrite)
+            print_outlook(found, as_json)
             return
-        found = merge(artefact, expert, output, base=base, gguf=gguf, overwrite=overwrite, dtype=dtype, device=device)
+        found = merge(
+            artefact,
+            expert,
+            output,
+            base=base,
+            gguf=gguf,
+            shrink=shrink,
+            pad=pad,
+            overwrite=overwrite,
+            dtype=dtype,
+            device=device,
+        )
         if as_json:
             print_json(found)
             return
-        say(f"{expert}: {found['weights_off']:,} weights are zero, all others the base's")
+        if shrink:
+            say(f"{expert}: its units are cut out; the logits are those of the expert on the whole base")
+        else:
+            say(f"{expert}: {found['weights_off']:,} weights are zero, all others the base's")
         say(f"model: {found['folder']}")
         if found["gguf"]:
             say(f"gguf:  {found['gguf']}  {found['bytes'][Path(found['gguf']).name]:,} bytes")

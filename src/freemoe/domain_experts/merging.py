@@ -7,8 +7,9 @@ from typing import Any
 
 from freemoe.artifacts import read_manifest
 from freemoe.domain_experts.mixture import BASE, FreeMoE
+from freemoe.domain_experts.structured.merging import merge_shrunk, require_units
 from freemoe.domain_experts.switching import count
-from freemoe.errors import ArtifactError, DataError
+from freemoe.errors import ArtifactError, DataError, RecipeError
 from freemoe.families.gguf_header import is_gguf
 from freemoe.families.gguf_writing import require_file_type, write_gguf
 from freemoe.registry import unknown_name
@@ -21,6 +22,8 @@ def merge(
     *,
     base: str | None = None,
     gguf: str | None = None,
+    shrink: bool = False,
+    pad: bool = False,
     overwrite: bool = False,
     dtype: str = "auto",
     device: str = "cpu",
@@ -33,17 +36,24 @@ def merge(
         output: Folder to write.
         base: Folder, GGUF file or hub id of the base; what the artefact names if absent.
         gguf: Also write ``model-TYPE.gguf`` into the folder: f32, f16 or q8_0. The base must be a GGUF file.
+        shrink: Cut the expert's units out: a smaller model of the same class.
+        pad: With ``shrink``: fill every layer up to the largest with zeros, where layers are left with different numbers.
         overwrite: Replace an older model folder.
         dtype: Of the base; its values must survive it.
         device: Where the base is loaded.
 
     Returns:
-        Folder, GGUF file or None, weights off, and bytes written.
+        Folder, GGUF file or None, weights off (None where units are cut out), and bytes written.
 
     Raises:
         FreeMoEError: Its child that says what is wrong; nothing is left half written.
     """
-    found = outlook(artefact, expert, output, base=base, gguf=gguf, overwrite=overwrite)
+    found = outlook(artefact, expert, output, base=base, gguf=gguf, shrink=shrink, pad=pad, overwrite=overwrite)
+    if shrink:
+        folder = merge_shrunk(
+            artefact, expert, output, base=base, pad=pad, overwrite=overwrite, dtype=dtype, device=device
+        )
+        return {**found, "weights_off": None, "bytes": _written(folder)}
     moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
     off = count(moe.expert_positions(expert))
 
@@ -52,8 +62,11 @@ def merge(
             write_gguf(moe.model, folder / _name(gguf), gguf, Path(found["base"]))
 
     folder = moe.merge_and_save(expert, output, also=also, overwrite=overwrite)
-    written = {p.name: p.stat().st_size for p in sorted(folder.iterdir()) if p.is_file()}
-    return {**found, "weights_off": off, "bytes": written}
+    return {**found, "weights_off": off, "bytes": _written(folder)}
+
+
+def _written(folder: Path) -> dict[str, int]:
+    return {p.name: p.stat().st_size for p in sorted(folder.iterdir()) if p.is_file()}
 
 
 def outlook(
@@ -63,15 +76,27 @@ def outlook(
     *,
     base: str | None = None,
     gguf: str | None = None,
+    shrink: bool = False,
+    pad: bool = False,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Check a merge before any weight is loaded, and say what it would write; see `merge`."""
     manifest = read_manifest(artefact)
-    names = [described["name"] for described in manifest.get("experts", [])]
+    kinds = {described["name"]: described.get("kind", BASE) for described in manifest.get("experts", [])}
+    names = list(kinds)
+    if pad and not shrink:
+        raise RecipeError("--pad fills up what --shrink leaves; give both, or neither.")
+    if shrink and gguf is not None:
+        raise RecipeError(
+            "--shrink and --gguf exclude each other: a base's GGUF file says sizes that the smaller model no longer has. Merge "
+            "with --shrink alone, and convert the folder with llama.cpp's convert_hf_to_gguf.py."
+        )
     if expert not in (BASE, *names) and manifest.get("kind") == "domain-experts":
         raise unknown_name(
             "expert", expert, [BASE, *names], "A merged model is one expert; the router is not part of it."
         )
+    if shrink:
+        require_units(expert, kinds.get(expert, BASE))
     if Path(output).exists() and not overwrite:
         raise ArtifactError(f"{str(output)!r} exists already. Choose another -o, or --overwrite to replace it.")
     source = base or manifest["base_model_name_or_path"]
@@ -90,6 +115,7 @@ def outlook(
         "gguf": None if gguf is None else str(Path(output) / _name(gguf)),
         "expert": expert,
         "base": str(source),
+        "shrink": shrink,
     }
 
 

@@ -270,7 +270,7 @@ class FreeMoE(torch.nn.Module):
             ArtifactError: When the folder exists already, or cannot be written.
         """
         target = Path(folder)
-        _require_free(target, overwrite)
+        require_free(target, overwrite)
         self.expert_positions(name)
         partial = target.with_name(target.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -292,7 +292,7 @@ class FreeMoE(torch.nn.Module):
         return target
 
 
-def _require_free(target: Path, overwrite: bool) -> None:
+def require_free(target: Path, overwrite: bool) -> None:
     """Raise if something stands where a checkpoint shall be written that may not be replaced."""
     if target.exists() and not overwrite:
         raise ArtifactError(f"{str(target)!r} exists already; choose another folder.")

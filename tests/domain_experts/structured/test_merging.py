@@ -4,49 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from freemoe.artifacts import fingerprint, write_manifest
-from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.merging import merge_shrunk
-from freemoe.domain_experts.structured.units import find_units
 from freemoe.errors import ArtifactError, RecipeError
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.domain_experts.structured.artefacts import unit_artefact
 
 IDS = torch.arange(5, 33).reshape(2, 14)
 
 
 @pytest.fixture(scope="module")
 def artefact(tmp_path_factory):
-    """Experts of units, even and free, one of single switches, and one that the guard turned down."""
-    root = tmp_path_factory.mktemp("merge")
-    model = tiny_model("llama")
-    model.save_pretrained(root / "base")
-    tiny_tokenizer().save_pretrained(root / "base")
-    units = find_units(model, "neuron")
-    single = {"model.layers.0.self_attn.q_proj.weight": torch.tensor([0, 7, 90])}
-    even = {n: torch.arange(2 + n, 18 + n) for n in (0, 1)}
-    experts = [
-        unit_expert("law/all", "neuron", units.lines(even), single),
-        unit_expert("law/free", "neuron", units.lines({0: torch.arange(4)}), {}),
-        switch_expert("law/single", single),
-        Expert("law/none"),
-    ]
-    out = root / "out"
-    out.mkdir()
-    (out / "experts.safetensors").write_bytes(save({k: v for e in experts for k, v in e.to_tensors().items()}))
-    body = {
-        "kind": "domain-experts",
-        "base_model_name_or_path": str(root / "base"),
-        "revision": None,
-        "base_fingerprint": fingerprint(model),
-        "experts": [e.describe() for e in experts],
-        "router": None,
-    }
-    write_manifest(out, body)
-    return out
+    return unit_artefact(tmp_path_factory.mktemp("merge"))
 
 
 def test_the_small_checkpoint_computes_what_the_expert_does(artefact, tmp_path) -> None:

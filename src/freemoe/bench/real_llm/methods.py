@@ -1,6 +1,6 @@
 """The methods that meet: each takes the same documents and steps, and says how its result is put onto the model.
 
-A further method is one function and one ``METHODS.add``; `plan` lists its cells as soon as it is there (`EXPECTED`).
+A further method is one function and one ``METHODS.add``; those of whole neurons are in `methods_structured`.
 """
 
 from __future__ import annotations
@@ -142,10 +142,17 @@ def switches(stand: Stand, positions: dict[str, Tensor], **more: Any) -> Trained
 
 def purified(stand: Stand) -> Trained:
     """Signed purification of the cell's way (`purification.METHODS`) and budget."""
-    cell, schedule = stand.cell, stand.schedule
+    looks: list[float] = []
+    found = purify(stand, stand.cell.method, stand.cell.budget, looks)
+    return switches(stand, found.positions, losses=list(found.losses), facts={"best_round": found.best, "off": looks})
+
+
+def purify(stand: Stand, method: str, budget: float, looks: list[float] | None = None) -> Any:
+    """Switch single weights off on the model as it stands; ``looks`` collects the share off per round."""
+    schedule = stand.schedule
     wanted: dict[str, Any] = {
-        "method": cell.method,
-        "budget": cell.budget,
+        "method": method,
+        "budget": budget,
         "steps": schedule.steps,
         "step_tokens": schedule.step_tokens,
         "every": schedule.every,
@@ -156,19 +163,18 @@ def purified(stand: Stand) -> Trained:
     # one would not drop the copies that it cached of weights which the next step has switched off.
     alone = "compute" in SaliencySection.model_fields
     section = SaliencySection(**{k: v for k, v in wanted.items() if k in SaliencySection.model_fields})
-    looks: list[float] = []
+    seen: list[float] = [] if looks is None else looks
     task = Task(
         stand.model,
         stand.weights,
         stand.batches(stand.data.gradient),
         stand.batches(stand.data.stop),
         stand.data.kind == "text",
-        cell.seed,
-        lambda number, loss, off: looks.append(off),
+        stand.cell.seed,
+        lambda number, loss, off: seen.append(off),
     )
     with nullcontext() if alone else products(stand.protocol.train):
-        found = PURIFICATIONS.get(cell.method).run(task, section)
-    return switches(stand, found.positions, losses=list(found.losses), facts={"best_round": found.best, "off": looks})
+        return PURIFICATIONS.get(method).run(task, section)
 
 
 def banded(stand: Stand) -> Trained:
@@ -262,17 +268,6 @@ METHODS.add("greedy", purified, "greedy purification, at most a budget off")
 METHODS.add("bands", banded, "the papers' bands, held out and oracle")
 METHODS.add("lora", lora, "LoRA of a rank at a rate")
 METHODS.add("full", full, "all linears tuned at a rate")
-
-EXPECTED: dict[str, tuple[dict[str, Any], ...]] = {
-    "structured": tuple({"budget": b} for b in (0.1, 0.2, 0.3)),
-    "structured-switches": tuple({"budget": b} for b in (0.1, 0.2, 0.3)),
-    "wanda-lora": tuple({"budget": 0.2, "rank": 1, "rate": r} for r in (5e-3, 2e-3, 8e-4)),
-}
-"""Methods with cells of their own that stand in no file yet: their cells appear in the plan once they are registered.
-
-A structured method returns ``Trained(applied=..., facts={"speed": ...})``; where the speed stands in ``facts`` it is not
-measured again.
-"""
 
 
 def decided(losses: Sequence[float]) -> float:

@@ -55,7 +55,7 @@ def _table(entries: Sequence[Entry]) -> str:
             _bytes(e.get("bytes")),
             f"{e.get('seconds', 0):.0f}",
             str(e.get("memory_mb", "")),
-            f"{e['prefill_tokens_per_second']:.0f}, {e['decode_tokens_per_second']:.1f}",
+            _speeds(e),
         ]
         lines.append("| " + " | ".join(cells) + " |")
         if "oracle" in e:
@@ -99,11 +99,21 @@ def pictures(details: dict[str, Any]) -> dict[str, Callable[[], Figure | None]]:
     }
 
 
+def _speeds(entry: Entry) -> str:
+    if "prefill_tokens_per_second" not in entry:
+        return "-"
+    return f"{entry['prefill_tokens_per_second']:.0f}, {entry['decode_tokens_per_second']:.1f}"
+
+
 def _bytes_of(entry: Entry, base: Entry) -> float | None:
     return entry.get("bytes")
 
 
 def _speed_of(entry: Entry, base: Entry) -> float | None:
+    # What was measured in turns with the whole model is not compared across time.
+    own = entry.get("prefill_against_dense")
+    if own is not None or "prefill_tokens_per_second" not in entry:
+        return own
     return entry["prefill_tokens_per_second"] / base["prefill_tokens_per_second"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.real_llm.data import MATERIALS, TASKS, TEXTS
-from freemoe.bench.real_llm.methods import EXPECTED, METHODS
+from freemoe.bench.real_llm.methods_structured import SETTINGS, TARGET, passes, tiny_cells
 from freemoe.bench.real_llm.protocol import Protocol
 from freemoe.domain_experts.purification import METHODS as PURIFICATIONS
 
@@ -39,11 +39,15 @@ def cells(quick: bool = False) -> list[Cell]:
     found: list[Cell] = []
     for text in CURVES:
         found += _first(Cell("text", text))
+        # The first text answers what the next ones are measured for; what follows it takes minutes.
+        if text == CURVES[0]:
+            found += tiny_cells(HOMES[0])
+            found += [Cell("text", text, "structured", TARGET)]
     found += [Cell("null", f"batch{n}", base=HOMES[0]) for n in range(1 if quick else NULL_BATCHES)]
     for task in TASKS:
         found += _question(Cell("task", task.name))
     for text in TEXTS:
-        found += _hooked(Cell("text", text.name))
+        found += _structured(Cell("text", text.name))
     found += [Cell("task", task.name, "fewshot") for task in TASKS]
     for text in TEXTS[len(CURVES) :]:
         found += _first(Cell("text", text.name))
@@ -90,9 +94,8 @@ def _question(cell: Cell) -> list[Cell]:
     return [cell, *_off(cell, "learned", MAIN_BUDGET), *_lora(cell, 1), *_off(cell, "greedy", MAIN_BUDGET)]
 
 
-def _hooked(cell: Cell) -> list[Cell]:
-    """Cells of methods that came later, once somebody has registered them."""
-    return [replace(cell, method=m, **more) for m, settings in EXPECTED.items() if m in METHODS for more in settings]
+def _structured(cell: Cell) -> list[Cell]:
+    return [replace(cell, method=m, **more) for m, settings in SETTINGS.items() for more in settings]
 
 
 def _further(cell: Cell) -> list[Cell]:
@@ -173,7 +176,8 @@ def work(cell: Cell, protocol: Protocol) -> float:
         "greedy": looks + 6 * first,
         "learned": looks + trained + first,
     }
-    return scored + extra.get(cell.method, looks + trained)
+    neurons = passes(cell.method, stop, first, looks, trained)
+    return scored + (extra.get(cell.method, looks + trained) if neurons is None else neurons)
 
 
 def estimates(wanted: Sequence[Cell], protocol: Protocol, finished: dict[str, dict[str, Any]]) -> dict[str, float]:

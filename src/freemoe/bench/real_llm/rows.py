@@ -135,7 +135,10 @@ def verdict(row: Row, base: Row, seed: int = 0) -> Verdict | None:
     guard = row.records[0]["guard"]
     if not guard["ids"] or any(i not in before for i in guard["ids"]):
         return None
-    stopped = bool(row.first["losses"]) and min(row.first["losses"]) == row.first["losses"][0]
+    # What begins with a cut has no way back to the base.
+    stopped = (
+        "units" not in row.first and bool(row.first["losses"]) and min(row.first["losses"]) == row.first["losses"][0]
+    )
     differences = [0.0 if stopped else v - before[i] for i, v in zip(guard["ids"], guard["values"], strict=True)]
     p = paired_test(differences, guard["keys"], seed)
     return Verdict(row.cell.method, row.cell.treatment, float(np.mean(differences)), p, len(differences))

@@ -102,14 +102,24 @@ def _cost(row: Row) -> dict[str, Any]:
         "seconds": round(row.mean("seconds") or 0.0, 1),
         "memory_mb": round((row.mean("memory_bytes") or 0.0) / 1e6),
         "tokens_trained": row.mean("tokens_trained"),
-        "prefill_tokens_per_second": round(first["speed"]["prefill"], 1),
-        "decode_tokens_per_second": round(first["speed"]["decode"], 2),
+        **_speed(first["speed"]),
+        "units": first.get("units"),
         "stopping_losses": [round(v, 4) for v in first["losses"]],
         "formats": first.get("formats"),
     }
     if first["cell"]["rate"]:
         cost |= {"rate": [r["cell"]["rate"] for r in row.records], "rates_tried": row.rates}
     return {k: v for k, v in cost.items() if v not in (0, 0.0, None, [])}
+
+
+def _speed(speed: dict[str, Any]) -> dict[str, Any]:
+    """Tokens per second; of a model that was cut also those of the whole one, measured in turns with it."""
+    if not speed:
+        return {}
+    found = {f"{k}_tokens_per_second": round(speed[k], 2) for k in ("prefill", "decode")}
+    if "dense" in speed:
+        found |= {f"{k}_against_dense": round(speed[k] / speed["dense"][k], 3) for k in ("prefill", "decode")}
+    return found
 
 
 # -------------------------------------------------------------------------------------- forgetting

@@ -17,7 +17,6 @@ from torch import Tensor
 from freemoe.bench.real_llm.cells import BASE, Cell
 from freemoe.bench.real_llm.data import MATERIALS, Parts, load_parts
 from freemoe.bench.real_llm.methods import (
-    METHODS,
     POSITIONS,
     SHOTS,
     Stand,
@@ -25,6 +24,7 @@ from freemoe.bench.real_llm.methods import (
     per_document,
     with_adapter,
 )
+from freemoe.bench.real_llm.methods_structured import METHODS
 from freemoe.bench.real_llm.protocol import Protocol
 from freemoe.domain_experts.expert import decode_positions
 from freemoe.domain_experts.switching import switched_off
@@ -128,7 +128,7 @@ def measured(stand: Stand, found: Trained) -> dict[str, Any]:
         "keys": [d.key for d in data.reported],
         **per_document(data.kind, reported),
         "guard": {"ids": [d.id for d in held], "keys": [d.key for d in held], "values": [s.value for s in guard]},
-        "speed": found.facts.get("speed") or speed(stand),
+        "speed": found.facts["speed"] if "speed" in found.facts else speed(stand),
         **{k: v for k, v in found.facts.items() if k != "speed"},
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.mixture import FreeMoE, require_free
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.errors import ArtifactError, NumericError
@@ -28,6 +28,7 @@ def merge_shrunk(
     *,
     base: Any = None,
     pad: bool = False,
+    overwrite: bool = False,
     dtype: str = "auto",
     device: str = "auto",
 ) -> Path:
@@ -39,9 +40,10 @@ def merge_shrunk(
     Args:
         artefact: Folder written by ``freemoe build --unit ...``.
         expert: Name of the expert.
-        folder: Where the checkpoint shall stand; nothing may stand there yet.
+        folder: Where the checkpoint shall stand.
         base: The base, its folder or hub id; None takes what the artefact names.
         pad: For the layout ``free``: fill every layer up to the largest with zeros.
+        overwrite: Replace a model folder that stands there.
         dtype: Of the base when it is loaded here.
         device: Where to load it.
 
@@ -51,23 +53,14 @@ def merge_shrunk(
         FamilyError: The family's plain configuration cannot say what is left.
     """
     target = Path(folder)
-    if target.exists():
-        raise ArtifactError(f"{str(target)!r} exists already; choose another folder.")
+    require_free(target, overwrite)
     moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
     known = {e.name: e for e in moe._experts.values()}
     if expert not in known:
         raise unknown_name("expert", expert, list(known))
     chosen = known[expert]
-    if chosen.kind != "unit" or chosen.unit is None:
-        raise ArtifactError(
-            f"Expert {expert!r} is of kind {chosen.kind!r}: no whole units are off, so that nothing can be cut out. Build "
-            "with --unit neuron, or merge without --shrink."
-            + (
-                " The guard found no reliable gain; --select argmax takes the units all the same."
-                if chosen.kind == "base"
-                else ""
-            )
-        )
+    require_units(expert, chosen.kind)
+    assert chosen.unit is not None
     units = find_units(moe.model, chosen.unit)
     with moe.expert(expert), torch.no_grad():
         small = shrink(moe.model, units, units.of_lines(chosen.lines), pad=pad)
@@ -78,6 +71,8 @@ def merge_shrunk(
         save_checkpoint(small, partial)
         if moe.tokenizer is not None:
             moe.tokenizer.save_pretrained(partial)
+        if target.exists():
+            shutil.rmtree(target)
         partial.rename(target)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -85,6 +80,28 @@ def merge_shrunk(
             raise ArtifactError(f"{str(target)!r} could not be written: {error}") from error
         raise
     return target
+
+
+def require_units(expert: str, kind: str) -> None:
+    """Raise unless an expert is one of whole units.
+
+    Args:
+        expert: Its name.
+        kind: What its description says that it is.
+
+    Raises:
+        ArtifactError: Nothing of it can be cut out.
+    """
+    if kind != "unit":
+        raise ArtifactError(
+            f"Expert {expert!r} is of kind {kind!r}: no whole units are off, so that nothing can be cut out. Build with "
+            "--unit neuron, or merge without --shrink."
+            + (
+                " The guard found no reliable gain; --select argmax takes the units all the same."
+                if kind == "base"
+                else ""
+            )
+        )
 
 
 def _require_equal(model: Any, small: Any) -> None:

@@ -74,7 +74,11 @@ def _padded(units: Units, kept: dict[int, Tensor], width: int, pad: bool) -> dic
         raise RecipeError(
             f"Layers are left with different numbers of units of kind {units.kind!r} ({numbers[0]} to {numbers[-1]}), and a "
             "plain configuration has one number for all layers. Build with --even"
-            + ("." if units.kind == "expert" else ", or pad every layer to the largest (pad=True): that saves less.")
+            + (
+                "."
+                if units.kind == "expert"
+                else ", or pad every layer to the largest (merge --shrink --pad; pad=True): that saves less."
+            )
         )
     counts = {layer.number: layer.count for layer in units.layers}
     return {

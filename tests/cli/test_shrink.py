@@ -1,0 +1,72 @@
+"""`freemoe merge --shrink`: an expert of units as a smaller checkpoint, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from freemoe.domain_experts.mixture import FreeMoE
+from tests.cli.conftest import Freemoe
+from tests.cli.test_refusals import check_refusal
+from tests.domain_experts.structured.artefacts import unit_artefact
+
+IDS = torch.arange(5, 33).reshape(2, 14)
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unit_artefact(tmp_path_factory.mktemp("shrink"))
+
+
+def test_the_folder_is_a_smaller_model_that_computes_the_same(
+    artefact: Path, freemoe: Freemoe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["merge", str(artefact), "law/all", "-o", "small", "--shrink", "--json"]
+    done = freemoe(*arguments, "--dry-run")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["shrink"] is True
+    assert not list(tmp_path.iterdir())
+    done = freemoe(*arguments)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["folder"] == "small"
+    assert found["bytes"]["model.safetensors"] == (tmp_path / "small" / "model.safetensors").stat().st_size
+    small = AutoModelForCausalLM.from_pretrained(tmp_path / "small")
+    assert small.config.intermediate_size == 32
+    assert AutoTokenizer.from_pretrained(tmp_path / "small")("a")["input_ids"]
+    with torch.no_grad():
+        wanted = FreeMoE.from_pretrained(None, artefact)(IDS, expert="law/all").logits
+        torch.testing.assert_close(small(input_ids=IDS).logits, wanted, atol=1e-5, rtol=0)
+
+    check_refusal(freemoe(*arguments), ["'small' exists already", "--overwrite"])
+    (tmp_path / "small" / "left.txt").write_text("x")
+    assert freemoe(*arguments, "--overwrite").code == 0
+    assert not (tmp_path / "small" / "left.txt").exists()
+    (tmp_path / "other").mkdir()
+    check_refusal(freemoe(*arguments[:4], "other", "--shrink", "--overwrite"), ["is no model folder"])
+
+
+def test_pad_fills_a_free_layout_up(artefact: Path, freemoe: Freemoe, tmp_path: Path) -> None:
+    arguments = ["merge", str(artefact), "law/free", "-o", str(tmp_path / "small"), "--shrink"]
+    check_refusal(freemoe(*arguments), ["different numbers of units", "--pad"])
+    assert not list(tmp_path.iterdir())
+    done = freemoe(*arguments, "--pad")
+    assert done.code == 0, done.err
+    assert "its units are cut out" in done.out
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "small").config.intermediate_size == 48
+
+
+def test_refused_before_anything_is_loaded(artefact: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freemoe.domain_experts.mixture.load_base", lambda *a: pytest.fail("the base was loaded"))
+    out = str(artefact)
+    check_refusal(
+        freemoe("merge", out, "law/all", "--shrink", "--gguf", "f16"), ["exclude each other", "convert_hf_to_gguf"]
+    )
+    check_refusal(freemoe("merge", out, "law/all", "--pad"), ["--pad fills up what --shrink leaves"])
+    check_refusal(freemoe("merge", out, "law/single", "--shrink"), ["of kind 'switch'", "--unit neuron"])
+    check_refusal(freemoe("merge", out, "base", "--shrink"), ["of kind 'base'", "nothing can be cut out"])

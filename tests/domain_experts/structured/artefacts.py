@@ -1,0 +1,42 @@
+"""An artefact with experts of units, as a build would have written it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from freemoe.artifacts import fingerprint, write_manifest
+from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
+from freemoe.domain_experts.structured.units import find_units
+from tests.tiny import tiny_model, tiny_tokenizer
+
+
+def unit_artefact(root: Path) -> Path:
+    """Experts of units, even and free, one of single switches, and one that the guard turned down."""
+    model = tiny_model("llama")
+    model.save_pretrained(root / "base")
+    tiny_tokenizer().save_pretrained(root / "base")
+    units = find_units(model, "neuron")
+    single = {"model.layers.0.self_attn.q_proj.weight": torch.tensor([0, 7, 90])}
+    even = {n: torch.arange(2 + n, 18 + n) for n in (0, 1)}
+    experts = [
+        unit_expert("law/all", "neuron", units.lines(even), single),
+        unit_expert("law/free", "neuron", units.lines({0: torch.arange(4)}), {}),
+        switch_expert("law/single", single),
+        Expert("law/none"),
+    ]
+    out = root / "out"
+    out.mkdir()
+    (out / "experts.safetensors").write_bytes(save({k: v for e in experts for k, v in e.to_tensors().items()}))
+    body = {
+        "kind": "domain-experts",
+        "base_model_name_or_path": str(root / "base"),
+        "revision": None,
+        "base_fingerprint": fingerprint(model),
+        "experts": [e.describe() for e in experts],
+        "router": None,
+    }
+    write_manifest(out, body)
+    return out
