@@ -60,6 +60,16 @@ def slow_learn(model, weights, gradient, stop, *, budget, candidates, steps, ste
     mask = torch.zeros(total, dtype=torch.bool)
     pace, growing, trend = 0.2, True, None
     losses, masks, paces = [mean_loss(model, stop)], [{}], []
+    standing, kept, tokens = losses[0], torch.zeros(total), sum(b.answer_tokens for b in gradient)
+    each = min(step_tokens, tokens // 8)
+
+    def hardest(evidence):
+        score = torch.where(inside, own * evidence - own**2 * h, -math.inf)
+        best = torch.argsort(score, descending=True, stable=True)[: int(budget * total)]
+        new = torch.zeros_like(mask)
+        new[best[score[best] > 0]] = True
+        return new
+
     for step in range(1, steps + 1):
         rows = next(drawn)
         g = torch.cat(masked_gradients(model, weights, named(mask), rows))
@@ -72,18 +82,24 @@ def slow_learn(model, weights, gradient, stop, *, budget, candidates, steps, ste
             # What a step learns of the last one counts from the next one on.
             pace = pace * 1.2 if growing else pace
         mean = 0.9 * mean + 0.1 * g
+        growing = growing and step * each < tokens
         evidence += rate * mean
-        score = torch.where(inside, own * evidence - own**2 * h, -math.inf)
-        best = torch.argsort(score, descending=True, stable=True)[: int(budget * total)]
-        new = torch.zeros_like(mask)
-        new[best[score[best] > 0]] = True
+        new = hardest(evidence)
         change = (mask.float() - new.float()) * own
         mask = new
         if step % every == 0 or step == steps:
             with switched_off(weights, named(mask)):
                 losses.append(mean_loss(model, stop))
             masks.append(named(mask))
-            if losses[-1] > losses[-2]:
+            if losses[-1] > standing:
                 pace, growing = pace / 2, False
+            standing = losses[-1]
+            if losses[-1] == min(losses):
+                kept = evidence.bfloat16().float()
+            elif losses[-1] - min(losses) > 0.05 * (losses[0] - min(losses)):
+                evidence, mean = kept.clone(), torch.zeros(total)
+                new = hardest(evidence)
+                change = (mask.float() - new.float()) * own
+                mask, standing = new, min(losses)
         paces.append(pace)
     return losses, masks, paces

@@ -113,6 +113,21 @@ def test_evidence_is_the_sum_of_paced_running_means():
     torch.testing.assert_close(scores, own * switch.evidence - own**2 * 0.3)
 
 
+def test_going_back_is_to_the_best_evidence():
+    (weight, *_) = find_weights(tiny_model("llama"))
+    switch = Switches.fresh(weight, None)
+    generator = torch.Generator().manual_seed(0)
+    switch.evidence.copy_(torch.randn(weight.size, generator=generator).bfloat16())
+    best = switch.evidence.clone()
+    switch.keep()
+    switch.take(torch.randn(weight.shape, generator=generator))
+    switch.advance(1.0)
+    assert not torch.equal(switch.evidence, best)
+    switch.go_back()
+    assert torch.equal(switch.evidence, best)
+    assert not switch.mean.any()
+
+
 def test_changes_tell_what_was_added_to_each_weight():
     (weight, *_) = find_weights(tiny_model("llama"))
     own = weight.view().reshape(-1)
@@ -145,7 +160,7 @@ def test_off_are_the_highest_scores_above_zero(inside):
                 switch.evidence[:] = values
             else:
                 switch.evidence[[3, 5, 8]] = values
-        mask = learned._switch(switches, flat_curvature(weights, 0.0), most, 0.0)
+        mask = learned._switch(switches, flat_curvature(weights, 0.0), most)
         got.append({n: p.tolist() for n, p in mask.items()})
         assert {n: s.off.nonzero().flatten().tolist() for n, s in switches.items() if s.off.any()} == got[-1]
     assert got == [
@@ -161,7 +176,7 @@ def test_a_weight_goes_off_when_its_gain_is_more_than_it_disturbs():
     # w e > w^2 h where e > w h: the same evidence removes small weights and leaves large ones.
     switch.evidence[:3] = 1.0
     for h, expected in ((0.4, [0, 1, 2]), (0.6, [0, 1]), (1.5, [0]), (2.5, [])):
-        mask = learned._switch({weight.name: switch}, flat_curvature([weight], h), 9, 0.0)
+        mask = learned._switch({weight.name: switch}, flat_curvature([weight], h), 9)
         assert mask.get(weight.name, torch.empty(0)).tolist() == expected
 
 
@@ -178,6 +193,10 @@ def test_the_pace_grows_while_steps_end_downhill_and_halves_when_the_loss_rises(
     assert pace.value == pytest.approx(0.2 * 1.2**4)
     pace.rose()
     assert pace.value == pytest.approx(0.1 * 1.2**4)
+    seen = Pace()
+    seen.settle()
+    seen.heard(-1.0)
+    assert seen.value == pytest.approx(0.2)
     again = Pace()
     again.rose()
     again.heard(-1.0)

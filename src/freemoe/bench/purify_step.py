@@ -105,7 +105,9 @@ def _switches(model: Any, weights: list[Weight], batch: AnswerBatch, compute: to
         nonlocal mask
         with switched_off(weights, mask):
             _gather(model, switches, [batch], "auto", compute)
-        mask = _switch(switches, curvature, most, rate)
+        for switch in switches.values():
+            switch.advance(rate)
+        mask = _switch(switches, curvature, most)
 
     return step
 

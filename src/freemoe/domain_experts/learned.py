@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ from freemoe.families.weights import Weight
 _PACE = 0.2
 # While steps end downhill each is larger than the last; a look that finds the loss risen halves them.
 _GROW, _HALVE = 1.2, 0.5
+# A look that lost more than this part of what was gained by the best one is no chance: training goes back to that one.
+_LOST = 0.05
 # Documents that the curvature is measured on, as steps of training.
 MEASURED_STEPS = 2
 # A step takes at most this part of the documents, so that the next one brings others.
@@ -47,8 +49,8 @@ PASSES, FEWEST_STEPS, MOST_STEPS = 5, 24, 600
 ROUNDS = 12
 # Memory of the running mean of gradients: a step follows about ten batches, not one.
 _MOMENTUM = 0.9
-WEIGHT_BYTES, CANDIDATE_BYTES = 2, 6
-"""Memory of a training: per weight whether it is off and whether it is a candidate; per candidate evidence and mean."""
+WEIGHT_BYTES, CANDIDATE_BYTES = 2, 8
+"""Memory of a training: per weight whether it is off and whether it is a candidate; per candidate evidence, its best state and a mean."""
 
 
 @dataclass(eq=False)
@@ -60,6 +62,7 @@ class Switches:
         inside: ``(n,)`` bool: which of its n weights are candidates, k of them; None for all.
         evidence: ``(k,)`` fp32: the sum of paced means of gradients.
         mean: ``(k,)`` bf16: the running mean of gradients.
+        best: ``(k,)`` bf16: the evidence at the best look so far.
         off: ``(n,)`` bool: which are off by now.
         moved: ``(m,)`` int64: which of them the last step switched.
         change: ``(m,)`` fp32: what that added to the weight: -w where it went off, +w where it came back.
@@ -70,6 +73,7 @@ class Switches:
     inside: Tensor | None
     evidence: Tensor
     mean: Tensor
+    best: Tensor
     off: Tensor
     moved: Tensor
     change: Tensor
@@ -84,6 +88,7 @@ class Switches:
             weight,
             inside,
             torch.zeros(number, device=device),
+            torch.zeros(number, dtype=torch.bfloat16, device=device),
             torch.zeros(number, dtype=torch.bfloat16, device=device),
             torch.zeros(weight.size, dtype=torch.bool, device=device),
             torch.empty(0, dtype=torch.long, device=device),
@@ -104,6 +109,15 @@ class Switches:
     def advance(self, rate: float) -> None:
         """After a pass: let the mean count as evidence."""
         self.evidence.add_(self.mean, alpha=rate)
+
+    def keep(self) -> None:
+        """This look is the best so far."""
+        self.best.copy_(self.evidence)
+
+    def go_back(self) -> None:
+        """Take the evidence of the best look again, and forget what came after it."""
+        self.evidence.copy_(self.best)
+        self.mean.zero_()
 
     def _candidates(self, flat: Tensor) -> Tensor:
         return flat if self.inside is None else flat[self.inside]
@@ -149,8 +163,12 @@ class Pace:
         if self.growing:
             self.value *= _GROW
 
+    def settle(self) -> None:
+        """All documents have been seen, so that no gradient is fresh any more."""
+        self.growing = False
+
     def rose(self) -> None:
-        """The stopping loss rose from one look to the next."""
+        """The stopping loss rose since the last look."""
         self.growing = False
         self.value *= _HALVE
 
@@ -248,10 +266,11 @@ def learn(
             "candidates must be at least the budget, and at most 1."
         )
     most = int(budget * sum(w.size for w in weights))
-    steps, step_tokens = schedule(sum(b.answer_tokens for b in gradient), step_tokens, steps)
+    tokens = sum(b.answer_tokens for b in gradient)
+    steps, step_tokens = schedule(tokens, step_tokens, steps)
     every = every or max(1, math.ceil(steps / ROUNDS))
     losses = [mean_loss(model, stop, compute)]
-    best, step = 0, 0
+    best, step, standing = 0, 0, losses[0]
     kept: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
     pace = Pace()
@@ -271,17 +290,26 @@ def learn(
                 _gather(model, switches, batch, checkpointing, compute)
             if mask:
                 pace.heard(sum(s.slope for s in switches.values()))
-            mask = _switch(switches, curvature, most, rate)
+            if step * step_tokens >= tokens:
+                pace.settle()
+            for switch in switches.values():
+                switch.advance(rate)
+            mask = _switch(switches, curvature, most)
             if step % every and step < steps:
                 continue
             with switched_off(weights, mask):
                 losses.append(mean_loss(model, stop, compute))
             if on_round:
                 on_round(len(losses) - 1, losses[-1], count(mask) / sum(w.size for w in weights))
-            if losses[-1] > losses[-2]:
+            if losses[-1] > standing:
                 pace.rose()
+            standing = losses[-1]
             if losses[-1] < losses[best]:
                 best, kept = len(losses) - 1, mask
+                _all(switches, Switches.keep)
+            elif losses[-1] - losses[best] > _LOST * (losses[0] - losses[best]):
+                _all(switches, Switches.go_back)
+                mask, standing = _switch(switches, curvature, most), losses[best]
             if len(losses) - 1 - best >= patience:
                 break
     except NumericError as error:
@@ -302,16 +330,18 @@ def _gather(
     def take(weight: Weight, gradient: Tensor) -> None:
         switches[weight.name].take(gradient)
 
-    for switch in switches.values():
-        switch.forget()
+    _all(switches, Switches.forget)
     with gradients_to(model, [s.weight for s in switches.values()], take, checkpointing=checkpointing):
         backward(model, batches, compute)
 
 
-def _switch(switches: dict[str, Switches], curvature: Curvature, most: int, rate: float) -> dict[str, Tensor]:
-    """Let what was seen count, and switch to the ``most`` highest scores above 0 being off; their positions, by weight."""
+def _all(switches: dict[str, Switches], do: Callable[[Switches], None]) -> None:
     for switch in switches.values():
-        switch.advance(rate)
+        do(switch)
+
+
+def _switch(switches: dict[str, Switches], curvature: Curvature, most: int) -> dict[str, Tensor]:
+    """Switch to the ``most`` highest scores above 0 being off; returns their positions, by weight."""
     picked = strongest([s.scores(curvature) for s in switches.values()], most)
     mask = {}
     for (name, switch), numbers in zip(switches.items(), picked, strict=True):
