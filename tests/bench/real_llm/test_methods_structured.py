@@ -27,7 +27,7 @@ def stand(cell: Cell) -> Stand:
     rng = random.Random(0)
     texts = [" ".join(rng.choices(WORDS, k=60)) for _ in range(12)]
     model, tokenizer = tiny_model("llama"), tiny_tokenizer()
-    documents = TextTask("t", texts, texts, "", tokenizer, block=32, given=4).reference()
+    documents = TextTask("t", texts, tokenizer=tokenizer, length=32, given=4).reference()
     parts = Parts("text", documents[:6], documents[6:9], documents[9:11], documents[11:13], {}, ())
     schedule = Schedule(steps=4, step_tokens=64, every=2, patience=1)
     protocol = Protocol(20, 4, 4, 4, 4, 4, schedule)
