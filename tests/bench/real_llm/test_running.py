@@ -178,4 +178,4 @@ def test_cells_on_a_real_small_model(stories, data_root: Path, tmp_path: Path, m
     with_adapter(stand, load_file(bench.store.tensors(plan[1])), 1)
     again = per_document("text", stand.scores(data.reported))
     assert again["nll"] == pytest.approx(lora["nll"], rel=1e-5)
-    assert len(running.run(settings).figures) == 7
+    assert len(running.run(settings).figures) == 15

@@ -1,4 +1,7 @@
-"""The figures with targets: T13 (text), T14 (questions) and T17 (null test). What is missing is `not measured`."""
+"""The figures with targets: T13 (text), T14 (questions), those of whole neurons, and T17 (null test).
+
+What is missing is `not measured`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from scipy.stats import beta
 from freemoe.bench.harness import Figure
 from freemoe.bench.real_llm.cells import BASE
 from freemoe.bench.real_llm.data import TASKS
+from freemoe.bench.real_llm.figures_structured import structured_figures
 from freemoe.bench.real_llm.rows import Finished, Row, accepted, gain, gains, pick, rows_of, share
 from freemoe.bench.real_llm.tables import RIVAL, null_table
 from freemoe.evals.statistics import Interval, mean_of_bootstraps, share_bootstrap
@@ -23,7 +27,7 @@ def figures_of(finished: Finished) -> list[Figure]:
     """Every figure, measured or not."""
     texts, tasks = rows_of(finished, "text"), rows_of(finished, "task")
     found = [figure for text in _T13_TEXTS for figure in text_figures(texts, text)]
-    return [*found, *task_figures(tasks), null_figure(finished)]
+    return [*found, *task_figures(tasks), *structured_figures(finished), null_figure(finished)]
 
 
 def _lost(name: str, target: float, unit: str, note: str, better: str = "higher") -> Figure:
