@@ -61,10 +61,33 @@ def _subdomain(
         ],
         "where_off_is": "chosen" if changed else "best candidate, turned down: saliency",
         "purification_curve": [2.5, 2.1, 1.9 - 0.2 * rng.random(), 2.0, 2.2],
+        "units": _units(base, text) if name.endswith("s0") else None,
         "bands": bands,
         "rows": {n: _row(rng, n, base, 30, text, changed) for n in rows},
         "candidates": candidates,
     }  # fmt: skip
+
+
+def _units(base: float, text: bool) -> dict[str, Any]:
+    """The curve of an expert of whole units, beside one rival."""
+
+    def row(mean: float) -> dict[str, Any]:
+        seen = {"mean": mean, "low": mean - 0.05, "high": mean + 0.05}
+        return {"score": base, "gain": seen, **({"ratio": seen} if text else {})}
+
+    points = [
+        {
+            "asked": share,
+            "share": share,
+            "units": round(100 * share),
+            "candidate": share == 0.2,
+            "row": row(mean),
+            "rivals": {"wanda": row(mean + 0.2)},
+        }
+        for share, mean in ((0.1, 0.9), (0.2, 0.8))
+    ]
+    cut = {"parameters": [100, 80], "prefill": [10.0, 15.0], "decode": [10.0, 12.0]}
+    return {"kind": "neuron", "of": 100, "points": points, "largest_share": 0.2, "cut": cut}
 
 
 def make_domain(
