@@ -61,6 +61,7 @@ def _subdomain(
         ],
         "where_off_is": "chosen" if changed else "best candidate, turned down: saliency",
         "purification_curve": [2.5, 2.1, 1.9 - 0.2 * rng.random(), 2.0, 2.2],
+        "forecast": {"first_order": 0.75, "disturbance": 0.25, "measured": 0.125} if changed else None,
         "units": _units(base, text) if name.endswith("s0") else None,
         "bands": bands,
         "rows": {n: _row(rng, n, base, 30, text, changed) for n in rows},

@@ -87,6 +87,18 @@ def test_numbers_of_the_subdomain_table_are_the_results_own(result, page):
             assert shown == wanted
 
 
+def test_forecasts_stand_beside_what_was_measured(result, page, sketched):
+    shown = [(where[2], float(v)) for where, v, _ in page.data if where[1] == "forecast"]
+    purified = [s["name"] for d in result["domains"] for s in d["subdomains"] if s["chosen"] != "base"]
+    assert shown == [(name, value) for name in purified for value in (0.75, 0.5, 0.125)]
+    # Artefacts of older versions have none.
+    older = copy.deepcopy(result)
+    for domain in older["domains"]:
+        for sub in domain["subdomains"]:
+            del sub["forecast"]
+    assert "forecasts" not in Page(render(older)).ids
+
+
 def test_words_say_what_a_row_is_and_what_it_is_not(page):
     assert "Selected on test" in page.text
     assert "is not a result" in page.text

@@ -8,14 +8,18 @@ from typing import Any
 import typer
 
 from freemoe.cli.common import calm_libraries, out, print_json, say
+from freemoe.errors import RecipeError
 
 HELP = """Show what an artefact holds, and check that it is whole; with --base, that it fits that base.
+
+Of a model, show its family, and with --super-weights the single weights that must not be switched off.
 
 Example:
 
 \b
   freemoe inspect experts
   freemoe inspect experts --base ./my-model
+  freemoe inspect ./my-model --super-weights
 """
 
 
@@ -27,7 +31,7 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
         if isinstance(value, list):
             out.print(f"{key}:", markup=False)
             for item in value:
-                line = "  " + "  ".join(f"{k}={v}" for k, v in item.items())
+                line = "  " + "  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in item.items())
                 say(line)
         else:
             say(f"{key}: {value}")
@@ -40,22 +44,39 @@ def register(app: typer.Typer) -> None:
     def command(
         artefact: Path = typer.Argument(help="Folder written by freemoe build, a model folder, or a GGUF."),
         base: str = typer.Option(None, help="Base model to check the fingerprint against."),
+        super_weights: bool = typer.Option(
+            False, "--super-weights", help="Also measure which single weights of a model disturb its loss most."
+        ),
+        text: Path = typer.Option(None, help="Text file to measure them on instead of a short built-in passage."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Accepted everywhere; inspect only ever reads."),
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
     ) -> None:
         calm_libraries()
-        from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
+        from freemoe.domain_experts.inspection import inspect_artefact, inspect_model, inspect_super_weights
         from freemoe.families.gguf_header import is_gguf
         from freemoe.families.loading import BUNDLED, BUNDLED_MOE
         from freemoe.hookmoe.inspection import inspect_trimmed, is_trimmed
         from freemoe.tomoe.inspection import inspect_converted, is_converted
 
+        if text is not None and not super_weights:
+            raise RecipeError("--text is what super weights are measured on; it needs --super-weights.")
+        made = is_converted(artefact) or is_trimmed(artefact)
+        model = not made and (
+            is_gguf(artefact) or (artefact / "config.json").is_file() or str(artefact) in (BUNDLED, BUNDLED_MOE)
+        )
+        if super_weights and not model:
+            raise RecipeError(
+                f"--super-weights measures the weights of a model, and {str(artefact)!r} is none. Give a model folder, a GGUF "
+                f"file or {BUNDLED}; of an artefact, the base that it was made from."
+            )
         if is_converted(artefact):
             found = inspect_converted(artefact, base)
         elif is_trimmed(artefact):
             found = inspect_trimmed(artefact, base)
-        elif is_gguf(artefact) or (artefact / "config.json").is_file() or str(artefact) in (BUNDLED, BUNDLED_MOE):
+        elif model:
             found = inspect_model(str(artefact))
+            if super_weights:
+                found |= inspect_super_weights(str(artefact), text)
         else:
             found = inspect_artefact(artefact, base)
         _show(found, as_json)

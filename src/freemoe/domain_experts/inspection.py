@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 
 from freemoe.artifacts import read_manifest, require_base
+from freemoe.corpora.text import read_text_file
+from freemoe.domain_experts.batches import AnswerBatch, answer_batches
+from freemoe.domain_experts.curvature import measure_curvature, super_weights
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.switching import count, share
-from freemoe.families.loading import load_base, origin
+from freemoe.errors import DataError
+from freemoe.evals.tokens import context_length
+from freemoe.families.loading import load_base, load_tokenizer, origin
 from freemoe.families.weights import describe, find_weights
+
+# Tokens per block, per batch and in all: what a curvature needs is two vectors per matrix.
+_BLOCK, _BATCH, _MOST = 256, 2048, 8192
+
+PASSAGE = """\
+The harbour of the small town lies behind a wall of grey stone that was built when ships still came for salt. In the morning
+the boats return, one after another, and the first buyers are already waiting on the pier with their baskets and their scales.
+Nobody talks much before the coffee is ready. When the sun stands above the church, the fish are sold, the nets are hung up to
+dry, and the fishermen walk home along the river.
+
+Water is a strange substance. Most liquids shrink when they freeze, but water grows by about nine per cent, and so ice floats. If
+it did not, lakes would freeze from the bottom upwards, and few fish would live through a long winter. The reason lies in the
+shape of the molecule: its two hydrogen atoms form an angle, and in the crystal every molecule holds four others at a distance.
+
+"How many eggs do we need?" asked Anna. Her brother counted the guests on his fingers. "There are twelve of us, and everybody
+eats two, so twenty-four. We have ten. Buy another fourteen, or better sixteen, because one always breaks." She wrote the number
+on a piece of paper, took the bag from its hook and went out, leaving the door open behind her.
+
+To sort a list of numbers, a program can take the first of them, put all smaller ones on its left and all larger ones on its
+right, and then do the same with both sides. def smaller(numbers, limit): return [n for n in numbers if n < limit]. On average
+the work grows only a little faster than the length of the list.
+
+In 1854 a doctor marked every death of an epidemic on a map of his city. Around one pump the marks stood close together, and he
+persuaded the council to remove its handle. The map did not explain the disease, but it showed where to look, and that was enough.
+"""
+"""Ordinary English of several kinds, about 300 words: what super weights are measured on where no text is given."""
 
 
 def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
@@ -64,3 +96,38 @@ def inspect_model(model: str) -> dict[str, Any]:
         **({"origin": said} if (said := origin(model)) else {}),
         "tokenizer": "none" if tokenizer is None else f"{len(tokenizer)} tokens",
     }
+
+
+def inspect_super_weights(model: str, text: Path | None = None) -> dict[str, Any]:
+    """The single weights of a base whose removal disturbs its loss most, by `curvature.super_weights`.
+
+    Args:
+        model: As for `load_base`.
+        text: UTF-8 file to measure on, of which the first few thousand tokens are read; None for `PASSAGE`.
+
+    Raises:
+        DataError: When the model has no tokenizer, or the text is missing or shorter than two tokens.
+    """
+    words = PASSAGE if text is None else read_text_file(text)
+    tokenizer = load_tokenizer(model)
+    base, _ = load_base(model)
+    batches = _text_batches(base, tokenizer, words, "the built-in passage" if text is None else str(text))
+    weights = find_weights(base)
+    found = super_weights(measure_curvature(base, weights, batches), weights)
+    return {
+        "measured on": "a built-in passage" if text is None else str(text),
+        "tokens": sum(int(b.mask.sum()) for b in batches),
+        "disturbance": "w^2 h / 2, nats per token; times: cost |w| sqrt(h) over the median weight's",
+        "super weights": [asdict(w) for w in found],
+    }
+
+
+def _text_batches(base: Any, tokenizer: Any, words: str, name: str) -> list[AnswerBatch]:
+    """Plain text in blocks, every token of which is predicted from those before it."""
+    ids = tokenizer(words)["input_ids"][:_MOST]
+    length = min(_BLOCK, context_length(base, tokenizer))
+    blocks = [tuple(ids[i : i + length]) for i in range(0, len(ids), length)]
+    rows = [(b[:-1], b[1:]) for b in blocks if len(b) > 1]
+    if not rows:
+        raise DataError(f"{name} has {len(ids)} tokens; a loss needs at least 2. Give a longer text with --text.")
+    return answer_batches(rows, [0] * len(rows), _BATCH, base.device)

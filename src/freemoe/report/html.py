@@ -73,6 +73,7 @@ def render(result: dict[str, Any]) -> str:
         sentences=[(_state(d), domain_sentence(result, d)) for d in result["domains"]],
         shown_rows=[n for n in ROWS if any(n in d["rows"] for d in result["domains"])],
         kept_base=[(d, s) for d in result["domains"] for s in d["subdomains"] if s["chosen"] == "base"],
+        forecasts=[(s["name"], s["forecast"]) for d in result["domains"] for s in d["subdomains"] if s.get("forecast")],
         pictures=[(picture, Markup(svg)) for picture, svg in svgs(result)],
         facts=_facts(result),
         recipe=yaml.safe_dump(result["recipe"], sort_keys=False, allow_unicode=True, width=100),

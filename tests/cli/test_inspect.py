@@ -1,0 +1,53 @@
+"""Super weights of a model, as the command line shows them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from freemoe.domain_experts.inspection import PASSAGE
+from freemoe.families.loading import load_base
+from freemoe.families.weights import find_weights
+from tests.cli.conftest import Freemoe
+
+
+def test_super_weights_are_those_of_the_model(freemoe: Freemoe, tmp_path: Path) -> None:
+    done = freemoe("inspect", "freemoe-demo", "--super-weights", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    shown = found["super weights"]
+    weights = {w.name: w for w in find_weights(load_base("freemoe-demo")[0])}
+    for row in shown:
+        assert row["value"] == float(weights[row["weight"]].view()[row["expert"], row["row"], row["column"]])
+    assert len(shown) == 10
+    disturbances = [row["disturbance"] for row in shown]
+    assert disturbances == sorted(disturbances, reverse=True)
+    assert disturbances[-1] > 0
+    # The cost is the root of twice the disturbance, in units of one median.
+    assert shown[0]["times"] / shown[9]["times"] == pytest.approx((disturbances[0] / disturbances[9]) ** 0.5)
+    assert shown[9]["times"] > 1
+    # The same text from a file gives the same, another text does not.
+    (tmp_path / "same.txt").write_text(PASSAGE, encoding="utf-8")
+    (tmp_path / "other.txt").write_text("seven plus two is nine. " * 20, encoding="utf-8")
+    same, other = (
+        json.loads(freemoe("inspect", "freemoe-demo", "--super-weights", "--text", str(tmp_path / n), "--json").out)
+        for n in ("same.txt", "other.txt")
+    )
+    assert (same["super weights"], same["tokens"]) == (shown, found["tokens"])
+    assert other["super weights"] != shown
+
+
+def test_what_has_no_super_weights_is_refused(freemoe: Freemoe, folder: Path) -> None:
+    (folder / "experts").mkdir()
+    done = freemoe("inspect", "experts", "--super-weights")
+    assert done.code == 2
+    assert "'experts' is none" in done.err
+    done = freemoe("inspect", "freemoe-demo", "--text", "law.jsonl")
+    assert done.code == 2
+    assert "needs --super-weights" in done.err
+    load_base("freemoe-demo")[0].save_pretrained("mute")
+    done = freemoe("inspect", "mute", "--super-weights")
+    assert done.code == 2
+    assert "no tokenizer" in done.err
