@@ -77,7 +77,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "unknown kind": (["ls", "task"], ["Unknown kind 'task'", "Did you mean 'tasks'"]),
     "no artefact to report": (["report", "there"], ["'there' is not an artefact"]),
     "no artefact to generate with": (["generate", "there", "hi"], ["'there' is not an artefact"]),
-    "neither artefact nor model": (["eval", "there", *LAW], ["neither an artefact", "nor a model folder"]),
+    "neither artefact nor model": (["eval", "there", *LAW], ["neither an artefact", "nor a model"]),
     "no recipe": (["run", "none.yaml"], ["'none.yaml' is not a file", "--print-recipe"]),
     "broken recipe": (["run", "broken.yaml"], ["broken.yaml", "bnads", "allowed here", "bands"]),
     "unknown device": (["eval", "freemoe-demo", *LAW, "--device", "banana"], ["Device 'banana'", "auto, cpu, cuda"]),
