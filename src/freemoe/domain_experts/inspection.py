@@ -43,7 +43,7 @@ the work grows only a little faster than the length of the list.
 In 1854 a doctor marked every death of an epidemic on a map of his city. Around one pump the marks stood close together, and he
 persuaded the council to remove its handle. The map did not explain the disease, but it showed where to look, and that was enough.
 """
-"""Ordinary English of several kinds, about 300 words: what super weights are measured on where no text is given."""
+"""Ordinary English of several kinds, some 330 words: what super weights are measured on where no text is given."""
 
 
 def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
