@@ -140,7 +140,7 @@ def test_noise_weights_equal_ranking_everything(case, count):
     scores = [w.view().reshape(-1) * g for w, g in zip(weights, gradients, strict=True)]
     line = torch.cat(scores).sort(descending=True).values[count - 1]
     total = sum(w.size for w in weights)
-    found = noise_weights(model, weights, rows, count, spread=total / count)
+    found = noise_weights(model, weights, rows, count, spread=total / count)[0]
     assert sum(map(len, found.values())) == count
     for weight, score in zip(weights, scores, strict=True):
         where = found.get(weight.name, torch.empty(0, dtype=torch.long))
@@ -187,8 +187,8 @@ def test_leaders_of_a_share_still_hold_the_strongest():
     total = sum(w.size for w in weights)
     assert len(rows) > 1
     assert max(w.size for w in weights) > 4 * 1024
-    exact = noise_weights(model, weights, rows, total // 10, spread=10)
-    close = noise_weights(model, weights, rows, total // 10, spread=2)
+    exact = noise_weights(model, weights, rows, total // 10, spread=10)[0]
+    close = noise_weights(model, weights, rows, total // 10, spread=2)[0]
     assert sum(map(len, exact.values())) == sum(map(len, close.values())) == total // 10
     both = sum(len(set(exact[n].tolist()) & set(close[n].tolist())) for n in exact if n in close)
     assert both > 0.8 * (total // 10)
@@ -199,7 +199,7 @@ def test_the_top_weight_is_noise_and_a_random_one_is_not():
     weights = find_weights(model)
     rows = batches(1)
     base = mean_loss(model, rows)
-    top = noise_weights(model, weights, rows, 1, spread=10)
+    top = noise_weights(model, weights, rows, 1, spread=10)[0]
     assert sum(map(len, top.values())) == 1
     with switched_off(weights, top):
         lowered = base - mean_loss(model, rows)
@@ -215,9 +215,9 @@ def test_the_top_weight_is_noise_and_a_random_one_is_not():
 def test_a_weight_that_is_off_is_not_named_again():
     model = tiny_model("llama")
     weights = find_weights(model)
-    first = noise_weights(model, weights, batches(0), 50, spread=10)
+    first = noise_weights(model, weights, batches(0), 50, spread=10)[0]
     with switched_off(weights, first):
-        second = noise_weights(model, weights, batches(0), 50, spread=10)
+        second = noise_weights(model, weights, batches(0), 50, spread=10)[0]
     for name in first:
         assert not set(first[name].tolist()) & set(second.get(name, torch.empty(0)).tolist())
 
@@ -227,7 +227,7 @@ def test_a_broken_gradient_names_its_weight():
     weights = find_weights(model)
     weights[3].parameter.register_hook(lambda g: g * math.inf)
     with pytest.raises(NumericError, match=weights[3].name):
-        noise_weights(model, weights, batches(0), 5, spread=10)
+        noise_weights(model, weights, batches(0), 5, spread=10)[0]
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 

@@ -220,7 +220,7 @@ def test_parts_share_a_round_and_a_step():
     assert shares == [pytest.approx(0.004, abs=2 / total)] * 2
     # The first half of a cut in two is the strongest of its own part, at the untouched model.
     toll = toll_of(measure_curvature(model, weights, halves[0]), sum(b.answer_tokens for b in halves[0]))
-    first = noise_weights(model, weights, halves[0], round(0.002 * total), spread=256, toll=toll)
+    first = noise_weights(model, weights, halves[0], round(0.002 * total), spread=256, toll=toll)[0]
     assert parts.best
     for name, where in first.items():
         assert set(where.tolist()) <= set(parts.positions[name].tolist())

@@ -234,8 +234,8 @@ def noise_weights(
     toll: Callable[[Weight], Tensor] | None = None,
     checkpointing: Checkpointing = False,
     compute: torch.dtype | None = None,
-) -> dict[str, Tensor]:
-    """The ``count`` weights that stand against documents most, in one pass; see `Leaders` and `backward`.
+) -> tuple[dict[str, Tensor], float]:
+    """The ``count`` weights that stand against documents most, in one pass, and what that should gain; see `Leaders.choose`.
 
     Raises:
         NumericError: When the loss or a gradient is NaN or infinite.
@@ -243,4 +243,4 @@ def noise_weights(
     leaders = Leaders(weights, count, spread, toll)
     with gradients_to(model, weights, leaders.take, checkpointing=checkpointing):
         backward(model, batches, compute)
-    return leaders.choose()[0]
+    return leaders.choose()

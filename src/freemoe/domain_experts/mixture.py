@@ -7,13 +7,11 @@ One copy of the weights serves all experts: an expert's weights are switched off
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,7 +23,7 @@ from freemoe.domain_experts.switchboard import Switchboard
 from freemoe.errors import ArtifactError, DataError
 from freemoe.evals.scorer import context_length
 from freemoe.families.loading import load_base
-from freemoe.families.saving import save_checkpoint
+from freemoe.families.saving import require_free, save_checkpoint, whole_or_nothing
 from freemoe.families.weights import find_weights
 from freemoe.registry import unknown_name
 
@@ -272,35 +270,14 @@ class FreeMoE(torch.nn.Module):
         target = Path(folder)
         require_free(target, overwrite)
         self.expert_positions(name)
-        partial = target.with_name(target.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
+        with whole_or_nothing(target) as partial:
             with self.expert(name):
                 save_checkpoint(self.model, partial, max_shard_size)
                 if also is not None:
                     also(partial)
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(partial)
-            if target.exists():
-                shutil.rmtree(target)
-            partial.rename(target)
-        except BaseException as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            if isinstance(error, OSError | SafetensorError) and not isinstance(error, ArtifactError):
-                raise ArtifactError(f"{str(target)!r} could not be written: {error}") from error
-            raise
         return target
-
-
-def require_free(target: Path, overwrite: bool) -> None:
-    """Raise if something stands where a checkpoint shall be written that may not be replaced."""
-    if target.exists() and not overwrite:
-        raise ArtifactError(f"{str(target)!r} exists already; choose another folder.")
-    if target.exists() and not (target / "config.json").is_file():
-        raise ArtifactError(f"{str(target)!r} is no model folder, and nothing else is replaced; choose another folder.")
-    partial = target.with_name(target.name + ".partial")
-    if (partial / "identity.json").exists():
-        raise ArtifactError(f"{str(partial)!r} is an unfinished run of freemoe; choose another folder, or finish it.")
 
 
 def _groups(names: list[str] | str) -> list[tuple[str, list[int]]]:

@@ -36,14 +36,7 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
         subdomains += list(part.names)
         reference += len(data.reference)
         reported += len(data.reported)
-        if recipe.units.unit:
-            for number in dict.fromkeys(part.labels):
-                own = [d for d, label in zip(data.reference.documents, part.labels, strict=True) if label == number]
-                tokens = sum(len(answer) for _, answer in bench.rows(own))
-                section = recipe.saliency
-                purified += documents_to_fit(recipe.units, section.stop_share, section.gradient_share, len(own), tokens)
-        if fitted:
-            purified += _documents_to_purify(bench, data.reference.documents, part.labels)
+        purified += _documents_to_fit(bench, data.reference.documents, part.labels, fitted)
     bands = sum(
         len(grid(recipe.bands, m, recipe.seed)) for m in recipe.search.metrics if METRICS.get(m).needs != "gradients"
     )
@@ -76,14 +69,19 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     }
 
 
-def _documents_to_purify(bench: Workbench, documents: Sequence[Document], labels: Sequence[int]) -> float:
-    """Cost of purifying a domain's subdomains, as documents scored once."""
-    section, text = bench.recipe.saliency, is_text(documents)
+def _documents_to_fit(bench: Workbench, documents: Sequence[Document], labels: Sequence[int], purify: bool) -> float:
+    """Cost of what is fitted to a domain's subdomains, units and single weights, as documents scored once."""
+    units, section, text = bench.recipe.units, bench.recipe.saliency, is_text(documents)
+    if not (units.unit or purify):
+        return 0.0
     total = 0.0
     for number in dict.fromkeys(labels):
         members = [d for d, label in zip(documents, labels, strict=True) if label == number]
         tokens = sum(len(answer) for _, answer in bench.rows(members))
-        total += method_of(section, text).cost(section, text, len(members), tokens)
+        if units.unit:
+            total += documents_to_fit(units, section.stop_share, section.gradient_share, len(members), tokens)
+        if purify:
+            total += method_of(section, text).cost(section, text, len(members), tokens)
     return total
 
 

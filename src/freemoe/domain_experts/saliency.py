@@ -18,7 +18,7 @@ from torch import Tensor
 
 from freemoe.domain_experts.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.curvature import Curvature, Forecast, forecast, measure_curvature
-from freemoe.domain_experts.gradients import Checkpointing, Leaders, backward, gradients_to
+from freemoe.domain_experts.gradients import Checkpointing, noise_weights
 from freemoe.domain_experts.switching import Undo, count, switch_off
 from freemoe.errors import DataError, NumericError, RecipeError
 from freemoe.families.weights import Weight
@@ -135,10 +135,11 @@ def purify(
             rounds.append(Round())
             for part in parts:
                 room = min(per_part, int(budget * total) - off - rounds[-1].off)
-                ranking = Leaders(weights, room, _SPREAD, toll_of(curvature, sum(b.answer_tokens for b in part)))
-                with gradients_to(model, weights, ranking.take, checkpointing=checkpointing):
-                    backward(model, part, compute)
-                rounds[-1].cut(weights, *ranking.choose())
+                toll = toll_of(curvature, sum(b.answer_tokens for b in part))
+                found = noise_weights(
+                    model, weights, part, room, spread=_SPREAD, toll=toll, checkpointing=checkpointing, compute=compute
+                )
+                rounds[-1].cut(weights, *found)
             if not rounds[-1].off:
                 break
             losses.append(mean_loss(model, stop, compute))

@@ -15,7 +15,7 @@ from freemoe.domain_experts.scores import Evaluator, ReportedScores, Score
 from freemoe.domain_experts.switching import switched_off
 from freemoe.errors import DataError
 from freemoe.evals.documents import Document, DomainData, ReferenceSplit
-from freemoe.evals.domains import load_domain
+from freemoe.evals.domains import domain_of
 from freemoe.evals.sandbox import require_permission
 from freemoe.evals.scorer import Scorer
 from freemoe.families.loading import load_base, load_tokenizer
@@ -90,18 +90,8 @@ def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, 
         SandboxError: When grading would run generated code and that is not allowed.
     """
     domains = {}
-    for name, specs in recipe.domains.items():
-        data = load_domain(
-            name,
-            specs,
-            tokenizer=tokenizer,
-            data_root=recipe.data.root,
-            limit=recipe.data.limit,
-            seed=recipe.seed or 0,
-            num_fewshot=recipe.data.fewshot,
-            allow_code_execution=recipe.data.allow_code_execution,
-            text_given=recipe.data.text_given,
-        )
+    for name in recipe.domains:
+        data = domain_of(recipe, name, tokenizer)
         kinds = list(dict.fromkeys([*(d.kind for d in data.reference.documents), *data.reported.kinds()]))
         if "code" in kinds:
             require_permission(recipe.data.allow_code_execution)

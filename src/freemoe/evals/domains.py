@@ -21,6 +21,7 @@ from freemoe.evals.documents import Document, DomainData, ReferenceSplit, Report
 from freemoe.evals.tasks import Grader, Task
 from freemoe.evals.text_tasks import text_task
 from freemoe.evals.user_tasks import FOLDER_FILES, UserTask
+from freemoe.recipes import BuildRecipe, EvalRecipe
 from freemoe.registry import unknown_name
 
 TEXT = "text:"
@@ -185,6 +186,21 @@ def load_domain(
             )
         tasks[task.name] = task
     return join_tasks(name, tasks)
+
+
+def domain_of(recipe: BuildRecipe | EvalRecipe, name: str, tokenizer: Any) -> DomainData:
+    """Load one domain as a recipe says; errors as of `load_domain`."""
+    return load_domain(
+        name,
+        recipe.domains[name],
+        tokenizer=tokenizer,
+        data_root=recipe.data.root,
+        limit=recipe.data.limit,
+        seed=recipe.seed or 0,
+        num_fewshot=recipe.data.fewshot,
+        allow_code_execution=recipe.data.allow_code_execution,
+        text_given=recipe.data.text_given,
+    )
 
 
 def join_tasks(name: str, tasks: dict[str, Task]) -> DomainData:

@@ -8,16 +8,50 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from freemoe.errors import DataError
+from freemoe.errors import ArtifactError, DataError
 from freemoe.families.spec import family_of, find_layers
+
+
+def require_free(target: Path, overwrite: bool) -> None:
+    """Raise if something stands where a checkpoint shall be written that may not be replaced."""
+    if target.exists() and not overwrite:
+        raise ArtifactError(f"{str(target)!r} exists already; choose another folder.")
+    if target.exists() and not (target / "config.json").is_file():
+        raise ArtifactError(f"{str(target)!r} is no model folder, and nothing else is replaced; choose another folder.")
+    partial = target.with_name(target.name + ".partial")
+    if (partial / "identity.json").exists():
+        raise ArtifactError(f"{str(partial)!r} is an unfinished run of freemoe; choose another folder, or finish it.")
+
+
+@contextmanager
+def whole_or_nothing(target: Path) -> Iterator[Path]:
+    """Inside, write into the folder that is given; afterwards it stands at ``target``, in the place of what stood there.
+
+    Raises:
+        ArtifactError: The disk is full or refuses; nothing is left half written, as after any other error.
+    """
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        yield partial
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError) and not isinstance(error, ArtifactError):
+            raise ArtifactError(f"{str(target)!r} could not be written: {error}") from error
+        raise
 
 
 def save_checkpoint(model: Any, folder: Path, max_shard_size: int | str = "5GB") -> None:

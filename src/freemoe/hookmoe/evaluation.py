@@ -14,7 +14,7 @@ from freemoe.artifacts import read_manifest
 from freemoe.corpora.blocks import row_texts
 from freemoe.errors import ArtifactError, DataError, RecipeError
 from freemoe.evals.documents import Document, FrozenChoice
-from freemoe.evals.domains import load_domain
+from freemoe.evals.domains import domain_of
 from freemoe.evals.held_out import Record, read_record, seeded, set_aside, set_aside_text
 from freemoe.evals.scorer import Scorer
 from freemoe.evals.statistics import cluster_bootstrap
@@ -107,23 +107,7 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
     # Nothing is chosen here, so the reported split may be read at once.
     choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
     scorer = Scorer(model, tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
-    loaded = {
-        name: set_aside(
-            load_domain(
-                name,
-                specs,
-                tokenizer=tokenizer,
-                data_root=recipe.data.root,
-                limit=recipe.data.limit,
-                seed=recipe.seed or 0,
-                num_fewshot=recipe.data.fewshot,
-                allow_code_execution=recipe.data.allow_code_execution,
-                text_given=recipe.data.text_given,
-            ),
-            record,
-        )
-        for name, specs in recipe.domains.items()
-    }
+    loaded = {name: set_aside(domain_of(recipe, name, tokenizer), record) for name in recipe.domains}
     found = []
     for name, (data, apart) in loaded.items():
         for note in data.notes:

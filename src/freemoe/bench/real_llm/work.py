@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from freemoe.bench.real_llm.methods import (
 from freemoe.bench.real_llm.methods_structured import METHODS
 from freemoe.bench.real_llm.protocol import Protocol
 from freemoe.domain_experts.expert import decode_positions
+from freemoe.domain_experts.structured.fitting import joined as union
 from freemoe.domain_experts.switching import switched_off
 from freemoe.errors import DataError
 from freemoe.families.loading import load_base
@@ -217,10 +219,8 @@ def _column(job: Job, stand: Stand, column: str) -> dict[str, Any]:
 
 def joined(experts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Positions that any of several kept experts switches off."""
-    union: dict[str, Tensor] = {}
-    for tensors in experts:
-        for key, code in tensors.items():
-            if key.startswith(POSITIONS):
-                name, where = key.removeprefix(POSITIONS), decode_positions(code)
-                union[name] = torch.cat([union[name], where]).unique() if name in union else where
-    return union
+    decoded = (
+        {k.removeprefix(POSITIONS): decode_positions(code) for k, code in tensors.items() if k.startswith(POSITIONS)}
+        for tensors in experts
+    )
+    return reduce(union, decoded, {})

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
-from freemoe.domain_experts.mixture import FreeMoE, require_free
+from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.errors import ArtifactError, NumericError
-from freemoe.families.saving import save_checkpoint
+from freemoe.families.saving import require_free, save_checkpoint, whole_or_nothing
 from freemoe.registry import unknown_name
 
 # Largest difference of logits, relative to the largest logit, that another order of sums may make.
@@ -65,20 +63,10 @@ def merge_shrunk(
     with moe.expert(expert), torch.no_grad():
         small = shrink(moe.model, units, units.of_lines(chosen.lines), pad=pad)
         _require_equal(moe.model, small)
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with whole_or_nothing(target) as partial:
         save_checkpoint(small, partial)
         if moe.tokenizer is not None:
             moe.tokenizer.save_pretrained(partial)
-        if target.exists():
-            shutil.rmtree(target)
-        partial.rename(target)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError | SafetensorError):
-            raise ArtifactError(f"{str(target)!r} could not be written: {error}") from error
-        raise
     return target
 
 
