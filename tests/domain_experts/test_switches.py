@@ -8,9 +8,9 @@ import torch
 from freemoe.domain_experts import learned
 from freemoe.domain_experts.curvature import Curvature, measure_curvature
 from freemoe.domain_experts.gradients import noise_weights
-from freemoe.domain_experts.learned import Pace, Switches, candidates_of, schedule
+from freemoe.domain_experts.learned import RANK, Pace, Switches, candidates_of, schedule
 from freemoe.domain_experts.switching import switched_off
-from freemoe.families.weights import find_weights
+from freemoe.families.weights import Weight, find_weights
 from tests.domain_experts.slow_learning import masked_gradients
 from tests.domain_experts.test_saliency import batches
 from tests.tiny import tiny_model
@@ -193,3 +193,66 @@ def test_candidates_are_the_cheapest_of_each_matrix(case):
         cost = curvature.cost(weight).flatten()
         assert inside.sum() >= math.ceil(0.2 * weight.size)
         assert cost[inside].max() < cost[~inside].min()
+
+
+def wide_weight(experts=1, rows=140, columns=150):
+    """A weight that is large enough for smoothing; fused where it has experts."""
+    shape = (experts, rows, columns) if experts > 1 else (rows, columns)
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    layout = "experts" if experts > 1 else "rows"
+    return Weight("wide", 0, "mlp", "tap", torch.nn.Parameter(values, requires_grad=False), layout)
+
+
+@pytest.mark.parametrize("experts", [1, 3])
+@pytest.mark.parametrize("inside", [False, True])
+def test_smooth_evidence_is_the_best_approximation_by_few_directions(experts, inside):
+    weight = wide_weight(experts)
+    which = torch.arange(weight.size) % 5 != 0 if inside else None
+    switch = Switches.fresh(weight, which)
+    common = [
+        (torch.randn(140, 9, generator=torch.Generator().manual_seed(i)) * torch.arange(1, 10))
+        @ torch.randn(9, 150, generator=torch.Generator().manual_seed(10 + i))
+        for i in range(experts)
+    ]
+    noise = torch.randn(experts, 140, 150, generator=torch.Generator().manual_seed(99)) / 10
+    whole = (torch.stack(common) + noise).reshape(-1)
+    switch.evidence[:] = whole if which is None else whole[which]
+    seen = whole if which is None else torch.where(which, whole, 0.0)
+    left, values, right = torch.linalg.svd(seen.view(weight.shape))
+    best = left[..., :RANK] * values[:, None, :RANK] @ right[:, :RANK]
+    # A training's steps: every one turns the directions a little further.
+    for _ in range(12):
+        smooth = switch.smooth()
+    best = best.reshape(-1) if which is None else best.reshape(-1)[which]
+    assert float((smooth - best).norm() / best.norm()) < 0.02
+    # What is common stays, most of the noise goes.
+    signal = torch.stack(common).reshape(-1)
+    signal = signal if which is None else signal[which]
+    if not inside:
+        assert float((smooth - signal).norm()) < 0.6 * float((switch.evidence - signal).norm())
+
+
+def test_evidence_of_few_directions_stays_as_it_is():
+    weight = wide_weight()
+    switch = Switches.fresh(weight, None)
+    generator = torch.Generator().manual_seed(0)
+    plain = torch.randn(140, 5, generator=generator) @ torch.randn(5, 150, generator=generator)
+    switch.evidence[:] = plain.reshape(-1)
+    torch.testing.assert_close(switch.smooth(), switch.evidence, rtol=1e-4, atol=1e-4)
+
+
+def test_no_evidence_is_smooth_and_small_matrices_are_left_alone():
+    switch = Switches.fresh(wide_weight(), None)
+    assert not switch.smooth().any()
+    small = Switches.fresh(wide_weight(rows=128), None)
+    small.evidence.normal_(generator=torch.Generator().manual_seed(0))
+    assert small.smooth() is small.evidence
+
+
+def test_smoothing_is_the_same_every_time():
+    found = []
+    for _ in range(2):
+        switch = Switches.fresh(wide_weight(), None, seed=4)
+        switch.evidence.normal_(generator=torch.Generator().manual_seed(0))
+        found.append(switch.smooth())
+    assert torch.equal(*found)

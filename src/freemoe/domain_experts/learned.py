@@ -6,7 +6,8 @@ evidence is more than what it disturbs,
 
     score = w * evidence - w^2 h > 0,
 
-h being the curvature (`curvature`). Where the masked model has what a direction offers, its gradient vanishes and evidence
+h being the curvature (`curvature`), and the evidence of a large matrix being smoothed first: only its few strongest
+directions count. Where the masked model has what a direction offers, its gradient vanishes and evidence
 stops to grow; where it has gone too far the gradient turns, and weights come back. Weights near zero go first, super
 weights never. Beyond the budget the highest scores win.
 
@@ -49,6 +50,10 @@ PASSES, FEWEST_STEPS, MOST_STEPS = 5, 24, 600
 ROUNDS = 12
 # Memory of the running mean of gradients: a step follows about ten batches, not one.
 _MOMENTUM = 0.9
+RANK, WIDE = 16, 128
+"""Directions of a matrix's evidence that count, where both its sides are more than ``WIDE``. A gradient is a sum of outer
+products: what documents have in common is in few directions, what is theirs alone in all of them, and a large matrix that
+follows them all learns documents by heart. A small one cannot, and needs all."""
 WEIGHT_BYTES, CANDIDATE_BYTES = 2, 8
 """Memory of a training: per weight whether it is off and whether it is a candidate; per candidate evidence, its best state and a mean."""
 
@@ -67,6 +72,8 @@ class Switches:
         moved: ``(m,)`` int64: which of them the last step switched.
         change: ``(m,)`` fp32: what that added to the weight: -w where it went off, +w where it came back.
         slope: dL of the last change, by the gradient that came after it.
+        directions: ``(E, C, RANK)`` fp32, orthonormal: the inputs' directions in which evidence was strongest at the last
+            step; None for a small matrix, all of whose evidence counts.
     """
 
     weight: Weight
@@ -78,12 +85,17 @@ class Switches:
     moved: Tensor
     change: Tensor
     slope: float = 0.0
+    directions: Tensor | None = None
 
     @staticmethod
-    def fresh(weight: Weight, inside: Tensor | None) -> Switches:
-        """Candidates that are on and know nothing yet."""
+    def fresh(weight: Weight, inside: Tensor | None, seed: int = 0) -> Switches:
+        """Candidates that are on and know nothing yet; the seed decides where the search for directions begins."""
         device = weight.parameter.device
         number = weight.size if inside is None else int(inside.sum())
+        directions = None
+        if min(weight.rows, weight.columns) > WIDE:
+            start = torch.randn(weight.columns, RANK, generator=torch.Generator().manual_seed(seed))
+            directions = torch.linalg.qr(start).Q.expand(weight.experts, -1, -1).to(device)
         return Switches(
             weight,
             inside,
@@ -93,6 +105,7 @@ class Switches:
             torch.zeros(weight.size, dtype=torch.bool, device=device),
             torch.empty(0, dtype=torch.long, device=device),
             torch.empty(0, device=device),
+            directions=directions,
         )
 
     def forget(self) -> None:
@@ -123,10 +136,26 @@ class Switches:
         return flat if self.inside is None else flat[self.inside]
 
     def scores(self, curvature: Curvature) -> Tensor:
-        """W * evidence - w^2 h of every candidate: ``(k,)`` fp32."""
+        """W * (smooth evidence) - w^2 h of every candidate: ``(k,)`` fp32."""
         own = self.weight.view().float()
         bent = own.square().mul_(curvature.of(self.weight)).reshape(-1)
-        return self._candidates(own.reshape(-1)).mul(self.evidence).sub_(self._candidates(bent))
+        return self._candidates(own.reshape(-1)).mul(self.smooth()).sub_(self._candidates(bent))
+
+    def smooth(self) -> Tensor:
+        """Evidence in its few strongest directions only, ``(k,)`` fp32.
+
+        One step of subspace iteration (Halko et al. 2011, arXiv:0909.4061) from where the last one ended: they turn slowly.
+        """
+        if self.directions is None:
+            return self.evidence
+        flat = self.evidence
+        if self.inside is not None:
+            flat = torch.zeros(self.weight.size, device=flat.device)
+            flat[self.inside] = self.evidence
+        matrix = flat.view(self.weight.shape)
+        rows = torch.linalg.qr(matrix @ self.directions).Q
+        self.directions = torch.linalg.qr(matrix.mT @ rows).Q
+        return self._candidates((rows @ (rows.mT @ matrix)).reshape(-1))
 
     def places(self, numbers: Tensor) -> Tensor:
         """Positions in the weight of the candidates with these (sorted) numbers."""
@@ -280,7 +309,7 @@ def learn(
         curvature = measure_curvature(model, weights, measured, checkpointing=checkpointing, compute=compute)
         unit = curvature.small_cost(weights)
         inside = candidates_of(weights, curvature, candidates)
-        switches = {w.name: Switches.fresh(w, i) for w, i in zip(weights, inside, strict=True)}
+        switches = {w.name: Switches.fresh(w, i, seed) for w, i in zip(weights, inside, strict=True)}
         for step in range(1, steps + 1 if unit and most else 1):
             batch = next(drawn)
             # Gradients of n tokens are noise of size sqrt(h / n): so paced, evidence is compared with costs in units.
