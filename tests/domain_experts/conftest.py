@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from freemoe.domain_experts.build import build
-from freemoe.domain_experts.learned import Switches
 from freemoe.recipes import recipe_from
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -123,16 +122,3 @@ def artefact(world, tmp_path_factory):
 def text_artefact(world, tmp_path_factory):
     """A finished build of a domain of text."""
     return build(text_recipe(world, tmp_path_factory.mktemp("text") / "out"))
-
-
-@pytest.fixture
-def exact(monkeypatch):
-    """Running means in fp32, to compare a training step by step; bfloat16 is for memory."""
-    real = Switches.fresh
-
-    def fresh(weight, inside, seed=0):
-        switch = real(weight, inside, seed)
-        switch.mean = switch.mean.float()
-        return switch
-
-    monkeypatch.setattr(Switches, "fresh", staticmethod(fresh))

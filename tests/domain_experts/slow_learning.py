@@ -30,13 +30,7 @@ def masked_gradients(model, weights, mask, rows):
     return [torch.zeros(p.numel()) if g is None else g.flatten() for p, g in zip(products, found, strict=True)]
 
 
-def cheapest(costs, share):
-    """Which of one matrix's costs are among the lowest share of it."""
-    number = max(1, math.ceil(share * len(costs)))
-    return costs <= costs.sort().values[number - 1]
-
-
-def slow_learn(model, weights, gradient, stop, *, budget, candidates, steps, step_tokens, every, seed=0):
+def slow_learn(model, weights, gradient, stop, *, budget, steps, step_tokens, every, seed=0):
     """The same training on dense vectors, with autograd through an explicit mask; without an early end.
 
     Returns:
@@ -54,7 +48,6 @@ def slow_learn(model, weights, gradient, stop, *, budget, candidates, steps, ste
     own = torch.cat([w.view().reshape(-1) for w in weights])
     cost = own.abs() * h.sqrt()
     unit = float(cost.sort().values[round(0.1 * total) - 1])
-    inside = torch.cat([cheapest(c, candidates) for c in cost.split(sizes)])
     evidence, mean = torch.zeros(total), torch.zeros(total)
     change = torch.zeros(total)
     mask = torch.zeros(total, dtype=torch.bool)
@@ -64,7 +57,7 @@ def slow_learn(model, weights, gradient, stop, *, budget, candidates, steps, ste
     each = min(step_tokens, tokens // 8)
 
     def hardest(evidence):
-        score = torch.where(inside, own * evidence - own**2 * h, -math.inf)
+        score = own * evidence - own**2 * h
         best = torch.argsort(score, descending=True, stable=True)[: int(budget * total)]
         new = torch.zeros_like(mask)
         new[best[score[best] > 0]] = True
@@ -83,7 +76,7 @@ def slow_learn(model, weights, gradient, stop, *, budget, candidates, steps, ste
             pace = pace * 1.2 if growing else pace
         mean = 0.9 * mean + 0.1 * g
         growing = growing and step * each < tokens
-        evidence += rate * mean
+        evidence = evidence + rate * mean
         new = hardest(evidence)
         change = (mask.float() - new.float()) * own
         mask = new
@@ -95,9 +88,9 @@ def slow_learn(model, weights, gradient, stop, *, budget, candidates, steps, ste
                 pace, growing = pace / 2, False
             standing = losses[-1]
             if losses[-1] == min(losses):
-                kept = evidence.bfloat16().float()
+                kept = evidence
             elif losses[-1] - min(losses) > 0.05 * (losses[0] - min(losses)):
-                evidence, mean = kept.clone(), torch.zeros(total)
+                evidence, mean = kept, torch.zeros(total)
                 new = hardest(evidence)
                 change = (mask.float() - new.float()) * own
                 mask, standing = new, min(losses)

@@ -127,7 +127,7 @@ def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make
     for _, more in calls:
         assert (more["patience"], more["budget"], more["checkpointing"]) == (3, 0.02, True)
         if expected == "learned":
-            assert (more["steps"], more["every"], more["candidates"], more["seed"]) == (70, 20, 1.0, 1)
+            assert (more["steps"], more["every"], more["seed"]) == (70, 20, 1)
         else:
             assert more["step"] == (3e-4 if make is text_recipe else 5e-5)
     for sub in subs:

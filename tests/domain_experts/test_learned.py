@@ -8,8 +8,7 @@ import torch
 
 from freemoe.domain_experts import learned
 from freemoe.domain_experts.batches import AnswerBatch, mean_loss, rows_of
-from freemoe.domain_experts.curvature import measure_curvature
-from freemoe.domain_experts.learned import candidates_of, draw, learn
+from freemoe.domain_experts.learned import draw, learn
 from freemoe.domain_experts.switching import count, switched_off
 from freemoe.errors import DataError, NumericError, RecipeError
 from freemoe.families.weights import find_weights
@@ -18,7 +17,7 @@ from tests.domain_experts.test_saliency import batches, unchanged
 from tests.tiny import tiny_model
 
 LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss"]
-QUICK = {"budget": 0.02, "candidates": 1.0, "steps": 24, "step_tokens": 8, "every": 4}
+QUICK = {"budget": 0.02, "steps": 24, "step_tokens": 8, "every": 4}
 
 
 def bits_of(model):
@@ -42,13 +41,12 @@ def spied(monkeypatch):
 # ------------------------------------------------------------ a whole training
 
 
-@pytest.mark.parametrize("candidates", [1.0, 0.3])
 @pytest.mark.parametrize("case", LAYOUTS)
-def test_training_equals_a_slow_one(case, candidates, exact):
+def test_training_equals_a_slow_one(case):
     model = tiny_model(case)
     weights = find_weights(model)
     gradient, stop = [*batches(0, 50), *batches(3, 50)], batches(1)
-    quick = {**QUICK, "candidates": candidates, "step_tokens": 20}
+    quick = {**QUICK, "step_tokens": 20}
     told = []
     found = learn(model, weights, gradient, stop, patience=99, on_round=lambda *a: told.append(a), **quick)
     losses, masks, paces = slow_learn(model, weights, gradient, stop, **quick)
@@ -61,19 +59,6 @@ def test_training_equals_a_slow_one(case, candidates, exact):
     same = sum(len(set(p.tolist()) & set(expected.get(n, torch.empty(0)).tolist())) for n, p in found.positions.items())
     assert same >= 0.98 * count(found.positions) > 0
     assert count(found.positions) == pytest.approx(count(expected), rel=0.02)
-
-
-def test_fewer_candidates_find_only_cheap_weights():
-    model = tiny_model("llama")
-    weights = find_weights(model)
-    drawn = draw([*batches(0, 12), *batches(3, 12)], 6, 0)
-    curvature = measure_curvature(model, weights, [*next(drawn), *next(drawn)])
-    allowed = dict(zip((w.name for w in weights), candidates_of(weights, curvature, 0.05), strict=True))
-    rows = [*batches(0, 12), *batches(3, 12)]
-    found = learn(model, weights, rows, rows, **{**QUICK, "candidates": 0.05})
-    assert all(allowed[n][p].all() for n, p in found.positions.items())
-    free = learn(model, weights, rows, rows, **QUICK)
-    assert any(not allowed[n][p].all() for n, p in free.positions.items())
 
 
 def test_what_is_kept_gives_the_loss_that_was_seen():
@@ -260,8 +245,6 @@ def test_every_document_is_drawn_once_per_pass():
     [
         ({"budget": 0.0}, RecipeError, "budget is 0.0"),
         ({"budget": 1.5}, RecipeError, "budget is 1.5"),
-        ({"budget": 0.3, "candidates": 0.2}, RecipeError, "at least the budget"),
-        ({"candidates": 1.1}, RecipeError, "at most 1"),
     ],
 )
 def test_bad_shares(bad, error, message):

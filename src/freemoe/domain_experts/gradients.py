@@ -25,6 +25,9 @@ from freemoe.families.weights import Weight
 # Leaders that even a small matrix remembers: it may hold all of a small cut.
 _FEWEST = 1024
 
+# Intervals of scores: the upper half of a float's bits tells them apart.
+_INTERVALS = 1 << 16
+
 Take = Callable[[Weight, Tensor], None]
 """Reader of a gradient: the weight, and its gradient (experts, rows, columns)."""
 
@@ -138,11 +141,14 @@ def finite(gradient: Tensor, weight: Weight) -> Tensor:
     return gradient
 
 
-def strongest(scores: Sequence[Tensor], count: int, above: float = 0.0) -> list[Tensor]:
-    """The ``count`` largest scores above a line over all tensors together.
+def strongest(scores: Sequence[Callable[[], Tensor]], count: int, above: float = 0.0) -> list[Tensor]:
+    """The ``count`` largest scores above a line over all tensors together, with one tensor's scores in memory at a time.
+
+    A first look counts how many scores lie in each of 65,536 intervals, a second one sorts those of the interval in which the
+    last one gets in.
 
     Args:
-        scores: Flat scores of each tensor.
+        scores: Make the flat fp32 scores of each tensor, twice the same.
         count: How many to pick at most.
         above: Only scores larger than this are picked.
 
@@ -150,23 +156,45 @@ def strongest(scores: Sequence[Tensor], count: int, above: float = 0.0) -> list[
         For every tensor the sorted positions that were picked; equal scores go to the earlier tensor and position.
     """
     if count < 1 or not scores:
-        return [torch.empty(0, dtype=torch.long, device=flat.device) for flat in scores]
-    picked = [(flat > above).nonzero().flatten() for flat in scores]
-    surplus = sum(map(len, picked)) - count
-    if surplus <= 0:
-        return picked
-    together = torch.cat([flat[at].cpu() for flat, at in zip(scores, picked, strict=True)])
-    # The last value that gets in; of several equal ones the first places do.
-    line = together.kthvalue(surplus + 1).values
-    room = count - int((together > line).sum())
-    for number, flat in enumerate(scores):
-        values = flat[picked[number]]
-        inside = values > line.to(flat.device)
-        equal = (values == line.to(flat.device)).nonzero().flatten()[:room]
+        return [torch.empty(0, dtype=torch.long, device=make().device) for make in scores]
+    counts = torch.zeros(_INTERVALS, dtype=torch.long)
+    for make in scores:
+        flat = make()
+        counts += torch.bincount(_interval(flat[flat > above]), minlength=_INTERVALS).cpu()
+    # How many scores lie in each interval or above it.
+    reached = counts.flip(0).cumsum(0).flip(0)
+    # The highest interval that would make it enough, or below all where everything gets in.
+    last = int((reached >= count).nonzero()[-1]) if int(reached[0]) > count else -1
+    room = count - (int(reached[last + 1]) if last + 1 < _INTERVALS else 0)
+    inside, edge = [], []
+    for make in scores:
+        flat = make()
+        at = (flat > above).nonzero().flatten()
+        where = _interval(flat[at])
+        inside.append(at[where > last])
+        at = at[where == last]
+        edge.append((at, flat[at].cpu()))
+    if last < 0:
+        return inside
+    together = torch.cat([values for _, values in edge])
+    line = together.sort(descending=True).values[room - 1]
+    # Of several scores equal to the last one that gets in, the first places do.
+    room -= int((together > line).sum())
+    for number, (at, values) in enumerate(edge):
+        chosen = values > line
+        equal = (values == line).nonzero().flatten()[:room]
         room -= len(equal)
-        inside[equal] = True
-        picked[number] = picked[number][inside]
-    return picked
+        chosen[equal] = True
+        inside[number] = torch.cat([inside[number], at[chosen.to(at.device)]]).sort().values
+    return inside
+
+
+def _interval(values: Tensor) -> Tensor:
+    """Number of the interval of fp32 values, by their upper 16 bits: a larger value is never in a lower one; int64."""
+    bits = values.float().contiguous().view(torch.int32)
+    # Bits of negative numbers count the other way round.
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (ordered >> 16).long() + _INTERVALS // 2
 
 
 class Leaders:
@@ -208,6 +236,9 @@ class Leaders:
         where = torch.topk(scores, keep).indices.sort().values
         self._leaders[weight.name] = where, scores[where]
 
+    def _sums(self, name: str) -> Callable[[], Tensor]:
+        return lambda: self._leaders[name][1]
+
     def choose(self) -> tuple[dict[str, Tensor], float]:
         """The weights, and the sum of their scores.
 
@@ -216,7 +247,7 @@ class Leaders:
             and what switching them off should gain in nats per token.
         """
         reached = [name for name in self._names if name in self._leaders]
-        picked = strongest([self._leaders[name][1] for name in reached], self._count)
+        picked = strongest([self._sums(name) for name in reached], self._count)
         found = {name: self._leaders[name][0][at] for name, at in zip(reached, picked, strict=True) if len(at)}
         gain = sum(
             float(self._leaders[n][1][at].sum(dtype=torch.float64)) for n, at in zip(reached, picked, strict=True)

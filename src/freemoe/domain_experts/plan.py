@@ -10,8 +10,8 @@ from typing import Any
 from freemoe.domain_experts.bands import grid
 from freemoe.domain_experts.evidence import is_text
 from freemoe.domain_experts.importance import METRICS
-from freemoe.domain_experts.learned import CANDIDATE_BYTES, WEIGHT_BYTES
 from freemoe.domain_experts.purification import method_of
+from freemoe.domain_experts.running_sums import state_bytes
 from freemoe.domain_experts.structured.fitting import documents_to_fit
 from freemoe.domain_experts.subdomains import divide, features
 from freemoe.domain_experts.workbench import Workbench, prepare
@@ -86,11 +86,10 @@ def _documents_to_fit(bench: Workbench, documents: Sequence[Document], labels: S
 
 
 def _bytes_to_purify(bench: Workbench) -> int:
-    """Memory of purification beside the model: a state for every candidate, and one weight's gradient and its ranking."""
+    """Memory of purification beside the model: the mean, the evidence and its best state, and one weight's gradient and its ranking."""
     section = bench.recipe.saliency
-    total = sum(w.size for w in bench.weights)
-    largest = max(w.size * (w.parameter.element_size() + 8) for w in bench.weights)
-    state = round((WEIGHT_BYTES + CANDIDATE_BYTES * section.candidates) * total)
+    largest = max(w.size * (w.parameter.element_size() + 16) for w in bench.weights)
+    state = 3 * sum(state_bytes(w.shape) for w in bench.weights)
     return largest + (0 if section.method == "greedy" else state)
 
 

@@ -115,7 +115,6 @@ def _learned(task: Task, section: SaliencySection) -> Purified:
         task.gradient,
         task.stop,
         budget=section.budget,
-        candidates=section.candidates,
         steps=section.steps,
         step_tokens=section.step_tokens,
         every=section.every,

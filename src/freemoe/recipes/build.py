@@ -124,12 +124,6 @@ class SaliencySection(Section):
         ge=1,
         description="Greedy: answer tokens per part; every part of a round ranks anew and switches off its share.",
     )
-    candidates: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="Learned: share of the weights that may go off, those that matter least; at least the budget. Less memory.",
-    )
     steps: int | None = Field(
         default=None,
         ge=1,
@@ -143,15 +137,6 @@ class SaliencySection(Section):
         default=0.4, gt=0, lt=1, description="Share of the reference documents that give gradients."
     )
     stop_share: float = Field(default=0.25, gt=0, lt=1, description="Share that decides when to stop; the rest guards.")
-
-    @model_validator(mode="after")
-    def _candidates_fill_the_budget(self) -> SaliencySection:
-        if self.method != "greedy" and self.candidates < self.budget:
-            raise ValueError(
-                f"candidates {self.candidates} is below the budget {self.budget}: every weight that learned switches turn "
-                "off is a candidate. Raise candidates, lower the budget, or use method greedy"
-            )
-        return self
 
     @model_validator(mode="after")
     def _leaves_a_guard(self) -> SaliencySection:
