@@ -53,6 +53,18 @@ def test_what_is_measured_is_what_autograd_keeps() -> None:
     assert activations._bound(model) / 8 < told < activations._bound(model)
 
 
+def test_products_in_bfloat16_keep_less() -> None:
+    model = wide()
+    full, half = bytes_per_token(model), bytes_per_token(model, compute=torch.bfloat16)
+    assert 0.4 * full < half < 0.9 * full
+    # Each format has a measurement of its own.
+    assert (bytes_per_token(model), bytes_per_token(model, compute=torch.bfloat16)) == (full, half)
+    whole = batch(6, 40)
+    most = int(full * 40 * 2.3)
+    assert [len(p.ids) for p in parts(model, whole, most)] == [2, 2, 2]
+    assert max(len(p.ids) for p in parts(model, whole, most, torch.bfloat16)) > 2
+
+
 def test_without_gradients_nothing_is_kept_and_nothing_remembered() -> None:
     model = wide()
     model.requires_grad_(False)
@@ -85,7 +97,7 @@ def test_gradients_of_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, loss = fast_gradients(model, weights, rows)
     passes: list[int] = []
 
-    def cut(model: Any, batch: AnswerBatch) -> Any:
+    def cut(model: Any, batch: AnswerBatch, compute: Any) -> Any:
         for part in parts(model, batch, 1):
             passes.append(len(part.ids))
             yield part

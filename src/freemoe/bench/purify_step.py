@@ -1,6 +1,6 @@
 """T18: a training step of learned switches against PEFT's LoRA of rank 1 on the same batch, and the memory of each.
 
-Every weight is a candidate, as by default. LoRA is given the same chunked loss; beside it stands PEFT's own step, which makes
+LoRA is given the same chunked loss; beside it stands PEFT's own step, which makes
 all logits at once, and both sides once more with products in bfloat16 (`saliency.compute`). Times are taken in turns in one
 process, peak memory in a process for each side without.
 """
@@ -95,7 +95,7 @@ def _side(name: str, settings: Settings) -> Callable[[], None]:
 
 
 def _switches(model: Any, weights: list[Weight], batch: AnswerBatch, compute: torch.dtype | None) -> Callable[[], None]:
-    switches = {w.name: Switches.fresh(w, None) for w in weights}
+    switches = {w.name: Switches.fresh(w) for w in weights}
     curvature = measure_curvature(model, weights, [batch], checkpointing="auto", compute=compute)
     most = sum(w.size for w in weights) // 100
     rate = curvature.small_cost(weights) * batch.answer_tokens**0.5
@@ -120,7 +120,7 @@ def _lora(
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        for part in [batch] if whole else parts(tuned, batch):
+        for part in [batch] if whole else parts(tuned, batch, compute=compute):
             if whole:
                 logits = tuned(input_ids=part.ids, use_cache=False).logits.flatten(0, 1).float()
                 loss = torch.nn.functional.cross_entropy(logits, part.targets.flatten(), reduction="sum")

@@ -1,7 +1,7 @@
 """Memory of what a forward pass keeps for its backward pass, and batches cut so that it stays small.
 
-How a batch is cut depends on the model and the batch only, never on the machine: the same build gives the same gradients
-everywhere. What adapts to the machine is checkpointing, which changes no number.
+How a batch is cut depends on the model, the batch and the number format only, never on the memory at hand: the same build gives
+the same gradients everywhere. What adapts to the machine is checkpointing, which changes no number.
 
 Shapes: B rows of a batch, L its longest.
 """
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.domain_experts.batches import AnswerBatch
+from freemoe.domain_experts.precision import computing
 from freemoe.evals.output_head import ending_at
 from freemoe.runs import available_memory_bytes
 
-LEAST = 2 << 30
+LEAST = 1 << 30
 """Activations that a pass may hold however small the model is, in bytes: cutting further would save nothing that counts."""
 
 # Tokens of the row that is measured.
@@ -31,24 +32,26 @@ _SAFETY = 4
 # What eager attention keeps of its L x L scores: before the softmax, behind it, and cast.
 _SCORES = 3
 
-_KNOWN: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[torch.dtype | None, float]] = WeakKeyDictionary()
 
 
-def bytes_per_token(model: Any, length: int = _SAMPLE) -> float:
-    """Bytes that autograd keeps for each token of rows of a length, without checkpointing and in the model's own dtype.
+def bytes_per_token(model: Any, length: int = _SAMPLE, compute: torch.dtype | None = None) -> float:
+    """Bytes that autograd keeps for each token of rows of a length, without checkpointing.
 
-    Measured once per model by the difference of two short rows, so that what is kept once (say, weights in another
-    dtype) does not count. It asks for gradients of some weight; without any, nothing is kept and nothing remembered.
+    Measured once per model and number format of its products (``compute``, see `precision`) by the difference of two short
+    rows, so that what is kept once (say, weights in another dtype) does not count. It asks for gradients of some weight;
+    without any, nothing is kept and nothing remembered.
     """
-    found = _KNOWN.get(model)
+    known = _KNOWN.setdefault(model, {})
+    found = known.get(compute)
     if found is None:
         found = _bound(model)
         if found > _SMALL:
             longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _SAMPLE
             size = max(2, min(_SAMPLE, longest))
-            found = (_kept(model, size) - _kept(model, size // 2)) / (size - size // 2)
+            found = (_kept(model, size, compute) - _kept(model, size // 2, compute)) / (size - size // 2)
         if found > 0:
-            _KNOWN[model] = found
+            known[compute] = found
     return found + _eager(model) * max(0, length - _SAMPLE)
 
 
@@ -66,7 +69,7 @@ def _eager(model: Any) -> float:
     return float(_SCORES * heads * next(model.parameters()).element_size())
 
 
-def _kept(model: Any, length: int) -> int:
+def _kept(model: Any, length: int, compute: torch.dtype | None) -> int:
     """Bytes of tensors that a forward pass over one row of ``length`` tokens keeps, weights left out."""
     mine = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
@@ -78,7 +81,11 @@ def _kept(model: Any, length: int) -> int:
         return tensor
 
     ids = torch.zeros(1, length, dtype=torch.long, device=model.device)
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with (
+        torch.enable_grad(),
+        computing(model.device, compute),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
         # What was kept must live until all is counted: memory that was freed comes again under the same address.
         ending = ending_at(model, torch.arange(length, device=ids.device), input_ids=ids, use_cache=False)
     total = sum(kept.values())
@@ -86,18 +93,21 @@ def _kept(model: Any, length: int) -> int:
     return total
 
 
-def parts(model: Any, batch: AnswerBatch, most: int | None = None) -> Iterator[AnswerBatch]:
+def parts(
+    model: Any, batch: AnswerBatch, most: int | None = None, compute: torch.dtype | None = None
+) -> Iterator[AnswerBatch]:
     """Cut a batch by rows so that the activations of each part stay below ``most`` bytes; a row is never cut.
 
     Args:
         model: A causal LM, some of whose weights ask for gradients.
         batch: The batch; where it is small enough it comes back as it is.
         most: Bytes; by default those of the model's own parameters, at least `LEAST`.
+        compute: What the pass multiplies in, if not the model's dtype.
     """
     rows, length = batch.ids.shape
     if most is None:
         most = max(LEAST, sum(p.numel() * p.element_size() for p in model.parameters()))
-    fitting = max(1, int(most / max(1.0, bytes_per_token(model, length) * length)))
+    fitting = max(1, int(most / max(1.0, bytes_per_token(model, length, compute) * length)))
     if fitting >= rows:
         yield batch
         return
@@ -109,9 +119,9 @@ def parts(model: Any, batch: AnswerBatch, most: int | None = None) -> Iterator[A
             yield part
 
 
-def fits(model: Any, rows: int, length: int) -> bool:
+def fits(model: Any, rows: int, length: int, compute: torch.dtype | None = None) -> bool:
     """Whether the activations of a pass take at most half of the memory that is free where the model stands."""
-    return rows * length * bytes_per_token(model, length) <= 0.5 * free_bytes(model.device)
+    return rows * length * bytes_per_token(model, length, compute) <= 0.5 * free_bytes(model.device)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -111,7 +111,7 @@ def measure_curvature(
         mean = (squares * over[:, None, :]).sum(-1) / seen.sum(-1, keepdim=True).clamp(min=1)
         outputs[weight.name] += mean * answers**2
 
-    with gradients_to(model, weights, take, checkpointing=checkpointing):
+    with gradients_to(model, weights, take, checkpointing=checkpointing, compute=compute):
         for batch in batches:
             answers = batch.answer_tokens
             backward(model, [batch], compute)
@@ -175,7 +175,7 @@ def forecast(
         first += float((own * finite(gradient.reshape(-1)[where].float(), weight)).sum(dtype=torch.float64))
 
     chosen = [w for w in weights if w.name in positions]
-    with gradients_to(model, chosen, take, checkpointing=checkpointing):
+    with gradients_to(model, chosen, take, checkpointing=checkpointing, compute=compute):
         backward(model, used, compute)
     lost = sum(
         float(curvature.disturbance(w).reshape(-1)[positions[w.name].to(w.parameter.device)].sum()) for w in chosen

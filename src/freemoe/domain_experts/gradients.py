@@ -37,7 +37,12 @@ Checkpointing = bool | Literal["auto"]
 
 @contextlib.contextmanager
 def gradients_to(
-    model: nn.Module, weights: Sequence[Weight], take: Take, *, checkpointing: Checkpointing
+    model: nn.Module,
+    weights: Sequence[Weight],
+    take: Take,
+    *,
+    checkpointing: Checkpointing,
+    compute: torch.dtype | None = None,
 ) -> Iterator[None]:
     """Inside, every backward pass hands the gradients of ``weights`` to ``take``; flags and gradients come back after.
 
@@ -47,6 +52,7 @@ def gradients_to(
         take: Called once per weight and backward pass. It must not keep the gradient itself.
         checkpointing: Whether layers forget their activations and make them again in the backward pass; ``"auto"``: in
             passes whose activations would not fit into half of the free memory.
+        compute: What the passes will multiply in, if not the model's dtype.
     """
     before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
 
@@ -67,9 +73,9 @@ def gradients_to(
                 stack.callback(handle.remove)
             if weights:
                 # Measured before layers forget what they keep.
-                bytes_per_token(model)
+                bytes_per_token(model, compute=compute)
             if checkpointing:
-                stack.enter_context(_checkpointed_layers(model, always=checkpointing is True))
+                stack.enter_context(_checkpointed_layers(model, checkpointing is True, compute))
             yield
         finally:
             for p, flag, grad in before:
@@ -78,7 +84,7 @@ def gradients_to(
 
 
 @contextlib.contextmanager
-def _checkpointed_layers(model: nn.Module, always: bool) -> Iterator[None]:
+def _checkpointed_layers(model: nn.Module, always: bool, compute: torch.dtype | None) -> Iterator[None]:
     """Run every decoder layer under activation checkpointing, always or in passes that would not fit.
 
     transformers' own switch acts in training mode only, which would also turn dropout on.
@@ -93,7 +99,7 @@ def _checkpointed_layers(model: nn.Module, always: bool) -> Iterator[None]:
         # Asked once per pass, by its first layer; a layer that runs again in the backward pass runs below this.
         if first and not always:
             hidden = args[0] if args else kwargs["hidden_states"]
-            forget = not fits(model, *hidden.shape[:2])
+            forget = not fits(model, hidden.shape[0], hidden.shape[1], compute)
         if not forget:
             return forward(*args, **kwargs)
         # Nothing random runs in evaluation mode, so no generator's state need be kept for the second run.
@@ -121,7 +127,7 @@ def backward(model: Any, batches: Sequence[AnswerBatch], compute: torch.dtype | 
     tokens = sum(b.answer_tokens for b in batches)
     total = 0.0
     for batch in batches:
-        for part in parts(model, batch):
+        for part in parts(model, batch, compute=compute):
             loss = answer_loss(model, part, compute) / tokens
             loss.backward()
             total += float(loss.detach())
@@ -272,6 +278,6 @@ def noise_weights(
         NumericError: When the loss or a gradient is NaN or infinite.
     """
     leaders = Leaders(weights, count, spread, toll)
-    with gradients_to(model, weights, leaders.take, checkpointing=checkpointing):
+    with gradients_to(model, weights, leaders.take, checkpointing=checkpointing, compute=compute):
         backward(model, batches, compute)
     return leaders.choose()

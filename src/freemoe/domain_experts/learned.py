@@ -293,7 +293,7 @@ def _gather(
         switches[weight.name].take(gradient)
 
     _all(switches, Switches.forget)
-    with gradients_to(model, [s.weight for s in switches.values()], take, checkpointing=checkpointing):
+    with gradients_to(model, [s.weight for s in switches.values()], take, checkpointing=checkpointing, compute=compute):
         backward(model, batches, compute)
 
 

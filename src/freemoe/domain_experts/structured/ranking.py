@@ -73,7 +73,7 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch], compute: tor
     """
     with gradients_to(model, find_weights(model), lambda *_: None, checkpointing=False):
         # Measured once per model, before a pass asks for it: inside masks alone it would come out too small.
-        bytes_per_token(model)
+        bytes_per_token(model, compute=compute)
     device = units.layers[0].parts[0].weight.parameter.device
     masks = {n: m.requires_grad_() for n, m in ones(units, device).items()}
     tokens = sum(b.answer_tokens for b in batches)
@@ -85,7 +85,7 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch], compute: tor
         if units.kind in ("neuron", "kv_group"):
             for layer in units.layers:
                 stack.enter_context(_moments(layer, moments))
-        for batch in [part for whole in batches for part in parts(model, whole)]:
+        for batch in [part for whole in batches for part in parts(model, whole, compute=compute)]:
             positions += int(batch.mask.sum())
             answer_loss(model, batch, compute).backward()
             for number, mask in masks.items():

@@ -240,7 +240,8 @@ def _slopes(
     """dL/dm of every unit at the masked model, (count,) per layer."""
     device = units.layers[0].parts[0].weight.parameter.device
     masks = {n: m.requires_grad_() for n, m in masks_of(units, off, device).items()}
-    with gradients_to(model, [], lambda *_: None, checkpointing=checkpointing), masked(units, masks):
+    opened = gradients_to(model, [], lambda *_: None, checkpointing=checkpointing, compute=compute)
+    with opened, masked(units, masks):
         backward(model, batches, compute)
     found = []
     for number, mask in masks.items():
