@@ -126,7 +126,7 @@ def test_an_expert_that_saw_nothing_disturbs_nothing():
     assert all(torch.isfinite(v).all() for v in curvature.outputs.values())
 
 
-def test_the_small_cost_is_that_of_the_tenth_part_of_all_weights():
+def test_the_small_cost_is_that_of_the_tenth_part_of_weights_that_cost_anything():
     weights = find_weights(tiny_model("llama"))
     generator = torch.Generator().manual_seed(0)
     curvature = Curvature(
@@ -135,6 +135,12 @@ def test_the_small_cost_is_that_of_the_tenth_part_of_all_weights():
     )
     costs = torch.cat([curvature.cost(w).flatten() for w in weights])
     assert float((costs < curvature.small_cost(weights)).float().mean()) == pytest.approx(0.1, abs=1e-4)
+    # What costs nothing, as a neuron that is off, leaves the unit as it is.
+    for weight in weights:
+        weight.parameter.data[: weight.parameter.shape[0] // 4] = 0
+    costs = torch.cat([curvature.cost(w).flatten() for w in weights])
+    costs = costs[costs > 0]
+    assert float((costs < curvature.small_cost(weights)).float().mean()) == pytest.approx(0.1, abs=1e-3)
     nothing = Curvature({n: 0 * v for n, v in curvature.inputs.items()}, curvature.outputs)
     assert nothing.small_cost(weights) == 0
 

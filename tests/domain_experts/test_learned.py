@@ -141,6 +141,20 @@ def test_nothing_goes_off_where_nothing_hurts():
     assert (found.positions, found.best, len(found.losses), found.forecast) == ({}, 0, 1, None)
 
 
+def test_switches_are_found_beside_many_weights_that_are_off_already():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    generator = torch.Generator().manual_seed(0)
+    dead = {w.name: torch.randperm(w.size, generator=generator)[: w.size // 4].sort().values for w in weights}
+    rows = batches(0, 24)
+    with switched_off(weights, dead):
+        found = learn(model, weights, rows, rows, **QUICK)
+        assert found.losses[found.best] < found.losses[0]
+        assert found.losses[found.best] == min(found.losses)
+    gone = sum(len(set(p.tolist()) & set(dead[n].tolist())) for n, p in found.positions.items())
+    assert count(found.positions) > gone == 0
+
+
 def test_base_is_kept_when_every_round_is_worse():
     model = tiny_model("llama")
     weights = find_weights(model)

@@ -58,15 +58,19 @@ class Curvature:
         return weight.view().float().abs().mul_(scale)
 
     def small_cost(self, weights: Sequence[Weight]) -> float:
-        """The cost below which a tenth of all weights lies: the unit in which switches move; 0 where nothing matters."""
+        """The cost below which a tenth of the weights that cost anything lies: the unit in which switches move; 0 where none does."""
         return quantile(self, weights, _SMALL)
 
 
 def quantile(curvature: Curvature, weights: Sequence[Weight], share: float) -> float:
-    """The cost below which a share of all weights lies, from evenly spaced ones of them."""
+    """The cost below which a share of the weights lies, from evenly spaced ones; 0 where none costs anything.
+
+    Weights that cost nothing say nothing about the others: those of neurons that are off already, of experts that no token met.
+    """
     stride = max(1, sum(w.size for w in weights) // _SAMPLE)
     drawn = torch.cat([curvature.cost(w).flatten()[::stride].cpu() for w in weights])
-    return float(drawn.kthvalue(max(1, round(share * len(drawn)))).values)
+    drawn = drawn[drawn > 0]
+    return float(drawn.kthvalue(max(1, round(share * len(drawn)))).values) if len(drawn) else 0.0
 
 
 def measure_curvature(
