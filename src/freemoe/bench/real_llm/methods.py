@@ -35,6 +35,8 @@ from freemoe.registry import Registry
 SHOTS = 5
 # The papers' bands: 5 % wide, over the whole ranking.
 BANDS = BandSection(start=0.0, end=1.0, step=0.05, ratio=0.05, p="2", scope="row")
+# A tiny base far from home has far to go, and its steps cost little: it takes so many times as many.
+_TINY_TIMES = 5
 POSITIONS = "off|"
 """How the name of a tensor with coded positions begins; what follows is the weight's name."""
 
@@ -82,11 +84,14 @@ class Stand:
     @property
     def schedule(self) -> Schedule:
         """Steps and stopping; a step of a task is a number of questions, a step of text a number of tokens."""
+        schedule = self.protocol.schedule
+        if self.cell.base:
+            schedule = replace(schedule, steps=_TINY_TIMES * schedule.steps, every=_TINY_TIMES * schedule.every)
         if self.data.kind == "text":
-            return self.protocol.schedule
+            return schedule
         answers = [len(self.scorer.gold_pair(d).continuation) for d in self.data.gradient]
         tokens = max(1, round(self.protocol.step_questions * sum(answers) / len(answers)))
-        return replace(self.protocol.schedule, step_tokens=tokens)
+        return replace(schedule, step_tokens=tokens)
 
 
 @dataclass(eq=False)
