@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from freemoe import runs
 
@@ -41,29 +42,49 @@ def compute_dtype(wish: Compute, model: nn.Module) -> torch.dtype | None:
     if wish == "auto":
         shapes = [tuple(p.shape[-2:]) for p in matrices]
         rows, columns = max(shapes, key=lambda s: (shapes.count(s), s))
-        if rows * columns < _SMALLEST or speedup(matrices[0].device, rows, columns, torch.get_num_threads()) < _CLEAR:
+        if rows * columns < _SMALLEST or speedup(matrices[0].device, rows, columns) < _CLEAR:
             return None
     return torch.bfloat16
 
 
 @cache
-def speedup(device: torch.device, rows: int, columns: int, threads: int) -> float:
+def speedup(device: torch.device, rows: int, columns: int) -> float:
     """How many times as fast a linear layer of fp32 weights is under autocast to bfloat16, the copies included.
 
-    Measured once per process, and kept in the record of its environment.
+    Measured once per process, on one thread of a CPU, and kept in the record of its environment. Threads that wait for each other
+    on a busy machine count as work, and both formats would look alike.
 
     Args:
         device: Where to measure.
         rows: Outputs of the layer.
         columns: Inputs of the layer.
-        threads: CPU threads in use; another number is another measurement.
     """
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(rows, columns, generator=generator).to(device)
     x = torch.randn(_TOKENS, columns, generator=generator).to(device)
-    seconds = {None: float("inf"), torch.bfloat16: float("inf")}
+    seconds: dict[torch.dtype | None, float] = {None: float("inf"), torch.bfloat16: float("inf")}
     # On a CPU the process's own time, so that other work on the machine decides nothing.
     clock = time.process_time if device.type == "cpu" else time.perf_counter
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        _race(seconds, device, clock, x, weight)
+    finally:
+        torch.set_num_threads(threads)
+    found = seconds[None] / seconds[torch.bfloat16]
+    runs.note_measured(f"bfloat16 against float32, {rows} x {columns} on {device.type}", found)
+    return found
+
+
+def _race(
+    seconds: dict[torch.dtype | None, float],
+    device: torch.device,
+    clock: Callable[[], float],
+    x: Tensor,
+    weight: Tensor,
+) -> None:
+    """Note the shortest time of each format, in turns."""
     with torch.no_grad():
         for turn in range(_ROUNDS + 1):
             for kind in seconds:
@@ -75,9 +96,6 @@ def speedup(device: torch.device, rows: int, columns: int, threads: int) -> floa
                 # The first turn warms up.
                 if turn:
                     seconds[kind] = min(seconds[kind], clock() - began)
-    found = seconds[None] / seconds[torch.bfloat16]
-    runs.note_measured(f"bfloat16 against float32, {rows} x {columns}, {threads} threads on {device.type}", found)
-    return found
 
 
 def computing(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
