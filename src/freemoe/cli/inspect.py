@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
     ) -> None:
         calm_libraries()
-        from freemoe.domain_experts.inspection import inspect_artefact, inspect_model, inspect_super_weights
+        from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
         from freemoe.families.gguf_header import is_gguf
         from freemoe.families.loading import BUNDLED, BUNDLED_MOE
         from freemoe.hookmoe.inspection import inspect_trimmed, is_trimmed
@@ -74,9 +74,7 @@ def register(app: typer.Typer) -> None:
         elif is_trimmed(artefact):
             found = inspect_trimmed(artefact, base)
         elif model:
-            found = inspect_model(str(artefact))
-            if super_weights:
-                found |= inspect_super_weights(str(artefact), text)
+            found = inspect_model(str(artefact), super_weights=super_weights, text=text)
         else:
             found = inspect_artefact(artefact, base)
         _show(found, as_json)

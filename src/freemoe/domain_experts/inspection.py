@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from freemoe.artifacts import read_manifest, require_base
 from freemoe.corpora.text import read_text_file
 from freemoe.domain_experts.batches import AnswerBatch, answer_batches
-from freemoe.domain_experts.curvature import measure_curvature, super_weights
+from freemoe.domain_experts.curvature import measure_curvature
+from freemoe.domain_experts.curvature import super_weights as largest_disturbances
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.switching import count, share
 from freemoe.errors import DataError
@@ -86,34 +87,36 @@ def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
     }
 
 
-def inspect_model(model: str) -> dict[str, Any]:
-    """What freemoe finds in a base: its family and the weights that can be switched off."""
+def inspect_model(model: str, *, super_weights: bool = False, text: Path | None = None) -> dict[str, Any]:
+    """What freemoe finds in a base: its family and the weights that can be switched off.
+
+    Args:
+        model: As for `load_base`.
+        super_weights: Also name the single weights whose removal disturbs its loss most, by `curvature.super_weights`.
+        text: UTF-8 file to measure these on, of which the first few thousand tokens are read; None for `PASSAGE`.
+
+    Raises:
+        DataError: For super weights, when the model has no tokenizer, or the text is missing or shorter than two tokens.
+    """
+    words = PASSAGE if text is None else read_text_file(text)
+    if super_weights:
+        # Says what is wrong, and before the weights are loaded.
+        load_tokenizer(model)
     base, tokenizer = load_base(model)
-    return {
+    found = {
         "model": model,
         "found": str(describe(base)),
         "dtype": str(base.dtype).removeprefix("torch."),
         **({"origin": said} if (said := origin(model)) else {}),
         "tokenizer": "none" if tokenizer is None else f"{len(tokenizer)} tokens",
     }
+    return found | _super_weights(base, tokenizer, words, text) if super_weights else found
 
 
-def inspect_super_weights(model: str, text: Path | None = None) -> dict[str, Any]:
-    """The single weights of a base whose removal disturbs its loss most, by `curvature.super_weights`.
-
-    Args:
-        model: As for `load_base`.
-        text: UTF-8 file to measure on, of which the first few thousand tokens are read; None for `PASSAGE`.
-
-    Raises:
-        DataError: When the model has no tokenizer, or the text is missing or shorter than two tokens.
-    """
-    words = PASSAGE if text is None else read_text_file(text)
-    tokenizer = load_tokenizer(model)
-    base, _ = load_base(model)
+def _super_weights(base: Any, tokenizer: Any, words: str, text: Path | None) -> dict[str, Any]:
     batches = _text_batches(base, tokenizer, words, "the built-in passage" if text is None else str(text))
     weights = find_weights(base)
-    found = super_weights(measure_curvature(base, weights, batches), weights)
+    found = largest_disturbances(measure_curvature(base, weights, batches), weights)
     return {
         "measured on": "a built-in passage" if text is None else str(text),
         "tokens": sum(int(b.mask.sum()) for b in batches),
