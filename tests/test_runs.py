@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +266,14 @@ def test_the_environment_tells_versions_and_nothing_private() -> None:
     assert str(Path.home()) not in text
     assert os.uname().nodename not in text
     assert runs.peak_memory_bytes() == peak_memory_bytes() > 2**20
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells the peak of a process alone")
+def test_the_peak_of_a_process_is_its_own() -> None:
+    held = bytearray(b"x") * 2**29
+    asked = [sys.executable, "-c", "from freemoe.runs import peak_memory_bytes; print(peak_memory_bytes())"]
+    child = int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+    assert child < len(held) <= peak_memory_bytes()
 
 
 def test_quiet_progress_takes_steps() -> None:

@@ -1,8 +1,8 @@
 """T18: a training step of learned switches against PEFT's LoRA of rank 1 on the same batch, and the memory of each.
 
-LoRA is given the same chunked loss; beside it stands PEFT's own step, which makes
-all logits at once, and both sides once more with products in bfloat16 (`saliency.compute`). Times are taken in turns in one
-process, peak memory in a process for each side without.
+LoRA is given the same chunked loss; beside it stands PEFT's own step, which makes all logits at once, and both sides once more
+with products in bfloat16 (`saliency.compute`). Times are taken in turns in one process, peak memory in a process for each side
+without.
 """
 
 from __future__ import annotations

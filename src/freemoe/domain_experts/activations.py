@@ -20,7 +20,7 @@ from freemoe.domain_experts.precision import computing
 from freemoe.evals.output_head import ending_at
 from freemoe.runs import available_memory_bytes
 
-LEAST = 1 << 30
+LEAST = 3 << 28
 """Activations that a pass may hold however small the model is, in bytes: cutting further would save nothing that counts."""
 
 # Tokens of the row that is measured.

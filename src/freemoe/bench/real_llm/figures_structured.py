@@ -15,6 +15,8 @@ from freemoe.bench.real_llm.rows import Finished, Row, base_of, gain, pick, rows
 from freemoe.evals.statistics import Interval
 
 _MATERIALS = 2
+# Neurons alone, and with single switches inside what they leave.
+CUTS = ("structured", "structured-switches")
 _PREFILL, _DECODE = 1.12, 1.10
 _TINY = (("wikitext", FREE, TARGET, 0.28), ("gsm8k", "structured-switches", 0.25, 0.11))
 _TINY_BASE = "stories260k"
@@ -46,44 +48,56 @@ def _treatment(method: str, budget: float) -> str:
 # --------------------------------------------------------------------------------------------- T15
 
 
-def at_no_loss(rows: Sequence[Row], material: str) -> Row | None:
+def _cuts(rows: Sequence[Row], material: str, methods: Sequence[str]) -> list[Row]:
+    """Every row of neurons off on a material, by methods and budgets."""
+    found = (pick(rows, material, _treatment(m, b)) for m in methods for b in SHARES)
+    return [r for r in found if r is not None]
+
+
+def at_no_loss(rows: Sequence[Row], material: str, methods: Sequence[str] = CUTS) -> Row | None:
     """The largest share off whose interval of the gain does not lie below zero; None where every one's does."""
     base = pick(rows, material, BASE)
-    tried = [r for b in SHARES if (r := pick(rows, material, _treatment("structured", b))) is not None]
-    good = [r for r in tried if base is not None and gain(r, base).high >= 0]
+    good = [r for r in _cuts(rows, material, methods) if base is not None and gain(r, base).high >= 0]
     return max(good, key=_share, default=None)
 
 
 def loss_figures(rows: Sequence[Row]) -> list[Figure]:
     """T15: the share that the second-best text loses at no held-out loss, and the speed of what is left."""
+    first = f"T15 MLP neurons off at no held-out loss, on at least {_MATERIALS} texts"
+    joint, reached = _loss_figure(first, rows, CUTS, 100 * TARGET)
+    alone, _ = _loss_figure("T15 the same, no single switches beside the neurons", rows, CUTS[:1], None)
+    told = [r for t in TEXTS if pick(rows, t.name, BASE) is not None for r in _cuts(rows, t.name, CUTS)]
+    return [joint, alone, *_speeds(told, reached)]
+
+
+def _loss_figure(name: str, rows: Sequence[Row], methods: Sequence[str], target: float | None) -> tuple[Figure, float]:
+    """The figure of some methods, and the share itself; 0 where it is not measured or no share costs nothing."""
+    shares, words = [], []
+    for material in (t.name for t in TEXTS):
+        base, tried = pick(rows, material, BASE), _cuts(rows, material, methods)
+        if base is None or not tried:
+            continue
+        best = at_no_loss(rows, material, methods)
+        shares.append(_share(best) if best is not None else 0.0)
+        words.append(f"{material} " + ", ".join(f"{_told(r)} {_shown(gain(r, base))}" for r in tried))
+    if len(shares) < _MATERIALS:
+        note = "; ".join([f"cells of neurons off are done on {len(shares)} texts, {_MATERIALS} are needed", *words])
+        return Figure(name, math.nan, target, unit=" %", note=note), 0.0
+    reached = sorted(shares)[-_MATERIALS]
+    note = f"gain in nats per token with 95 % interval: {'; '.join(words)}"
+    return Figure(name, 100 * reached, target, unit=" %", digits=1, note=note), reached
+
+
+def _told(row: Row) -> str:
+    return f"{_share(row):.1%}" + (" and switches" if row.cell.method != CUTS[0] else "")
+
+
+def _speeds(rows: Sequence[Row], reached: float) -> list[Figure]:
+    """Prefill and decode, at the share that is reached at no loss, or at the target's where none is."""
     names = (
-        f"T15 MLP neurons off at no held-out loss, on at least {_MATERIALS} texts",
         "T15 shrunk plain checkpoint, prefill 512, against the dense one in turns",
         "T15 shrunk plain checkpoint, decode, against the dense one in turns",
     )
-    told, shares, words = [], [], []
-    for material in (t.name for t in TEXTS):
-        base = pick(rows, material, BASE)
-        tried = [r for b in SHARES if (r := pick(rows, material, _treatment("structured", b))) is not None]
-        if base is None or not tried:
-            continue
-        best = at_no_loss(rows, material)
-        told += tried
-        shares.append(_share(best) if best is not None else 0.0)
-        words.append(f"{material} " + ", ".join(f"{_share(r):.1%} {_shown(gain(r, base))}" for r in tried))
-    if len(shares) < _MATERIALS:
-        note = "; ".join([f"cells of structured are done on {len(shares)} texts, {_MATERIALS} are needed", *words])
-        first = _lost(names[0], 100 * TARGET, " %", note)
-        reached = 0.0
-    else:
-        reached = sorted(shares)[-_MATERIALS]
-        note = f"gain in nats per token with 95 % interval: {'; '.join(words)}"
-        first = Figure(names[0], 100 * reached, 100 * TARGET, unit=" %", digits=1, note=note)
-    return [first, *_speeds(names[1:], told, reached)]
-
-
-def _speeds(names: Sequence[str], rows: Sequence[Row], reached: float) -> list[Figure]:
-    """Prefill and decode, at the share that is reached at no loss, or at the target's where that is less."""
     wanted = reached or TARGET
     nearest = min((abs(_share(r) - wanted) for r in rows), default=math.inf)
     # Shares of one budget differ by rounding only; others are another model's speed.
