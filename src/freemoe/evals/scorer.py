@@ -101,7 +101,7 @@ class Scorer(Tokens):
             DataError: When ``overflow="error"`` and a prompt is too long.
         """
         rows = [self.prompt(text, max_new_tokens) for text in prompts]
-        share = any(rows) and self._shares(max(rows, key=len))
+        share = any(rows) and self.shares(max(rows, key=len))
         window = sliding_window(self.model)
         greedy = Greedy(self.model, self.tokenizer, self.batch_tokens, share, window, self._forward_cost)
         return greedy.texts(rows, until, max_new_tokens)
@@ -131,7 +131,7 @@ class Scorer(Tokens):
             branch=self.share_prefixes and masks_are_dense(self.model),
             window=sliding_window(self.model),
         )
-        if any(group.shares for group in groups) and not self._shares(requests[0].ids):
+        if any(group.shares for group in groups) and not self.shares(requests[0].ids):
             groups = plan(requests, self.batch_tokens, share=False, branch=False)
         work = tensors_of(groups, self.model.device)
         self._plans[key] = list(pairs), work
@@ -141,7 +141,7 @@ class Scorer(Tokens):
             kept -= sum(batch.ids.numel() for w in oldest for batch in w.batches)
         return work
 
-    def _shares(self, ids: Ids) -> bool:
+    def shares(self, ids: Ids) -> bool:
         """Whether prefixes may be shared: asked for, and found to change nothing on this model, once per scorer."""
         if not self.share_prefixes:
             return False

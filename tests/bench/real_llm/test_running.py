@@ -7,18 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save
 
 from freemoe.bench.harness import Settings
+from freemoe.bench.real_llm import plan as planned
 from freemoe.bench.real_llm import running
-from freemoe.bench.real_llm.cells import Cell
-from freemoe.bench.real_llm.data import load_parts
+from freemoe.bench.real_llm.cells import ALL, Cell
+from freemoe.bench.real_llm.data import MATERIALS, load_parts
 from freemoe.bench.real_llm.methods import Stand, per_document, with_adapter
 from freemoe.bench.real_llm.work import Job, joined, run_cell
 from freemoe.domain_experts.expert import encode_positions
+from freemoe.domain_experts.router import Router
+from freemoe.domain_experts.switching import switched_off
 from freemoe.errors import DataError, NumericError
 from freemoe.families.loading import load_base
 from freemoe.families.weights import find_weights
+from freemoe.runs import write_atomic
 from tests.bench.real_llm.records import text_record
 
 PLAN = [Cell("text", "wikitext"), Cell("text", "wikitext", "learned", 0.01), Cell("text", "wikitext", "greedy", 0.01)]
@@ -133,13 +138,54 @@ def test_without_a_model_or_data_it_says_what_to_give(settings: Settings) -> Non
 
 
 def test_a_union_switches_off_what_either_expert_does() -> None:
-    import torch
-
     def kept(**weights: list[int]) -> dict:
         return {f"off|{name}": encode_positions(torch.tensor(where)) for name, where in weights.items()}
 
     union = joined([kept(a=[1, 5], b=[0]), kept(a=[2, 5], c=[3])])
     assert {name: where.tolist() for name, where in union.items()} == {"a": [1, 2, 5], "b": [0], "c": [3]}
+
+
+@pytest.mark.realdata
+def test_a_router_sends_questions_to_the_experts_of_tasks(
+    stories, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("arc-easy", "arc-challenge")  # so alike that some go astray, and a careful router would abstain
+    monkeypatch.setattr(Router, "abstains", lambda *_: False)
+    monkeypatch.setattr(planned, "TASKS", [MATERIALS[n] for n in names])
+    experts = [Cell("task", n, "learned", 0.01) for n in names]
+    cell = Cell("route", ALL, "learned", 0.01)
+    monkeypatch.setattr(running, "cells", lambda quick: [cell, *experts])
+    monkeypatch.setattr(running, "in_own_process", run_cell)
+    model = str(data_root / "models" / "stories260k")
+    settings = Settings(True, data_root=data_root, model=model, cells=tmp_path / "cells")
+    bench = running.bench_of(settings)
+    bench.run_missing("route/*", None, settings.progress)
+    assert not bench.finished  # it waits for the experts
+    bench.run_missing("task/*", None, settings.progress)
+    # Whatever training found on so few questions, these two change what is answered.
+    for expert, seed in zip(experts, (0, 1), strict=True):
+        write_atomic(bench.store.tensors(expert), save(_some_off(model, seed)))
+    bench.run_missing("route/*", None, settings.progress)
+    assert not bench.failed
+    found = bench.finished[cell.name]["tasks"]
+    base, tokenizer = load_base(model, dtype="float32", device="cpu")
+    for name, other in (names, names[::-1]):
+        stand = Stand(
+            cell, bench.protocol, base, tokenizer, find_weights(base),
+            load_parts(name, data_root, tokenizer, bench.protocol, 0),
+        )  # fmt: skip
+        with switched_off(stand.weights, joined([load_file(bench.store.tensors(experts[names.index(other)]))])):
+            expected = [s.value for s in stand.scores(stand.data.reported)]
+        assert found[name]["ids"] == [d.id for d in stand.data.reported]
+        for picked, right, value in zip(found[name]["picked"], found[name]["right"], expected, strict=True):
+            assert picked in (*names, "base")
+            assert right == (value if picked == other else None)
+    assert any(p not in (n, "base") for n in names for p in found[n]["picked"])
+
+
+def _some_off(model: str, seed: int) -> dict:
+    weight = find_weights(load_base(model, dtype="float32", device="cpu")[0])[seed]
+    return {f"off|{weight.name}": encode_positions(torch.arange(0, weight.size, 2))}
 
 
 @pytest.mark.realdata
@@ -178,4 +224,4 @@ def test_cells_on_a_real_small_model(stories, data_root: Path, tmp_path: Path, m
     with_adapter(stand, load_file(bench.store.tensors(plan[1])), 1)
     again = per_document("text", stand.scores(data.reported))
     assert again["nll"] == pytest.approx(lora["nll"], rel=1e-5)
-    assert len(running.run(settings).figures) == 15
+    assert len(running.run(settings).figures) == 17

@@ -13,7 +13,7 @@ from typing import Any
 
 from freemoe.runs import digest, write_atomic
 
-BASE = "base"
+BASE, ALL = "base", "tasks"
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,9 @@ class Cell:
 
     Attributes:
         family: ``text``, ``task``, ``cross`` (an expert on all other materials), ``union`` (two experts at once),
-            ``count`` (fewer or more documents), ``home`` (another base) or ``null`` (nothing to be learned).
-        material: Name of the material or task; for ``null`` the number of the batch of builds.
+            ``route`` (the experts of all tasks behind one router), ``count`` (fewer or more documents), ``home`` (another
+            base) or ``null`` (nothing to be learned).
+        material: Name of the material or task; for ``null`` the number of the batch of builds; `ALL` for ``route``.
         method: A name of ``methods.METHODS``.
         budget: Largest share off, for methods that switch off.
         rank: Of LoRA.

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from scipy.stats import beta
 
 from freemoe.bench.harness import Figure
-from freemoe.bench.real_llm.cells import BASE
+from freemoe.bench.real_llm.cells import BASE, Cell
 from freemoe.bench.real_llm.data import TASKS
 from freemoe.bench.real_llm.figures_structured import structured_figures
 from freemoe.bench.real_llm.rows import Finished, Row, accepted, gain, gains, pick, rows_of, share
@@ -27,7 +28,7 @@ def figures_of(finished: Finished) -> list[Figure]:
     """Every figure, measured or not."""
     texts, tasks = rows_of(finished, "text"), rows_of(finished, "task")
     found = [figure for text in _T13_TEXTS for figure in text_figures(texts, text)]
-    return [*found, *task_figures(tasks), *structured_figures(finished), null_figure(finished)]
+    return [*found, *task_figures(tasks), routed_figure(finished), *structured_figures(finished), null_figure(finished)]
 
 
 def _lost(name: str, target: float, unit: str, note: str, better: str = "higher") -> Figure:
@@ -125,8 +126,8 @@ def task_figures(rows: Sequence[Row]) -> list[Figure]:
     plain = mean_of_bootstraps([(g.tolist(), keys) for _, g, keys in mine]).scaled(100)
     took = ", ".join(row.cell.material for (row, _), ok in zip(chosen, passed, strict=True) if ok) or "none"
     note = (
-        f"guarded {_shown(guarded)}, unguarded {_shown(plain)}; accepted: {took}. Routed by the known domain: no router "
-        "is part of this figure"
+        f"guarded {_shown(guarded)}, unguarded {_shown(plain)}; accepted: {took}. Every question under its own task's "
+        "expert; the router has a figure of its own"
     )
     first = Figure(names[0], _above(guarded.low), 0.0, unit=" points", note=note)
     if any(r is None for r in rivals):
@@ -139,6 +140,41 @@ def task_figures(rows: Sequence[Row]) -> list[Figure]:
         return [first, _lost(names[1], 90.0, " %", f"LoRA r=1 gains nothing on average ({_shown(lora)} points)")]
     note = f"95 % [{part.low:.0f}, {part.high:.0f}]; LoRA r=1, unguarded {_shown(lora)} points"
     return [first, Figure(names[1], part.mean, 90.0, unit=" %", digits=1, note=note)]
+
+
+def routed_figure(finished: Finished) -> Figure:
+    """T14 with a router: each question under the expert of the task that the router picks, where that one was accepted."""
+    name = "T14 eight tasks, routed: lower end of the 95 % interval of the macro-average gain, guarded"
+    record = next((r for r in finished.values() if r["cell"]["family"] == "route"), None)
+    if record is None:
+        return _lost(name, 0.0, " points", "its cell is not done")
+    rows, treatment = rows_of(finished, "task"), Cell.read(record["cell"]).treatment
+    pairs = {}
+    for task in record["tasks"]:
+        row, base = pick(rows, task, treatment), pick(rows, task, BASE)
+        if row is None or base is None:
+            return _lost(name, 0.0, " points", f"cells of {task} are missing")
+        pairs[task] = (row, base)
+    passed = dict(zip(pairs, accepted(list(pairs.values())), strict=True))
+    parts, astray, abstained = [], [], []
+    for task, routes in record["tasks"].items():
+        row, base = pairs[task]
+        if routes["ids"] != row.first["ids"]:
+            return _lost(name, 0.0, " points", f"the cells of {task} were reported on other questions than were routed")
+        own, before = row.values(), base.values()
+        answers = [
+            before[i] if picked == BASE or not passed[picked] else own[i] if picked == task else routes["right"][i]
+            for i, picked in enumerate(routes["picked"])
+        ]
+        parts.append(([float(a - b) for a, b in zip(answers, before, strict=True)], row.keys))
+        astray.append(np.mean([p not in (BASE, task) for p in routes["picked"]]))
+        abstained.append(np.mean([p == BASE for p in routes["picked"]]))
+    found = mean_of_bootstraps(parts).scaled(100)
+    note = (
+        f"{treatment} {_shown(found)}; accepted: {', '.join(t for t, ok in passed.items() if ok) or 'none'}; "
+        f"{np.mean(astray):.1%} went to another task's expert, {np.mean(abstained):.1%} to the base"
+    )
+    return Figure(name, _above(found.low), 0.0, unit=" points", note=note)
 
 
 # --------------------------------------------------------------------------------------------- T17

@@ -61,7 +61,6 @@ class Stand:
     weights: list[Weight]
     data: Parts
     scorer: Scorer = field(init=False)
-    _tried: bool = False
 
     def __post_init__(self) -> None:
         self.scorer = Scorer(self.model, self.tokenizer, batch_tokens=self.protocol.batch_tokens)
@@ -74,10 +73,9 @@ class Stand:
 
     def scores(self, documents: Sequence[Document], graders: dict[str, Any] | None = None) -> list[Score]:
         """Scores of documents under the model as it stands, products in the protocol's number format."""
-        if not self._tried and documents[0].kind == "choice":
+        if documents[0].kind == "choice":
             # Whether answers may share their context is tried out in fp32: in bf16 rounding alone would forbid it.
-            self.scorer.score(self.scorer.document_pairs(documents[0]))
-            self._tried = True
+            self.scorer.shares(self.scorer.prompt_ids(documents[0]))
         with products(self.protocol.score):
             return Evaluator(self.scorer, graders or self.data.graders).score(documents)
 

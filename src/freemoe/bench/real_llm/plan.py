@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from freemoe.bench.real_llm.cells import Cell
+from freemoe.bench.real_llm.cells import ALL, Cell
 from freemoe.bench.real_llm.data import MATERIALS, TASKS, TEXTS
 from freemoe.bench.real_llm.methods_structured import SETTINGS, TARGET, passes, tiny_cells
 from freemoe.bench.real_llm.protocol import Protocol
@@ -46,6 +46,7 @@ def cells(quick: bool = False) -> list[Cell]:
     found += [Cell("null", f"batch{n}", base=HOMES[0]) for n in range(1 if quick else NULL_BATCHES)]
     for task in TASKS:
         found += _question(Cell("task", task.name))
+    found += [Cell("route", ALL, "learned", MAIN_BUDGET)]
     for text in TEXTS:
         found += _structured(Cell("text", text.name))
     found += [Cell("task", task.name, "fewshot") for task in TASKS]
@@ -129,14 +130,15 @@ def _home(cell: Cell) -> list[Cell]:
 
 
 def needs(cell: Cell, finished: dict[str, dict[str, Any]], everything: Sequence[Cell]) -> list[Cell] | None:
-    """The cells whose experts a ``cross`` or ``union`` cell tries out; None while one of them is missing.
+    """The cells whose experts a ``cross``, ``union`` or ``route`` cell tries out; None while one of them is missing.
 
     Where the expert's learning rate is one of several, all of them must be there, and the best stopping loss decides.
     """
-    if cell.family not in ("cross", "union"):
+    if cell.family not in ("cross", "union", "route"):
         return []
     chosen = []
-    for material in filter(None, (cell.material, cell.other)):
+    names = [t.name for t in TASKS] if cell.family == "route" else filter(None, (cell.material, cell.other))
+    for material in names:
         family = MATERIALS[material].kind
         same = [
             c
@@ -156,6 +158,9 @@ def work(cell: Cell, protocol: Protocol) -> float:
     """About how many tokens' forward passes a cell takes."""
     if cell.family == "null":
         return 0.0
+    if cell.family == "route":
+        # Those that the router sends astray: a tenth, say.
+        return len(TASKS) * 0.1 * protocol.questions * _QUESTION_TOKENS
     text = MATERIALS[cell.material].kind == "text"
     each = _TEXT_TOKENS if text else _QUESTION_TOKENS
     reference = cell.documents or protocol.reference

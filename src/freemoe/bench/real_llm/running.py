@@ -13,7 +13,7 @@ from typing import Any
 
 from freemoe.bench.harness import Outcome, Settings
 from freemoe.bench.real_llm.cells import Cell, Store
-from freemoe.bench.real_llm.data import MATERIALS, find_material
+from freemoe.bench.real_llm.data import MATERIALS, TASKS, find_material
 from freemoe.bench.real_llm.figures import figures_of
 from freemoe.bench.real_llm.plan import cells, estimates, needs
 from freemoe.bench.real_llm.protocol import (
@@ -98,6 +98,8 @@ class Bench:
     def _data(self, cell: Cell) -> str:
         if cell.family == "null":
             names: list[str] = ["arc-easy"]
+        elif cell.family == "route":
+            names = [t.name for t in TASKS]
         elif cell.family == "cross":
             names = [m for m in MATERIALS if m != "tinystories"]
         else:

@@ -65,6 +65,10 @@ def run_cell(job: Job) -> dict[str, Any]:
         from freemoe.bench.real_llm.null import null_builds
 
         return null_builds(job.model, job.root, job.cell, job.protocol)
+    if job.cell.family == "route":
+        from freemoe.bench.real_llm.routing import routed
+
+        return routed(job)
     began = time.perf_counter()
     model, tokenizer = load_base(job.model, dtype="float32", device="cpu")
     if tokenizer is None:
