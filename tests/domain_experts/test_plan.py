@@ -32,6 +32,15 @@ def test_a_plan_of_text_and_of_halving(world, tmp_path):
     assert "0 purifications" in found["units_of_work"]
 
 
+def test_a_plan_counts_the_activations_of_a_training_pass(world, tmp_path):
+    def memory(tokens, metric="saliency"):
+        recipe = task_recipe(world, tmp_path / "out", batch_tokens=tokens, search={"metrics": [metric]})
+        return int(plan(recipe)["memory"].split()[1].replace(",", ""))
+
+    assert memory(8192) > memory(512) + 10
+    assert memory(8192, "magnitude") == memory(512, "magnitude")
+
+
 def test_a_plan_finds_bad_input(world, tmp_path):
     with pytest.raises(DataError, match="nowhere"):
         plan(task_recipe(world, tmp_path / "out", domains={"d": ["./nowhere.jsonl"]}))

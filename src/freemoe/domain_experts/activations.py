@@ -93,6 +93,11 @@ def _kept(model: Any, length: int, compute: torch.dtype | None) -> int:
     return total
 
 
+def most_held(model: nn.Module) -> int:
+    """Bytes of activations that a pass may hold: those of the model's own parameters, at least `LEAST`."""
+    return max(LEAST, sum(p.numel() * p.element_size() for p in model.parameters()))
+
+
 def parts(
     model: Any, batch: AnswerBatch, most: int | None = None, compute: torch.dtype | None = None
 ) -> Iterator[AnswerBatch]:
@@ -101,12 +106,12 @@ def parts(
     Args:
         model: A causal LM, some of whose weights ask for gradients.
         batch: The batch; where it is small enough it comes back as it is.
-        most: Bytes; by default those of the model's own parameters, at least `LEAST`.
+        most: Bytes; by default `most_held`.
         compute: What the pass multiplies in, if not the model's dtype.
     """
     rows, length = batch.ids.shape
     if most is None:
-        most = max(LEAST, sum(p.numel() * p.element_size() for p in model.parameters()))
+        most = most_held(model)
     fitting = max(1, int(most / max(1.0, bytes_per_token(model, length, compute) * length)))
     if fitting >= rows:
         yield batch

@@ -7,9 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from freemoe.domain_experts.activations import bytes_per_token, most_held
 from freemoe.domain_experts.bands import grid
 from freemoe.domain_experts.evidence import is_text
+from freemoe.domain_experts.gradients import gradients_to
 from freemoe.domain_experts.importance import METRICS
+from freemoe.domain_experts.precision import compute_dtype
 from freemoe.domain_experts.purification import method_of
 from freemoe.domain_experts.running_sums import state_bytes
 from freemoe.domain_experts.structured.fitting import documents_to_fit
@@ -86,11 +89,20 @@ def _documents_to_fit(bench: Workbench, documents: Sequence[Document], labels: S
 
 
 def _bytes_to_purify(bench: Workbench) -> int:
-    """Memory of purification beside the model: the mean, the evidence and its best state, and one weight's gradient and its ranking."""
+    """Memory of purification beside the model.
+
+    A pass's activations; the mean, the evidence and its best state; one weight's gradient and its ranking; copies of the weights in
+    the format that passes multiply in.
+    """
     section = bench.recipe.saliency
+    compute = compute_dtype(section.compute, bench.model)
+    with gradients_to(bench.model, bench.weights, lambda *_: None, checkpointing=False):
+        a_token = bytes_per_token(bench.model, compute=compute)
+    held = min(most_held(bench.model), int(bench.recipe.batch_tokens * a_token))
     largest = max(w.size * (w.parameter.element_size() + 16) for w in bench.weights)
     state = 3 * sum(state_bytes(w.shape) for w in bench.weights)
-    return largest + (0 if section.method == "greedy" else state)
+    copies = 0 if compute is None else sum(w.size * compute.itemsize for w in bench.weights)
+    return held + largest + copies + (0 if section.method == "greedy" else state)
 
 
 def _seconds_per_document(bench: Workbench) -> float:
