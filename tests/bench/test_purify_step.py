@@ -15,10 +15,10 @@ def test_figures_of_a_quick_run(monkeypatch) -> None:
     monkeypatch.setattr(bench, "_memory", lambda name, settings: real(name, settings) if name == "switches" else 1e9)
     outcome = bench.run(Settings(quick=True))
     assert [f.target for f in outcome.figures[:4]] == [1.6, None, None, 3.0]
-    assert len(outcome.figures) == 6
+    assert len(outcome.figures) == 8
     assert all(f.value > 0 for f in outcome.figures)
     assert set(outcome.details["seconds"]) == set(bench.SIDES)
-    assert set(outcome.details["bytes"]) == set(bench.WEIGHED)
+    assert set(outcome.details["bytes"]) == set(bench.SIDES)
     assert outcome.details["bytes"]["switches"] > 1e7
 
 
@@ -34,7 +34,7 @@ def test_a_step_of_switches_goes_all_the_way_and_leaves_the_model_alone(monkeypa
         return masks[-1]
 
     monkeypatch.setattr(bench, "_switch", spy)
-    step = bench._switches(model, weights, bench._batch(model, Settings(quick=True)), None)
+    step = bench._switches(model, weights, bench._batch(model, Settings(quick=True)), False)
     step()
     step()
     assert 0 < sum(map(len, masks[0].values())) <= sum(w.size for w in weights) // 100

@@ -12,6 +12,7 @@ from freemoe import runs
 from freemoe.domain_experts import activations, gradients
 from freemoe.domain_experts.activations import bytes_per_token, fits, parts
 from freemoe.domain_experts.batches import AnswerBatch, rows_of
+from freemoe.domain_experts.precision import held_in
 from freemoe.families.weights import find_weights
 from tests.domain_experts.test_gradients import fast_gradients
 from tests.domain_experts.test_saliency import batches
@@ -53,16 +54,18 @@ def test_what_is_measured_is_what_autograd_keeps() -> None:
     assert activations._bound(model) / 8 < told < activations._bound(model)
 
 
-def test_products_in_bfloat16_keep_less() -> None:
+def test_a_model_in_bfloat16_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations, "_SMALL", 1)
     model = wide()
-    full, half = bytes_per_token(model), bytes_per_token(model, compute=torch.bfloat16)
-    assert 0.4 * full < half < 0.9 * full
+    full = bytes_per_token(model)
+    most, whole = int(full * 40 * 2.3), batch(6, 40)
+    with held_in(model, torch.bfloat16):
+        half = bytes_per_token(model)
+        assert 0.4 * full < half < 0.7 * full
+        assert max(len(p.ids) for p in parts(model, whole, most)) > 2
     # Each format has a measurement of its own.
-    assert (bytes_per_token(model), bytes_per_token(model, compute=torch.bfloat16)) == (full, half)
-    whole = batch(6, 40)
-    most = int(full * 40 * 2.3)
+    assert bytes_per_token(model) == full
     assert [len(p.ids) for p in parts(model, whole, most)] == [2, 2, 2]
-    assert max(len(p.ids) for p in parts(model, whole, most, torch.bfloat16)) > 2
 
 
 def test_without_gradients_nothing_is_kept_and_nothing_remembered() -> None:
@@ -97,7 +100,7 @@ def test_gradients_of_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, loss = fast_gradients(model, weights, rows)
     passes: list[int] = []
 
-    def cut(model: Any, batch: AnswerBatch, compute: Any) -> Any:
+    def cut(model: Any, batch: AnswerBatch) -> Any:
         for part in parts(model, batch, 1):
             passes.append(len(part.ids))
             yield part

@@ -1,4 +1,4 @@
-"""Gradient passes in bfloat16: close to fp32's, given in the weights' own dtype, chosen where they are measured faster."""
+"""Purification in bfloat16: gradients close to fp32's, the model's own weights back bit by bit, chosen where it is faster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from freemoe import runs
 from freemoe.domain_experts import precision
 from freemoe.domain_experts.batches import answer_loss
 from freemoe.domain_experts.gradients import backward, gradients_to
-from freemoe.domain_experts.precision import compute_dtype, speedup
+from freemoe.domain_experts.precision import compute_dtype, held_in, speedup
+from freemoe.domain_experts.switching import switched_off
+from freemoe.errors import NumericError
 from freemoe.families.weights import find_weights
 from tests.domain_experts.test_saliency import LAYOUTS, batches, bits, unchanged
 from tests.tiny import tiny_model
@@ -19,11 +21,11 @@ def gradients(model, weights, compute):
     sums = {}
 
     def take(weight, gradient):
-        assert gradient.dtype == weight.parameter.dtype
-        sums[weight.name] = sums.get(weight.name, 0) + gradient.reshape(-1).clone()
+        assert gradient.dtype == weight.parameter.dtype == (compute or torch.float32)
+        sums[weight.name] = sums.get(weight.name, 0) + gradient.reshape(-1).float()
 
-    with gradients_to(model, weights, take, checkpointing=False):
-        loss = backward(model, batches(0), compute)
+    with held_in(model, compute), gradients_to(model, weights, take, checkpointing=False):
+        loss = backward(model, batches(0))
     return torch.cat([sums[w.name] for w in weights]), loss
 
 
@@ -41,15 +43,50 @@ def test_gradients_in_bfloat16_point_where_those_in_fp32_do(case):
     assert unchanged(model, before)
 
 
-def test_without_a_wish_the_loss_is_the_models_own():
-    model = tiny_model("llama")
+@pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral"])
+def test_whatever_happens_inside_the_models_own_weights_come_back(case):
+    model = tiny_model(case)
     (first, *_) = batches(0)
-    whole = answer_loss(model, first)
-    assert not torch.is_autocast_enabled("cpu")
-    half = answer_loss(model, first, torch.bfloat16)
-    assert not torch.is_autocast_enabled("cpu")
-    assert whole.dtype == half.dtype == torch.float32
-    assert float(answer_loss(model, first).detach()) == float(whole.detach()) != float(half.detach())
+    before, buffers = bits(model), {n: b.dtype for n, b in model.named_buffers()}
+    kept = next(model.parameters())
+    kept.requires_grad_(True)
+    answer_loss(model, first).backward()
+    gradient, whole = kept.grad, float(answer_loss(model, first).detach())
+
+    def inside():
+        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+        assert {n: b.dtype for n, b in model.named_buffers()} == buffers
+        half = answer_loss(model, first)
+        assert half.dtype == torch.float32
+        assert float(half.detach()) != whole
+        half.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.zero_()
+        raise NumericError("inside")
+
+    with pytest.raises(NumericError), held_in(model, torch.bfloat16):
+        inside()
+    assert unchanged(model, before)
+    assert kept.grad is gradient
+    assert float(answer_loss(model, first).detach()) == whole
+    with held_in(model, None):
+        assert unchanged(model, before)
+
+
+def test_switches_off_around_it_stay_off_inside_and_come_back():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    before = bits(model)
+    some = {weights[0].name: torch.arange(0, weights[0].size, 3)}
+    others = {weights[0].name: torch.arange(1, weights[0].size, 3)}
+    with switched_off(weights, some):
+        with held_in(model, torch.bfloat16), switched_off(weights, others):
+            off = weights[0].view().reshape(-1) == 0
+            assert off[some[weights[0].name]].all()
+            assert off[others[weights[0].name]].all()
+        assert not (weights[0].view().reshape(-1)[others[weights[0].name]] == 0).any()
+    assert unchanged(model, before)
 
 
 @pytest.mark.parametrize(("faster", "expected"), [(0.4, None), (1.2, None), (1.3, torch.bfloat16)])

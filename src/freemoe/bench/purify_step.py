@@ -1,8 +1,8 @@
 """T18: a training step of learned switches against PEFT's LoRA of rank 1 on the same batch, and the memory of each.
 
 LoRA is given the same chunked loss; beside it stands PEFT's own step, which makes all logits at once, and both sides once more
-with products in bfloat16 (`saliency.compute`). Times are taken in turns in one process, peak memory in a process for each side
-without.
+on the base in bfloat16 (`saliency.compute`; its fp32 weights wait beside the switches, LoRA does without). Times are taken in
+turns in one process, peak memory in a process for each side.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from freemoe.domain_experts.activations import parts
 from freemoe.domain_experts.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.curvature import measure_curvature
 from freemoe.domain_experts.learned import Switches, _gather, _switch
+from freemoe.domain_experts.precision import held_in
 from freemoe.domain_experts.switching import switched_off
 from freemoe.errors import FreeMoEError
 from freemoe.families.weights import Weight, find_weights
@@ -39,6 +41,8 @@ SHAPE = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
+# A side stays in its number format until the process ends.
+_FOR_GOOD = ExitStack()
 QUICK = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -46,23 +50,20 @@ QUICK = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }
-SIDES = ("switches", "lora", "lora, all logits", "switches, bfloat16 products", "lora, bfloat16 products")
-WEIGHED = SIDES[:3]
+SIDES = ("switches", "lora", "lora, all logits", "switches, bfloat16", "lora, bfloat16")
 
 
 def run(settings: Settings) -> Outcome:
-    """Time all sides in turns, then weigh those in the base's own number format, each in a process of its own."""
+    """Time all sides in turns, then weigh each in a process of its own."""
     sides = {name: _side(name, settings) for name in SIDES}
     seconds = in_turns(sides, settings.rounds)
-    memory = {name: _memory(name, settings) for name in WEIGHED}
+    memory = {name: _memory(name, settings) for name in SIDES}
     figures = (
         Figure("step of learned switches over LoRA r=1", ratio(seconds, SIDES[0], SIDES[1]), TIME, "lower"),
         Figure("the same over PEFT's own step, all logits at once", ratio(seconds, SIDES[0], SIDES[2])),
-        Figure(
-            "step of learned switches over LoRA r=1, both with bfloat16 products", ratio(seconds, SIDES[3], SIDES[4])
-        ),
+        Figure("step of learned switches over LoRA r=1, both in bfloat16", ratio(seconds, SIDES[3], SIDES[4])),
         Figure("peak memory of learned switches", memory[SIDES[0]] / 1e9, MEMORY, "lower", " GB"),
-        *(Figure(f"peak memory of {name}", memory[name] / 1e9, unit=" GB") for name in WEIGHED[1:]),
+        *(Figure(f"peak memory of {name}", memory[name] / 1e9, unit=" GB") for name in SIDES[1:]),
     )
     details = {"threads": torch.get_num_threads(), "seconds": seconds, "bytes": memory}
     return Outcome(figures, details)
@@ -88,15 +89,18 @@ def _batch(model: Any, settings: Settings) -> AnswerBatch:
 def _side(name: str, settings: Settings) -> Callable[[], None]:
     model = _model(settings)
     batch, weights = _batch(model, settings), find_weights(model)
-    compute = torch.bfloat16 if "bfloat16" in name else None
+    half = "bfloat16" in name
     if name.startswith("switches"):
-        return _switches(model, weights, batch, compute)
-    return _lora(model, weights, batch, settings.seed, "all logits" in name, compute)
+        return _switches(model, weights, batch, half)
+    if half:
+        model.to(torch.bfloat16)
+    return _lora(model, weights, batch, settings.seed, "all logits" in name)
 
 
-def _switches(model: Any, weights: list[Weight], batch: AnswerBatch, compute: torch.dtype | None) -> Callable[[], None]:
+def _switches(model: Any, weights: list[Weight], batch: AnswerBatch, half: bool) -> Callable[[], None]:
+    _FOR_GOOD.enter_context(held_in(model, torch.bfloat16 if half else None))
     switches = {w.name: Switches.fresh(w) for w in weights}
-    curvature = measure_curvature(model, weights, [batch], checkpointing="auto", compute=compute)
+    curvature = measure_curvature(model, weights, [batch], checkpointing="auto")
     most = sum(w.size for w in weights) // 100
     rate = curvature.small_cost(weights) * batch.answer_tokens**0.5
     mask: dict[str, torch.Tensor] = {}
@@ -104,7 +108,7 @@ def _switches(model: Any, weights: list[Weight], batch: AnswerBatch, compute: to
     def step() -> None:
         nonlocal mask
         with switched_off(weights, mask):
-            _gather(model, switches, [batch], "auto", compute)
+            _gather(model, switches, [batch], "auto")
         for switch in switches.values():
             switch.advance(rate)
         mask = _switch(switches, curvature, most)
@@ -112,20 +116,18 @@ def _switches(model: Any, weights: list[Weight], batch: AnswerBatch, compute: to
     return step
 
 
-def _lora(
-    model: Any, weights: list[Weight], batch: AnswerBatch, seed: int, whole: bool, compute: torch.dtype | None
-) -> Callable[[], None]:
+def _lora(model: Any, weights: list[Weight], batch: AnswerBatch, seed: int, whole: bool) -> Callable[[], None]:
     tuned, parameters = with_lora(model, weights, 1, seed)
     optimizer = torch.optim.Adam(parameters, lr=1e-3)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        for part in [batch] if whole else parts(tuned, batch, compute=compute):
+        for part in [batch] if whole else parts(tuned, batch):
             if whole:
                 logits = tuned(input_ids=part.ids, use_cache=False).logits.flatten(0, 1).float()
                 loss = torch.nn.functional.cross_entropy(logits, part.targets.flatten(), reduction="sum")
             else:
-                loss = answer_loss(tuned, part, compute)
+                loss = answer_loss(tuned, part)
             (loss / batch.answer_tokens).backward()
         optimizer.step()
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.domain_experts.batches import AnswerBatch
-from freemoe.domain_experts.precision import computing
 from freemoe.evals.output_head import ending_at
 from freemoe.runs import available_memory_bytes
 
@@ -32,26 +31,25 @@ _SAFETY = 4
 # What eager attention keeps of its L x L scores: before the softmax, behind it, and cast.
 _SCORES = 3
 
-_KNOWN: WeakKeyDictionary[nn.Module, dict[torch.dtype | None, float]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[torch.dtype, float]] = WeakKeyDictionary()
 
 
-def bytes_per_token(model: Any, length: int = _SAMPLE, compute: torch.dtype | None = None) -> float:
+def bytes_per_token(model: Any, length: int = _SAMPLE) -> float:
     """Bytes that autograd keeps for each token of rows of a length, without checkpointing.
 
-    Measured once per model and number format of its products (``compute``, see `precision`) by the difference of two short
-    rows, so that what is kept once (say, weights in another dtype) does not count. It asks for gradients of some weight;
-    without any, nothing is kept and nothing remembered.
+    Measured once per model and dtype by the difference of two short rows, so that what is kept once (say, weights in another
+    dtype) does not count. It asks for gradients of some weight; without any, nothing is kept and nothing remembered.
     """
     known = _KNOWN.setdefault(model, {})
-    found = known.get(compute)
+    found = known.get(model.dtype)
     if found is None:
         found = _bound(model)
         if found > _SMALL:
             longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _SAMPLE
             size = max(2, min(_SAMPLE, longest))
-            found = (_kept(model, size, compute) - _kept(model, size // 2, compute)) / (size - size // 2)
+            found = (_kept(model, size) - _kept(model, size // 2)) / (size - size // 2)
         if found > 0:
-            known[compute] = found
+            known[model.dtype] = found
     return found + _eager(model) * max(0, length - _SAMPLE)
 
 
@@ -69,7 +67,7 @@ def _eager(model: Any) -> float:
     return float(_SCORES * heads * next(model.parameters()).element_size())
 
 
-def _kept(model: Any, length: int, compute: torch.dtype | None) -> int:
+def _kept(model: Any, length: int) -> int:
     """Bytes of tensors that a forward pass over one row of ``length`` tokens keeps, weights left out."""
     mine = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
@@ -83,7 +81,6 @@ def _kept(model: Any, length: int, compute: torch.dtype | None) -> int:
     ids = torch.zeros(1, length, dtype=torch.long, device=model.device)
     with (
         torch.enable_grad(),
-        computing(model.device, compute),
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
     ):
         # What was kept must live until all is counted: memory that was freed comes again under the same address.
@@ -98,21 +95,18 @@ def most_held(model: nn.Module) -> int:
     return max(LEAST, sum(p.numel() * p.element_size() for p in model.parameters()))
 
 
-def parts(
-    model: Any, batch: AnswerBatch, most: int | None = None, compute: torch.dtype | None = None
-) -> Iterator[AnswerBatch]:
+def parts(model: Any, batch: AnswerBatch, most: int | None = None) -> Iterator[AnswerBatch]:
     """Cut a batch by rows so that the activations of each part stay below ``most`` bytes; a row is never cut.
 
     Args:
         model: A causal LM, some of whose weights ask for gradients.
         batch: The batch; where it is small enough it comes back as it is.
         most: Bytes; by default `most_held`.
-        compute: What the pass multiplies in, if not the model's dtype.
     """
     rows, length = batch.ids.shape
     if most is None:
         most = most_held(model)
-    fitting = max(1, int(most / max(1.0, bytes_per_token(model, length, compute) * length)))
+    fitting = max(1, int(most / max(1.0, bytes_per_token(model, length) * length)))
     if fitting >= rows:
         yield batch
         return
@@ -124,9 +118,9 @@ def parts(
             yield part
 
 
-def fits(model: Any, rows: int, length: int, compute: torch.dtype | None = None) -> bool:
+def fits(model: Any, rows: int, length: int) -> bool:
     """Whether the activations of a pass take at most half of the memory that is free where the model stands."""
-    return rows * length * bytes_per_token(model, length, compute) <= 0.5 * free_bytes(model.device)
+    return rows * length * bytes_per_token(model, length) <= 0.5 * free_bytes(model.device)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.domain_experts.precision import computing
 from freemoe.errors import NumericError
 from freemoe.evals.output_head import ending_at, summed_loss
 
@@ -84,7 +83,7 @@ def rows_of(batches: Sequence[AnswerBatch]) -> list[tuple[tuple[int, ...], tuple
     return rows
 
 
-def answer_loss(model: Any, batch: AnswerBatch, compute: torch.dtype | None = None) -> Tensor:
+def answer_loss(model: Any, batch: AnswerBatch) -> Tensor:
     """Sum of the answers' cross-entropies in nats, fp32 (a scalar that can be differentiated).
 
     Only the answers' positions go through the output head, some at a time, so that their logits are never there at once.
@@ -92,14 +91,11 @@ def answer_loss(model: Any, batch: AnswerBatch, compute: torch.dtype | None = No
     Args:
         model: A causal LM.
         batch: Prompts with their answers.
-        compute: What its matrices multiply in, where that is not their own dtype; see `precision`.
     """
     targets = batch.targets.flatten()
     at = (targets != -100).nonzero().flatten()
     # Right padding under causal attention needs no mask: no real token looks at it.
-    with computing(batch.ids.device, compute):
-        ending = ending_at(model, at, input_ids=batch.ids, use_cache=False)
-        loss = summed_loss(ending, targets[at])
+    loss = summed_loss(ending_at(model, at, input_ids=batch.ids, use_cache=False), targets[at])
     if not bool(torch.isfinite(loss)):
         raise NumericError(
             "The loss on the reference documents is NaN or infinite. The checkpoint or its dtype is broken for this text; "
@@ -109,7 +105,7 @@ def answer_loss(model: Any, batch: AnswerBatch, compute: torch.dtype | None = No
 
 
 @torch.no_grad()
-def mean_loss(model: Any, batches: Sequence[AnswerBatch], compute: torch.dtype | None = None) -> float:
-    """Mean cross-entropy per answer token over all batches, in nats; ``compute`` as for `answer_loss`."""
-    total = sum(float(answer_loss(model, b, compute)) for b in batches)
+def mean_loss(model: Any, batches: Sequence[AnswerBatch]) -> float:
+    """Mean cross-entropy per answer token over all batches, in nats."""
+    total = sum(float(answer_loss(model, b)) for b in batches)
     return total / max(1, sum(b.answer_tokens for b in batches))

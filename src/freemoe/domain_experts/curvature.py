@@ -79,7 +79,6 @@ def measure_curvature(
     batches: Sequence[AnswerBatch],
     *,
     checkpointing: Checkpointing = False,
-    compute: torch.dtype | None = None,
 ) -> Curvature:
     """Measure h on documents: one forward pass and one gradient pass.
 
@@ -93,7 +92,6 @@ def measure_curvature(
         weights: Weights to measure.
         batches: Documents; a few thousand tokens suffice for vectors.
         checkpointing: As for ``gradients_to``.
-        compute: As for ``backward``.
 
     Raises:
         NumericError: When an input or a gradient is NaN or infinite.
@@ -115,10 +113,10 @@ def measure_curvature(
         mean = (squares * over[:, None, :]).sum(-1) / seen.sum(-1, keepdim=True).clamp(min=1)
         outputs[weight.name] += mean * answers**2
 
-    with gradients_to(model, weights, take, checkpointing=checkpointing, compute=compute):
+    with gradients_to(model, weights, take, checkpointing=checkpointing):
         for batch in batches:
             answers = batch.answer_tokens
-            backward(model, [batch], compute)
+            backward(model, [batch])
     total = max(1, sum(b.answer_tokens for b in batches))
     return Curvature(inputs, {name: found / total for name, found in outputs.items()})
 
@@ -148,7 +146,6 @@ def forecast(
     batches: Sequence[AnswerBatch],
     *,
     checkpointing: Checkpointing = False,
-    compute: torch.dtype | None = None,
 ) -> Forecast | None:
     """Hold a linear and a quadratic picture of the loss against the loss itself; the model is bit-equal afterwards.
 
@@ -159,7 +156,6 @@ def forecast(
         curvature: Of the base.
         batches: Documents; the first few thousand answer tokens of them are used.
         checkpointing: As for ``gradients_to``.
-        compute: As for ``backward``.
 
     Returns:
         None where no weight is off.
@@ -179,14 +175,14 @@ def forecast(
         first += float((own * finite(gradient.reshape(-1)[where].float(), weight)).sum(dtype=torch.float64))
 
     chosen = [w for w in weights if w.name in positions]
-    with gradients_to(model, chosen, take, checkpointing=checkpointing, compute=compute):
-        backward(model, used, compute)
+    with gradients_to(model, chosen, take, checkpointing=checkpointing):
+        backward(model, used)
     lost = sum(
         float(curvature.disturbance(w).reshape(-1)[positions[w.name].to(w.parameter.device)].sum()) for w in chosen
     )
-    before = mean_loss(model, used, compute)
+    before = mean_loss(model, used)
     with switched_off(weights, {w.name: positions[w.name].to(w.parameter.device) for w in chosen}):
-        after = mean_loss(model, used, compute)
+        after = mean_loss(model, used)
     return Forecast(first, lost, before - after)
 
 

@@ -42,7 +42,6 @@ def gradients_to(
     take: Take,
     *,
     checkpointing: Checkpointing,
-    compute: torch.dtype | None = None,
 ) -> Iterator[None]:
     """Inside, every backward pass hands the gradients of ``weights`` to ``take``; flags and gradients come back after.
 
@@ -52,7 +51,6 @@ def gradients_to(
         take: Called once per weight and backward pass. It must not keep the gradient itself.
         checkpointing: Whether layers forget their activations and make them again in the backward pass; ``"auto"``: in
             passes whose activations would not fit into half of the free memory.
-        compute: What the passes will multiply in, if not the model's dtype.
     """
     before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
 
@@ -73,9 +71,9 @@ def gradients_to(
                 stack.callback(handle.remove)
             if weights:
                 # Measured before layers forget what they keep.
-                bytes_per_token(model, compute=compute)
+                bytes_per_token(model)
             if checkpointing:
-                stack.enter_context(_checkpointed_layers(model, checkpointing is True, compute))
+                stack.enter_context(_checkpointed_layers(model, checkpointing is True))
             yield
         finally:
             for p, flag, grad in before:
@@ -84,7 +82,7 @@ def gradients_to(
 
 
 @contextlib.contextmanager
-def _checkpointed_layers(model: nn.Module, always: bool, compute: torch.dtype | None) -> Iterator[None]:
+def _checkpointed_layers(model: nn.Module, always: bool) -> Iterator[None]:
     """Run every decoder layer under activation checkpointing, always or in passes that would not fit.
 
     transformers' own switch acts in training mode only, which would also turn dropout on.
@@ -99,7 +97,7 @@ def _checkpointed_layers(model: nn.Module, always: bool, compute: torch.dtype | 
         # Asked once per pass, by its first layer; a layer that runs again in the backward pass runs below this.
         if first and not always:
             hidden = args[0] if args else kwargs["hidden_states"]
-            forget = not fits(model, hidden.shape[0], hidden.shape[1], compute)
+            forget = not fits(model, hidden.shape[0], hidden.shape[1])
         if not forget:
             return forward(*args, **kwargs)
         # Nothing random runs in evaluation mode, so no generator's state need be kept for the second run.
@@ -114,7 +112,7 @@ def _checkpointed_layers(model: nn.Module, always: bool, compute: torch.dtype | 
             layer.__dict__.pop("forward", None)
 
 
-def backward(model: Any, batches: Sequence[AnswerBatch], compute: torch.dtype | None = None) -> float:
+def backward(model: Any, batches: Sequence[AnswerBatch]) -> float:
     """Take the gradient of the mean answer cross-entropy over all batches together; return it, in nats per token.
 
     A batch whose activations would take much memory goes in several passes; see `activations.parts`.
@@ -122,13 +120,12 @@ def backward(model: Any, batches: Sequence[AnswerBatch], compute: torch.dtype | 
     Args:
         model: A causal LM, inside `gradients_to`.
         batches: Prompts with their answers.
-        compute: As for `answer_loss`.
     """
     tokens = sum(b.answer_tokens for b in batches)
     total = 0.0
     for batch in batches:
-        for part in parts(model, batch, compute=compute):
-            loss = answer_loss(model, part, compute) / tokens
+        for part in parts(model, batch):
+            loss = answer_loss(model, part) / tokens
             loss.backward()
             total += float(loss.detach())
     return total
@@ -270,7 +267,6 @@ def noise_weights(
     spread: float,
     toll: Callable[[Weight], Tensor] | None = None,
     checkpointing: Checkpointing = False,
-    compute: torch.dtype | None = None,
 ) -> tuple[dict[str, Tensor], float]:
     """The ``count`` weights that stand against documents most, in one pass, and what that should gain; see `Leaders.choose`.
 
@@ -278,6 +274,6 @@ def noise_weights(
         NumericError: When the loss or a gradient is NaN or infinite.
     """
     leaders = Leaders(weights, count, spread, toll)
-    with gradients_to(model, weights, leaders.take, checkpointing=checkpointing, compute=compute):
-        backward(model, batches, compute)
+    with gradients_to(model, weights, leaders.take, checkpointing=checkpointing):
+        backward(model, batches)
     return leaders.choose()

@@ -202,7 +202,6 @@ def learn(
     patience: int = 8,
     seed: int = 0,
     checkpointing: Checkpointing = False,
-    compute: torch.dtype | None = None,
     on_round: OnRound | None = None,
 ) -> Purified:
     """Train which weights are off for one subdomain; the model is bit-equal afterwards.
@@ -219,7 +218,6 @@ def learn(
         patience: Rounds without a better stopping loss before the training ends.
         seed: Of the order of documents.
         checkpointing: As for ``gradients_to``.
-        compute: As for ``backward``; stopping losses are taken in it too, so that they compare with each other alone.
         on_round: Told after every round.
 
     Raises:
@@ -232,7 +230,7 @@ def learn(
     tokens = sum(b.answer_tokens for b in gradient)
     steps, step_tokens = schedule(tokens, step_tokens, steps)
     every = every or max(1, math.ceil(steps / ROUNDS))
-    losses = [mean_loss(model, stop, compute)]
+    losses = [mean_loss(model, stop)]
     best, step, standing = 0, 0, losses[0]
     kept: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
@@ -240,7 +238,7 @@ def learn(
     try:
         drawn = draw(gradient, step_tokens, seed)
         measured = [batch for _ in range(MEASURED_STEPS) for batch in next(drawn)]
-        curvature = measure_curvature(model, weights, measured, checkpointing=checkpointing, compute=compute)
+        curvature = measure_curvature(model, weights, measured, checkpointing=checkpointing)
         unit = curvature.small_cost(weights)
         switches = {w.name: Switches.fresh(w, seed) for w in weights}
         for step in range(1, steps + 1 if unit and most else 1):
@@ -249,7 +247,7 @@ def learn(
             rate = pace.value * (1 + math.cos(math.pi * step / steps)) / 2
             rate *= unit * math.sqrt(sum(b.answer_tokens for b in batch)) / (1 - _MOMENTUM**step)
             with switched_off(weights, mask):
-                _gather(model, switches, batch, checkpointing, compute)
+                _gather(model, switches, batch, checkpointing)
             if mask:
                 pace.heard(sum(s.slope for s in switches.values()))
             if step * step_tokens >= tokens:
@@ -260,7 +258,7 @@ def learn(
             if step % every and step < steps:
                 continue
             with switched_off(weights, mask):
-                losses.append(mean_loss(model, stop, compute))
+                losses.append(mean_loss(model, stop))
             if on_round:
                 on_round(len(losses) - 1, losses[-1], count(mask) / sum(w.size for w in weights))
             if losses[-1] > standing:
@@ -276,7 +274,7 @@ def learn(
                 break
     except NumericError as error:
         raise NumericError(f"Learned switches, step {step}, {count(mask)} weights off: {error}") from None
-    expected = forecast(model, weights, kept, curvature, stop, checkpointing=checkpointing, compute=compute)
+    expected = forecast(model, weights, kept, curvature, stop, checkpointing=checkpointing)
     return Purified({name: p.cpu() for name, p in kept.items()}, tuple(losses), best, expected)
 
 
@@ -285,7 +283,6 @@ def _gather(
     switches: dict[str, Switches],
     batches: Sequence[AnswerBatch],
     checkpointing: Checkpointing,
-    compute: torch.dtype | None,
 ) -> None:
     """One backward pass at the model as it is; every weight's switches take its gradient as it comes."""
 
@@ -293,8 +290,8 @@ def _gather(
         switches[weight.name].take(gradient)
 
     _all(switches, Switches.forget)
-    with gradients_to(model, [s.weight for s in switches.values()], take, checkpointing=checkpointing, compute=compute):
-        backward(model, batches, compute)
+    with gradients_to(model, [s.weight for s in switches.values()], take, checkpointing=checkpointing):
+        backward(model, batches)
 
 
 def _all(switches: dict[str, Switches], do: Callable[[Switches], None]) -> None:

@@ -12,7 +12,7 @@ from freemoe.domain_experts.bands import grid
 from freemoe.domain_experts.evidence import is_text
 from freemoe.domain_experts.gradients import gradients_to
 from freemoe.domain_experts.importance import METRICS
-from freemoe.domain_experts.precision import compute_dtype
+from freemoe.domain_experts.precision import compute_dtype, held_in
 from freemoe.domain_experts.purification import method_of
 from freemoe.domain_experts.running_sums import state_bytes
 from freemoe.domain_experts.structured.fitting import documents_to_fit
@@ -96,8 +96,9 @@ def _bytes_to_purify(bench: Workbench) -> int:
     """
     section = bench.recipe.saliency
     compute = compute_dtype(section.compute, bench.model)
-    with gradients_to(bench.model, bench.weights, lambda *_: None, checkpointing=False):
-        a_token = bytes_per_token(bench.model, compute=compute)
+    nothing = gradients_to(bench.model, bench.weights, lambda *_: None, checkpointing=False)
+    with held_in(bench.model, compute), nothing:
+        a_token = bytes_per_token(bench.model)
     held = min(most_held(bench.model), int(bench.recipe.batch_tokens * a_token))
     largest = max(w.size * (w.parameter.element_size() + 16) for w in bench.weights)
     state = 3 * sum(state_bytes(w.shape) for w in bench.weights)

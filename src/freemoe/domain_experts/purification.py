@@ -9,7 +9,7 @@ from typing import Any
 
 from freemoe.domain_experts.batches import AnswerBatch
 from freemoe.domain_experts.learned import MEASURED_STEPS, MOST_STEPS, ROUNDS, learn, schedule
-from freemoe.domain_experts.precision import compute_dtype
+from freemoe.domain_experts.precision import compute_dtype, held_in
 from freemoe.domain_experts.saliency import OnRound, Purified, purify
 from freemoe.families.weights import Weight
 from freemoe.recipes import SaliencySection
@@ -82,19 +82,19 @@ def _greedy_cost(section: SaliencySection, text: bool, documents: int, tokens: i
 
 
 def _greedy(task: Task, section: SaliencySection) -> Purified:
-    return purify(
-        task.model,
-        task.weights,
-        task.gradient,
-        task.stop,
-        step=_step(section, task.text),
-        budget=section.budget,
-        patience=section.patience,
-        part_tokens=section.part_tokens,
-        checkpointing=section.checkpointing,
-        compute=compute_dtype(section.compute, task.model),
-        on_round=task.on_round,
-    )
+    with held_in(task.model, compute_dtype(section.compute, task.model)):
+        return purify(
+            task.model,
+            task.weights,
+            task.gradient,
+            task.stop,
+            step=_step(section, task.text),
+            budget=section.budget,
+            patience=section.patience,
+            part_tokens=section.part_tokens,
+            checkpointing=section.checkpointing,
+            on_round=task.on_round,
+        )
 
 
 def _learned_rounds(section: SaliencySection, text: bool) -> int:
@@ -109,21 +109,21 @@ def _learned_cost(section: SaliencySection, text: bool, documents: int, tokens: 
 
 
 def _learned(task: Task, section: SaliencySection) -> Purified:
-    return learn(
-        task.model,
-        task.weights,
-        task.gradient,
-        task.stop,
-        budget=section.budget,
-        steps=section.steps,
-        step_tokens=section.step_tokens,
-        every=section.every,
-        patience=section.patience,
-        seed=task.seed,
-        checkpointing=section.checkpointing,
-        compute=compute_dtype(section.compute, task.model),
-        on_round=task.on_round,
-    )
+    with held_in(task.model, compute_dtype(section.compute, task.model)):
+        return learn(
+            task.model,
+            task.weights,
+            task.gradient,
+            task.stop,
+            budget=section.budget,
+            steps=section.steps,
+            step_tokens=section.step_tokens,
+            every=section.every,
+            patience=section.patience,
+            seed=task.seed,
+            checkpointing=section.checkpointing,
+            on_round=task.on_round,
+        )
 
 
 METHODS: Registry[Method] = Registry("way of signed purification")

@@ -94,7 +94,6 @@ def purify(
     patience: int = 8,
     part_tokens: int = 12288,
     checkpointing: Checkpointing = False,
-    compute: torch.dtype | None = None,
     on_round: OnRound | None = None,
 ) -> Purified:
     """Find the weights to switch off for one subdomain; the model is bit-equal afterwards.
@@ -111,7 +110,6 @@ def purify(
             and switches off its share of the step: many small cuts by different documents follow the loss better than
             one large cut by all of them, at the same cost.
         checkpointing: As for ``gradients_to``.
-        compute: As for ``backward``; stopping losses are taken in it too, so that they compare with each other alone.
         on_round: Told after every round.
 
     Raises:
@@ -124,12 +122,12 @@ def purify(
     parts = split_batches(gradient, part_tokens)
     per_part = max(1, round(step * total / len(parts)))
     rounds: list[Round] = []
-    losses = [mean_loss(model, stop, compute)]
+    losses = [mean_loss(model, stop)]
     before = losses[0]
     best, off, number = 0, 0, 0
     kept: dict[str, Tensor] = {}
     try:
-        curvature = measure_curvature(model, weights, parts[0], checkpointing=checkpointing, compute=compute)
+        curvature = measure_curvature(model, weights, parts[0], checkpointing=checkpointing)
         while off < int(budget * total):
             number += 1
             rounds.append(Round())
@@ -137,12 +135,12 @@ def purify(
                 room = min(per_part, int(budget * total) - off - rounds[-1].off)
                 toll = toll_of(curvature, sum(b.answer_tokens for b in part))
                 found = noise_weights(
-                    model, weights, part, room, spread=_SPREAD, toll=toll, checkpointing=checkpointing, compute=compute
+                    model, weights, part, room, spread=_SPREAD, toll=toll, checkpointing=checkpointing
                 )
                 rounds[-1].cut(weights, *found)
             if not rounds[-1].off:
                 break
-            losses.append(mean_loss(model, stop, compute))
+            losses.append(mean_loss(model, stop))
             if on_round:
                 on_round(number, losses[-1], (off + rounds[-1].off) / total)
             if losses[-1] < losses[best]:
@@ -161,7 +159,7 @@ def purify(
     finally:
         for done in reversed(rounds):
             done.restore()
-    expected = forecast(model, weights, kept, curvature, stop, checkpointing=checkpointing, compute=compute)
+    expected = forecast(model, weights, kept, curvature, stop, checkpointing=checkpointing)
     return Purified(kept, tuple(losses), best, expected)
 
 

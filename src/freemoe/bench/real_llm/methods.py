@@ -162,10 +162,7 @@ def purify(stand: Stand, method: str, budget: float, looks: list[float] | None =
         "patience": schedule.patience,
         "compute": "own" if stand.protocol.train == "float32" else stand.protocol.train,
     }
-    # A section that sets the number format of its passes itself must not run inside another autocast: leaving the inner
-    # one would not drop the copies that it cached of weights which the next step has switched off.
-    alone = "compute" in SaliencySection.model_fields
-    section = SaliencySection(**{k: v for k, v in wanted.items() if k in SaliencySection.model_fields})
+    section = SaliencySection(**wanted)
     seen: list[float] = [] if looks is None else looks
     task = Task(
         stand.model,
@@ -176,8 +173,7 @@ def purify(stand: Stand, method: str, budget: float, looks: list[float] | None =
         stand.cell.seed,
         lambda number, loss, off: seen.append(off),
     )
-    with nullcontext() if alone else products(stand.protocol.train):
-        return PURIFICATIONS.get(method).run(task, section)
+    return PURIFICATIONS.get(method).run(task, section)
 
 
 def banded(stand: Stand) -> Trained:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from freemoe.domain_experts.batches import AnswerBatch
-from freemoe.domain_experts.precision import compute_dtype
+from freemoe.domain_experts.precision import compute_dtype, held_in
 from freemoe.domain_experts.purification import Task, method_of
 from freemoe.domain_experts.structured.ranking import worth
 from freemoe.domain_experts.structured.rivals import random_scores, rival_scores
@@ -167,32 +167,31 @@ def fit_units(
         gradient: Documents that train.
         stop: Documents that stop.
         section: Shares, layout and schedule.
-        saliency: What gradient passes compute in, and how single weights are switched off inside what is left.
+        saliency: The format that units are trained in, and how single weights are switched off inside what is left.
         singles: Whether they are.
         text: Whether the documents are plain text.
         seed: Of everything random.
         on_look: Told after every look of the units' training.
         on_round: Told after every round of the single switches.
     """
-    compute = compute_dtype(saliency.compute, model)
-    curve = train_units(
-        model,
-        units,
-        gradient,
-        stop,
-        budgets=section.off,
-        layout=section.layout,
-        multiple=multiple_of(section, model.device),
-        steps=section.steps,
-        step_tokens=section.step_tokens,
-        every=section.every,
-        patience=section.patience,
-        seed=seed,
-        checkpointing=saliency.checkpointing,
-        compute=compute,
-        on_look=on_look,
-    )
-    scores = rival_scores(units, worth(model, units, gradient, compute))
+    with held_in(model, compute_dtype(saliency.compute, model)):
+        curve = train_units(
+            model,
+            units,
+            gradient,
+            stop,
+            budgets=section.off,
+            layout=section.layout,
+            multiple=multiple_of(section, model.device),
+            steps=section.steps,
+            step_tokens=section.step_tokens,
+            every=section.every,
+            patience=section.patience,
+            seed=seed,
+            checkpointing=saliency.checkpointing,
+            on_look=on_look,
+        )
+        scores = rival_scores(units, worth(model, units, gradient))
     rivals = tuple(
         {name: lowest(units, s, _as_many(units, point, section.layout)) for name, s in scores.items()}
         for point in curve.points

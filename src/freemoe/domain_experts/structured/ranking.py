@@ -60,10 +60,8 @@ def orders(worths: Sequence[Worth]) -> dict[str, list[Tensor]]:
     }
 
 
-def worth(model: Any, units: Units, batches: Sequence[AnswerBatch], compute: torch.dtype | None = None) -> list[Worth]:
+def worth(model: Any, units: Units, batches: Sequence[AnswerBatch]) -> list[Worth]:
     """Measure every unit on documents, in one pass; layers in the order of ``units``.
-
-    ``compute`` is what the pass multiplies in, if not the model's dtype.
 
     For layers and experts, whose contribution is no input of one linear, the curvature is the mean over batches of the
     squared gradient and the energy is not measured (width 0).
@@ -73,7 +71,7 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch], compute: tor
     """
     with gradients_to(model, find_weights(model), lambda *_: None, checkpointing=False):
         # Measured once per model, before a pass asks for it: inside masks alone it would come out too small.
-        bytes_per_token(model, compute=compute)
+        bytes_per_token(model)
     device = units.layers[0].parts[0].weight.parameter.device
     masks = {n: m.requires_grad_() for n, m in ones(units, device).items()}
     tokens = sum(b.answer_tokens for b in batches)
@@ -85,9 +83,9 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch], compute: tor
         if units.kind in ("neuron", "kv_group"):
             for layer in units.layers:
                 stack.enter_context(_moments(layer, moments))
-        for batch in [part for whole in batches for part in parts(model, whole, compute=compute)]:
+        for batch in [part for whole in batches for part in parts(model, whole)]:
             positions += int(batch.mask.sum())
-            answer_loss(model, batch, compute).backward()
+            answer_loss(model, batch).backward()
             for number, mask in masks.items():
                 if mask.grad is None:
                     continue

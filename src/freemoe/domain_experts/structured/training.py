@@ -129,7 +129,6 @@ def train_units(
     pace: float = 0.3,
     seed: int = 0,
     checkpointing: Checkpointing = "auto",
-    compute: torch.dtype | None = None,
     on_look: OnLook | None = None,
 ) -> Curve:
     """Find the units to switch off for one subdomain; the model is bit-equal afterwards.
@@ -149,7 +148,6 @@ def train_units(
         pace: How far a score moves per step; at the start scores spread over 6.
         seed: Of the order of documents.
         checkpointing: Make activations again in the backward pass, for memory; see `gradients.gradients_to`.
-        compute: What gradient passes multiply in, if not the model's dtype; see `precision`.
         on_look: Told after every look.
 
     Raises:
@@ -169,7 +167,7 @@ def train_units(
         return _loss_under(model, units, off, stop), off
 
     base = mean_loss(model, stop)
-    worths = worth(model, units, gradient, compute)
+    worths = worth(model, units, gradient)
     starts = {name: Scores.start(order, worths) for name, order in orders(worths).items()}
     first = {name: look(scores, targets[0])[0] for name, scores in starts.items()}
     start = min(first, key=lambda name: first[name])
@@ -185,7 +183,7 @@ def train_units(
             opened = 1 - max(0.0, 1 - number / max(1, round(steps * _OPEN))) ** 3
             asked_now = _between(before, target, opened)
             off = lowest(units, scores.values, asked_now)
-            scores.step(_slopes(model, units, off, next(drawn), checkpointing, compute), speed * _cosine(number, steps))
+            scores.step(_slopes(model, units, off, next(drawn), checkpointing), speed * _cosine(number, steps))
             done += 1
             if number % every and number < steps:
                 continue
@@ -235,14 +233,13 @@ def _slopes(
     off: dict[int, Tensor],
     batches: Sequence[AnswerBatch],
     checkpointing: Checkpointing,
-    compute: torch.dtype | None,
 ) -> list[Tensor]:
     """dL/dm of every unit at the masked model, (count,) per layer."""
     device = units.layers[0].parts[0].weight.parameter.device
     masks = {n: m.requires_grad_() for n, m in masks_of(units, off, device).items()}
-    opened = gradients_to(model, [], lambda *_: None, checkpointing=checkpointing, compute=compute)
+    opened = gradients_to(model, [], lambda *_: None, checkpointing=checkpointing)
     with opened, masked(units, masks):
-        backward(model, batches, compute)
+        backward(model, batches)
     found = []
     for number, mask in masks.items():
         slope = mask.grad if mask.grad is not None else torch.zeros_like(mask)
