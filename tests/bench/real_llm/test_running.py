@@ -15,7 +15,8 @@ from freemoe.bench.real_llm import plan as planned
 from freemoe.bench.real_llm import running
 from freemoe.bench.real_llm.cells import ALL, Cell
 from freemoe.bench.real_llm.data import MATERIALS, load_parts
-from freemoe.bench.real_llm.methods import Stand, per_document, with_adapter
+from freemoe.bench.real_llm.methods import METHODS, Stand, per_document, with_adapter
+from freemoe.bench.real_llm.protocol import quick_protocol
 from freemoe.bench.real_llm.work import Job, joined, run_cell
 from freemoe.domain_experts.expert import encode_positions
 from freemoe.domain_experts.router import Router
@@ -186,6 +187,34 @@ def test_a_router_sends_questions_to_the_experts_of_tasks(
 def _some_off(model: str, seed: int) -> dict:
     weight = find_weights(load_base(model, dtype="float32", device="cpu")[0])[seed]
     return {f"off|{weight.name}": encode_positions(torch.arange(0, weight.size, 2))}
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    "treatment", [{"method": "learned", "budget": 0.01}, {"method": "lora", "rank": 1, "rate": 5e-3}]
+)
+def test_what_was_trained_in_bfloat16_stands_on_the_fp32_base(stories, data_root: Path, treatment: dict) -> None:
+    path = str(data_root / "models" / "stories260k")
+    model, tokenizer = load_base(path, dtype="float32", device="cpu")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    protocol = replace(quick_protocol(), train="bfloat16")
+    data = load_parts("wikitext", data_root, tokenizer, protocol, 0)
+    stand = Stand(Cell("text", "wikitext", **treatment), protocol, model, tokenizer, find_weights(model), data)
+    base = sum(s.value for s in stand.scores(data.reported))
+    found = METHODS.get(treatment["method"])(stand)
+    assert found.losses[0] > min(found.losses)
+    with found.applied():
+        after = dict(stand.model.named_parameters())
+        assert {p.dtype for p in after.values()} == {torch.float32}
+        assert sum(s.value for s in stand.scores(data.reported)) > base
+        changed = [n for n, p in before.items() if not torch.equal(after[n], p)]
+        linear = [w.name for w in stand.weights]
+        assert set(changed) <= set(linear)
+        if treatment["method"] == "learned":
+            # What is not off has the base's own bits.
+            assert all(((after[n] == before[n]) | (after[n] == 0)).all() for n in changed)
+        else:
+            assert len(changed) == len(linear)
 
 
 @pytest.mark.realdata

@@ -22,6 +22,7 @@ from freemoe.domain_experts.bands import Rankings, grid
 from freemoe.domain_experts.batches import AnswerBatch, answer_batches
 from freemoe.domain_experts.calibrate import calibrate
 from freemoe.domain_experts.expert import encode_positions
+from freemoe.domain_experts.precision import held_in
 from freemoe.domain_experts.purification import METHODS as PURIFICATIONS
 from freemoe.domain_experts.purification import Task
 from freemoe.domain_experts.scores import Evaluator, Score
@@ -217,8 +218,9 @@ def lora(stand: Stand) -> Trained:
     """PEFT's LoRA beside every linear, at one rate."""
     cell = stand.cell
     gradient, stop = stand.batches(stand.data.gradient), stand.batches(stand.data.stop)
-    tuned, parameters = with_lora(stand.model, stand.weights, cell.rank, cell.seed)
-    with products(stand.protocol.train):
+    # As switches are trained; the adapter itself is fp32.
+    with held_in(stand.model, getattr(torch, stand.protocol.train)):
+        tuned, parameters = with_lora(stand.model, stand.weights, cell.rank, cell.seed)
         losses = tune(tuned, parameters, gradient, stop, cell.rate, stand.schedule, cell.seed)
     kept = {f"lora|{i}": p.detach().clone() for i, p in enumerate(parameters)}
     _merge(stand, tuned)
