@@ -12,8 +12,11 @@ from freemoe.domain_experts.saliency import Purified
 from freemoe.domain_experts.subdomains import divide
 from freemoe.domain_experts.workbench import prepare
 from freemoe.errors import DataError, NumericError
+from freemoe.families.weights import find_weights
+from freemoe.recipes import SaliencySection
 from freemoe.runs import RunFolder
 from tests.domain_experts.conftest import choice_rows, task_recipe, text_recipe, write_jsonl
+from tests.tiny import tiny_model
 
 
 class Told:
@@ -92,6 +95,16 @@ def test_a_build_that_can_prove_nothing_is_refused(world, tmp_path):
     # A metric whose candidates are tested on all documents still can.
     _, told, _ = made(world, tmp_path / "more", [8, 9], search={"metrics": ["saliency", "random"]})
     assert [line.split(":")[1].split(", ")[1] for line in told.lines] == ["saliency", "saliency"]
+
+
+def test_large_matrices_are_purified_by_learned_switches_whatever_the_documents():
+    small, large = (find_weights(tiny_model("llama", hidden_size=h, intermediate_size=256)) for h in (128, 192))
+    section = SaliencySection()
+    assert purification.method_of(section, False, small) is purification.METHODS.get("greedy")
+    assert purification.method_of(section, False, large) is purification.METHODS.get("learned")
+    assert purification.method_of(section, True, small) is purification.METHODS.get("learned")
+    asked = SaliencySection(method="greedy")
+    assert purification.method_of(asked, True, large) is purification.METHODS.get("greedy")
 
 
 def test_too_few_documents_to_part(world, tmp_path):

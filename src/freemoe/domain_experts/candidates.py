@@ -179,7 +179,7 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
     if SALIENCY not in competing(recipe):
         return
     text = {s.name: is_text(s.split.documents) for s in subdomains}
-    methods = {s.name: method_of(section, text[s.name]) for s in subdomains}
+    methods = {s.name: method_of(section, text[s.name], bench.weights) for s in subdomains}
     # Rounds are the steps of the bar; a subdomain that ends early jumps to its end.
     most = {s.name: methods[s.name].rounds(section, text[s.name]) for s in subdomains}
     with bench.progress.stage("signed purification", sum(most.values())) as advance:

@@ -84,7 +84,7 @@ def _documents_to_fit(bench: Workbench, documents: Sequence[Document], labels: S
         if units.unit:
             total += documents_to_fit(units, section.stop_share, section.gradient_share, len(members), tokens)
         if purify:
-            total += method_of(section, text).cost(section, text, len(members), tokens)
+            total += method_of(section, text, bench.weights).cost(section, text, len(members), tokens)
     return total
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from freemoe.domain_experts.batches import AnswerBatch
 from freemoe.domain_experts.learned import MEASURED_STEPS, MOST_STEPS, ROUNDS, learn, schedule
 from freemoe.domain_experts.precision import compute_dtype, held_in
+from freemoe.domain_experts.running_sums import is_large
 from freemoe.domain_experts.saliency import OnRound, Purified, purify
 from freemoe.families.weights import Weight
 from freemoe.recipes import SaliencySection
@@ -60,11 +61,16 @@ class Method:
     cost: Callable[[SaliencySection, bool, int, int], float]
 
 
-def method_of(section: SaliencySection, text: bool) -> Method:
-    """The way that a recipe asks for; ``auto`` leaves it to the kind of documents."""
+def method_of(section: SaliencySection, text: bool, weights: Sequence[Weight]) -> Method:
+    """The way that a recipe asks for; ``auto`` leaves it to the kind of documents and the base.
+
+    Few questions are learned by heart by the switches of a base whose matrices are too small to smooth; greedy rounds are the
+    safer way there, and cost little.
+    """
     name = section.method
     if name == "auto":
-        name = "learned" if text else "greedy"
+        smoothed = sum(w.size for w in weights if is_large(w.shape))
+        name = "learned" if text or 2 * smoothed > sum(w.size for w in weights) else "greedy"
     return METHODS.get(name)
 
 

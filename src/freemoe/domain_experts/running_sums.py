@@ -9,6 +9,7 @@ Shapes: E fused experts (1 for a plain linear), R rows (outputs), C columns (inp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 import torch
@@ -110,9 +111,14 @@ class LowRankSum:
         return twin
 
 
+def is_large(shape: Sequence[int]) -> bool:
+    """Whether sums of matrices of a shape ``(E, R, C)`` keep their strongest directions only."""
+    return min(shape[1:]) > SMALL
+
+
 def running_sum(shape: tuple[int, int, int], seed: int, device: torch.device) -> RunningSum:
     """An empty sum of matrices of a shape ``(E, R, C)``; ``seed`` as for `LowRankSum`."""
-    if min(shape[1:]) > SMALL:
+    if is_large(shape):
         return LowRankSum(shape, seed, device)
     return WholeSum(shape, device)
 
@@ -120,4 +126,4 @@ def running_sum(shape: tuple[int, int, int], seed: int, device: torch.device) ->
 def state_bytes(shape: tuple[int, int, int]) -> int:
     """Memory of a sum of matrices of a shape."""
     experts, rows, columns = shape
-    return 4 * experts * ((rows + columns) * KEPT if min(rows, columns) > SMALL else rows * columns)
+    return 4 * experts * ((rows + columns) * KEPT if is_large(shape) else rows * columns)

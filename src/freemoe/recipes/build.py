@@ -98,7 +98,7 @@ class SaliencySection(Section):
     """Signed purification: weights ranked by w * dL/dw, switched off greedily or with learned switches."""
 
     method: Literal["auto", "greedy", "learned"] = Field(
-        default="auto", description="auto: learned for plain text, greedy for tasks."
+        default="auto", description="auto: learned for plain text and for bases of large matrices, else greedy."
     )
     budget: float = Field(default=0.01, gt=0, le=1, description="Largest share of the weights that may be off.")
     patience: int = Field(

@@ -201,7 +201,7 @@ def fit_units(
         return found
     with switched_off(weights, _on(model.device, units.positions(found.point.off))):
         task = Task(model, weights, gradient, stop, text, seed, on_round or (lambda *_: None))
-        inside = method_of(saliency, text).run(task, saliency)
+        inside = method_of(saliency, text, weights).run(task, saliency)
     return FoundUnits(units, curve, dict(inside.positions), tuple(inside.losses[1:]), rivals)
 
 
