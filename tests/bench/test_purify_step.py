@@ -30,8 +30,9 @@ def test_a_step_of_switches_goes_all_the_way_and_leaves_the_model_alone(monkeypa
     real = bench._switch
 
     def spy(*given):
-        masks.append(real(*given))
-        return masks[-1]
+        mask, line = real(*given)
+        masks.append(mask)
+        return mask, line
 
     monkeypatch.setattr(bench, "_switch", spy)
     step = bench._switches(model, weights, bench._batch(model, Settings(quick=True)), False)

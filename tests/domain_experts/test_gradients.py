@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from freemoe.domain_experts.batches import mean_loss
-from freemoe.domain_experts.gradients import Leaders, backward, gradients_to, noise_weights, strongest
+from freemoe.domain_experts.gradients import Leaders, backward, gradients_to, noise_weights
 from freemoe.domain_experts.switching import switched_off
 from freemoe.errors import NumericError
 from freemoe.families.spec import family_of, find_layers
@@ -229,35 +229,3 @@ def test_a_broken_gradient_names_its_weight():
     with pytest.raises(NumericError, match=weights[3].name):
         noise_weights(model, weights, batches(0), 5, spread=10)[0]
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
-
-
-def makers(scores):
-    """What `strongest` is given: something that makes each tensor anew."""
-    return [scores[i].clone for i in range(len(scores))]
-
-
-@pytest.mark.parametrize("count", [1, 3, 10, 1000])
-def test_strongest_equals_sorting_everything(count):
-    generator = torch.Generator().manual_seed(count)
-    scores = [torch.randn(n, generator=generator) for n in (5, 40, 1, 200)]
-    flat = sorted(((-float(v), t, i) for t, s in enumerate(scores) for i, v in enumerate(s)))
-    expected = [sorted(i for v, t, i in flat[:count] if t == k and v < 0) for k in range(4)]
-    assert [p.tolist() for p in strongest(makers(scores), count)] == expected
-
-
-@pytest.mark.parametrize("above", [0.0, -2.0, 1.0])
-def test_strongest_equals_a_slow_sort_with_ties(above):
-    generator = torch.Generator().manual_seed(7)
-    scores = [torch.randint(-3, 4, (n,), generator=generator).float() for n in (5, 40, 1, 200)]
-    ranked = sorted((-float(v), t, i) for t, s in enumerate(scores) for i, v in enumerate(s) if float(v) > above)
-    for count in (0, 1, 7, len(ranked) - 1, len(ranked), len(ranked) + 5):
-        expected = [sorted(i for _, t, i in ranked[:count] if t == k) for k in range(4)]
-        assert [p.tolist() for p in strongest(makers(scores), count, above)] == expected
-
-
-def test_strongest_breaks_ties_by_place():
-    ties = [torch.tensor([1.0, 2.0, 1.0]), torch.ones(200), torch.zeros(4)]
-    assert [p.tolist() for p in strongest(makers(ties), 3)] == [[0, 1, 2], [], []]
-    assert [p.tolist() for p in strongest(makers(ties), 7)] == [[0, 1, 2], [0, 1, 2, 3], []]
-    assert [p.tolist() for p in strongest(makers([torch.ones(5000)]), 10)] == [list(range(10))]
-    assert [p.tolist() for p in strongest(makers([-torch.ones(3), torch.zeros(2)]), 2)] == [[], []]

@@ -8,6 +8,7 @@ turns in one process, peak memory in a process for each side.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -104,14 +105,15 @@ def _switches(model: Any, weights: list[Weight], batch: AnswerBatch, half: bool)
     most = sum(w.size for w in weights) // 100
     rate = curvature.small_cost(weights) * batch.answer_tokens**0.5
     mask: dict[str, torch.Tensor] = {}
+    line = math.inf
 
     def step() -> None:
-        nonlocal mask
+        nonlocal mask, line
         with switched_off(weights, mask):
             _gather(model, switches, [batch], "auto")
         for switch in switches.values():
             switch.advance(rate)
-        mask = _switch(switches, curvature, most)
+        mask, line = _switch(switches, curvature, most, line)
 
     return step
 

@@ -18,15 +18,13 @@ from torch import Tensor, nn
 from freemoe.domain_experts.activations import bytes_per_token, fits, parts
 from freemoe.domain_experts.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.importance import METRICS
+from freemoe.domain_experts.strongest import strongest
 from freemoe.errors import NumericError
 from freemoe.families.spec import family_of, find_layers
 from freemoe.families.weights import Weight
 
 # Leaders that even a small matrix remembers: it may hold all of a small cut.
 _FEWEST = 1024
-
-# Intervals of scores: the upper half of a float's bits tells them apart.
-_INTERVALS = 1 << 16
 
 Take = Callable[[Weight, Tensor], None]
 """Reader of a gradient: the weight, and its gradient (experts, rows, columns)."""
@@ -144,62 +142,6 @@ def finite(gradient: Tensor, weight: Weight) -> Tensor:
     return gradient
 
 
-def strongest(scores: Sequence[Callable[[], Tensor]], count: int, above: float = 0.0) -> list[Tensor]:
-    """The ``count`` largest scores above a line over all tensors together, with one tensor's scores in memory at a time.
-
-    A first look counts how many scores lie in each of 65,536 intervals, a second one sorts those of the interval in which the
-    last one gets in.
-
-    Args:
-        scores: Make the flat fp32 scores of each tensor, twice the same.
-        count: How many to pick at most.
-        above: Only scores larger than this are picked.
-
-    Returns:
-        For every tensor the sorted positions that were picked; equal scores go to the earlier tensor and position.
-    """
-    if count < 1 or not scores:
-        return [torch.empty(0, dtype=torch.long, device=make().device) for make in scores]
-    counts = torch.zeros(_INTERVALS, dtype=torch.long)
-    for make in scores:
-        flat = make()
-        counts += torch.bincount(_interval(flat[flat > above]), minlength=_INTERVALS).cpu()
-    # How many scores lie in each interval or above it.
-    reached = counts.flip(0).cumsum(0).flip(0)
-    # The highest interval that would make it enough, or below all where everything gets in.
-    last = int((reached >= count).nonzero()[-1]) if int(reached[0]) > count else -1
-    room = count - (int(reached[last + 1]) if last + 1 < _INTERVALS else 0)
-    inside, edge = [], []
-    for make in scores:
-        flat = make()
-        at = (flat > above).nonzero().flatten()
-        where = _interval(flat[at])
-        inside.append(at[where > last])
-        at = at[where == last]
-        edge.append((at, flat[at].cpu()))
-    if last < 0:
-        return inside
-    together = torch.cat([values for _, values in edge])
-    line = together.sort(descending=True).values[room - 1]
-    # Of several scores equal to the last one that gets in, the first places do.
-    room -= int((together > line).sum())
-    for number, (at, values) in enumerate(edge):
-        chosen = values > line
-        equal = (values == line).nonzero().flatten()[:room]
-        room -= len(equal)
-        chosen[equal] = True
-        inside[number] = torch.cat([inside[number], at[chosen.to(at.device)]]).sort().values
-    return inside
-
-
-def _interval(values: Tensor) -> Tensor:
-    """Number of the interval of fp32 values, by their upper 16 bits: a larger value is never in a lower one; int64."""
-    bits = values.float().contiguous().view(torch.int32)
-    # Bits of negative numbers count the other way round.
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return (ordered >> 16).long() + _INTERVALS // 2
-
-
 class Leaders:
     """The weights with the largest positive w * dL/dw less a toll, from gradients that come tensor by tensor, batch by batch.
 
@@ -250,7 +192,7 @@ class Leaders:
             and what switching them off should gain in nats per token.
         """
         reached = [name for name in self._names if name in self._leaders]
-        picked = strongest([self._sums(name) for name in reached], self._count)
+        picked = strongest([self._sums(name) for name in reached], self._count).positions
         found = {name: self._leaders[name][0][at] for name, at in zip(reached, picked, strict=True) if len(at)}
         gain = sum(
             float(self._leaders[n][1][at].sum(dtype=torch.float64)) for n, at in zip(reached, picked, strict=True)

@@ -29,9 +29,10 @@ from torch import Tensor
 
 from freemoe.domain_experts.batches import AnswerBatch, answer_batches, mean_loss, rows_of
 from freemoe.domain_experts.curvature import Curvature, forecast, measure_curvature
-from freemoe.domain_experts.gradients import Checkpointing, backward, finite, gradients_to, strongest
+from freemoe.domain_experts.gradients import Checkpointing, backward, finite, gradients_to
 from freemoe.domain_experts.running_sums import KEPT, RunningSum, running_sum
 from freemoe.domain_experts.saliency import OnRound, Purified, check_input
+from freemoe.domain_experts.strongest import strongest
 from freemoe.domain_experts.switching import count, switched_off
 from freemoe.errors import NumericError
 from freemoe.families.weights import Weight
@@ -50,6 +51,8 @@ _FRESH = 8
 PASSES, FEWEST_STEPS, MOST_STEPS = 5, 24, 600
 # Looks at the stopping loss, about, where the recipe does not say how often.
 ROUNDS = 12
+# The scores that win a step are looked for above this part of the last step's least one.
+_NEAR = 0.8
 # Memory of the running mean of gradients: a step follows about ten batches, not one.
 _MOMENTUM = 0.9
 
@@ -234,7 +237,7 @@ def learn(
     best, step, standing = 0, 0, losses[0]
     kept: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
-    pace = Pace()
+    pace, line = Pace(), math.inf
     try:
         drawn = draw(gradient, step_tokens, seed)
         measured = [batch for _ in range(MEASURED_STEPS) for batch in next(drawn)]
@@ -254,7 +257,7 @@ def learn(
                 pace.settle()
             for switch in switches.values():
                 switch.advance(rate)
-            mask = _switch(switches, curvature, most)
+            mask, line = _switch(switches, curvature, most, line)
             if step % every and step < steps:
                 continue
             with switched_off(weights, mask):
@@ -269,7 +272,7 @@ def learn(
                 _all(switches, Switches.keep)
             elif losses[-1] - losses[best] > _LOST * (losses[0] - losses[best]):
                 _all(switches, Switches.go_back)
-                mask, standing = _switch(switches, curvature, most), losses[best]
+                (mask, line), standing = _switch(switches, curvature, most, line), losses[best]
             if len(losses) - 1 - best >= patience:
                 break
     except NumericError as error:
@@ -299,12 +302,18 @@ def _all(switches: dict[str, Switches], do: Callable[[Switches], None]) -> None:
         do(switch)
 
 
-def _switch(switches: dict[str, Switches], curvature: Curvature, most: int) -> dict[str, Tensor]:
-    """Switch to the ``most`` highest scores above 0 being off; returns their positions, by weight."""
-    picked = strongest([partial(s.scores, curvature) for s in switches.values()], most)
+def _switch(
+    switches: dict[str, Switches], curvature: Curvature, most: int, line: float
+) -> tuple[dict[str, Tensor], float]:
+    """Switch to the ``most`` highest scores above 0 being off.
+
+    Returns:
+        Their positions, by weight, and the least of them; ``line`` is that of the last time, which spares a look.
+    """
+    picked = strongest([partial(s.scores, curvature) for s in switches.values()], most, hint=_NEAR * line)
     mask = {}
-    for (name, switch), where in zip(switches.items(), picked, strict=True):
+    for (name, switch), where in zip(switches.items(), picked.positions, strict=True):
         switch.switch(where)
         if len(where):
             mask[name] = where
-    return mask
+    return mask, picked.line

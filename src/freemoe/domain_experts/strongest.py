@@ -1,0 +1,124 @@
+"""The largest scores of many tensors together, exactly, with one tensor's scores in memory at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# As many intervals as the upper 16 bits of an fp32 number tell apart.
+_INTERVALS = 1 << 16
+# A hint that lets so many times as many scores through as are wanted is not worth their memory.
+_MOST = 8
+
+
+class Picked(NamedTuple):
+    """What was picked.
+
+    Attributes:
+        positions: For every tensor the sorted positions of its scores that were.
+        line: The least score that was picked: a hint where to look the next time; infinite where none was.
+    """
+
+    positions: list[Tensor]
+    line: float
+
+
+class _Found(NamedTuple):
+    """Some of one tensor's scores, and where they stand: sorted."""
+
+    at: Tensor
+    values: Tensor
+
+
+def strongest(scores: Sequence[Callable[[], Tensor]], count: int, above: float = 0.0, hint: float = math.inf) -> Picked:
+    """The ``count`` largest scores above a line over all tensors together.
+
+    A first look counts how many scores lie in each of 65,536 intervals, a second one takes those that may get in. One look is
+    enough where a hint leaves enough of them, and not many too many: the result is the same with any hint.
+
+    Args:
+        scores: Make the flat fp32 scores of each tensor, twice the same.
+        count: How many to pick at most.
+        above: Only scores larger than this are picked.
+        hint: A score that about ``count`` are larger than, or some more.
+
+    Returns:
+        The places; equal scores go to the earlier tensor and position.
+    """
+    if count < 1 or not scores:
+        return Picked([torch.empty(0, dtype=torch.long, device=make().device) for make in scores], math.inf)
+    found = _larger(scores, hint, _MOST * count) if above < hint < math.inf else None
+    if found is None or sum(len(f.at) for f in found) < count:
+        found = _larger(scores, _floor(scores, count, above), None)
+    return _first(found, count)
+
+
+def _larger(scores: Sequence[Callable[[], Tensor]], line: float, most: int | None) -> list[_Found] | None:
+    """All scores above a line; None where that are more than ``most``."""
+    found, number = [], 0
+    for make in scores:
+        flat = make()
+        at = (flat > line).nonzero().flatten()
+        number += len(at)
+        if most is not None and number > most:
+            return None
+        found.append(_Found(at, flat[at]))
+    return found
+
+
+def _floor(scores: Sequence[Callable[[], Tensor]], count: int, above: float) -> float:
+    """A line, ``above`` or higher, that at least ``count`` scores are larger than, or all that are larger than ``above``."""
+    counts = torch.zeros(_INTERVALS, dtype=torch.long)
+    for make in scores:
+        flat = make()
+        counts += torch.bincount(_interval(flat[flat > above]), minlength=_INTERVALS).cpu()
+    # How many scores lie in each interval or above it.
+    reached = counts.flip(0).cumsum(0).flip(0)
+    if int(reached[0]) <= count:
+        return above
+    # The end of the interval below the one in which the last one gets in.
+    return max(above, _upper_end(int((reached >= count).nonzero()[-1]) - 1))
+
+
+def _first(found: Sequence[_Found], count: int) -> Picked:
+    """The ``count`` largest of what was found."""
+    together = torch.cat([f.values.cpu() for f in found])
+    if len(together) <= count:
+        return Picked([f.at for f in found], float(together.min()) if len(together) else math.inf)
+    line = together.kthvalue(len(together) - count + 1).values
+    # Of several scores equal to the last one that gets in, the first places do.
+    room = count - int((together > line).sum())
+    positions = []
+    for at, values in found:
+        here = line.to(values.device)
+        chosen = values > here
+        equal = (values == here).nonzero().flatten()[:room]
+        room -= len(equal)
+        chosen[equal] = True
+        positions.append(at[chosen])
+    return Picked(positions, float(line))
+
+
+def _interval(values: Tensor) -> Tensor:
+    """Number of the interval of fp32 values, by their upper 16 bits: a larger value is never in a lower one; int64."""
+    bits = values.float().contiguous().view(torch.int32)
+    # Bits of negative numbers count the other way round.
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (ordered >> 16).long() + _INTERVALS // 2
+
+
+def _upper_end(interval: int) -> float:
+    """The largest value of an interval; minus infinity below all of them."""
+    if interval < 0:
+        return -math.inf
+    ordered = torch.tensor((((interval - _INTERVALS // 2) << 16) | 0xFFFF), dtype=torch.int64).to(torch.int32)
+    bits = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
+    value = float(bits.view(torch.float32))
+    if math.isnan(value):
+        return -math.inf
+    # Zero is not larger than minus zero, though it lies in a higher interval.
+    return value or -torch.finfo(torch.float32).tiny
