@@ -53,7 +53,7 @@ def strongest(scores: Sequence[Callable[[], Tensor]], count: int, above: float =
         return Picked([torch.empty(0, dtype=torch.long, device=make().device) for make in scores], math.inf)
     found = _larger(scores, hint, _MOST * count) if above < hint < math.inf else None
     if found is None or sum(len(f.at) for f in found) < count:
-        found = _larger(scores, _floor(scores, count, above), None)
+        found = _larger(scores, _floor(scores, count, above), None) or []
     return _first(found, count)
 
 
