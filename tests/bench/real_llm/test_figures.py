@@ -102,6 +102,8 @@ def test_t14_counts_the_base_where_the_guard_says_no() -> None:
     low, share, _ = t14(some)
     assert low.value > 0
     assert math.isnan(share.value)
+    assert "missing on rte; on the others 75.0 %" in share.note
+    assert "missing" in t14({k: v for k, v in tasks(12, 16).items() if "lora" not in k})[1].note
 
 
 def routes(picked: dict[str, list[str]], right: dict[str, list[float | None]]) -> dict:

@@ -130,12 +130,22 @@ def task_figures(rows: Sequence[Row]) -> list[Figure]:
         "expert; the router has a figure of its own"
     )
     first = Figure(names[0], _above(guarded.low), 0.0, unit=" points", note=note)
-    if any(r is None for r in rivals):
+    pairs = [
+        (g.tolist(), gains(rival, base).tolist(), keys)
+        for (g, _, keys), rival, (_, base) in zip(mine, rivals, chosen, strict=True)
+        if rival is not None
+    ]
+    if not pairs:
         return [first, _lost(names[1], 90.0, " %", "cells of LoRA r=1 are missing")]
-    theirs = [gains(r, base) for r, (_, base) in zip(rivals, chosen, strict=True) if r is not None]
-    lora = mean_of_bootstraps([(g.tolist(), k) for g, (_, _, k) in zip(theirs, mine, strict=True)]).scaled(100)
-    parts = [(g.tolist(), t.tolist(), k) for (g, _, k), t in zip(mine, theirs, strict=True)]
-    part = share_bootstrap(parts).scaled(100)
+    lora = mean_of_bootstraps([(theirs, keys) for _, theirs, keys in pairs]).scaled(100)
+    part = share_bootstrap(pairs).scaled(100)
+    if len(pairs) < len(rivals):
+        absent = ", ".join(base.cell.material for r, (_, base) in zip(rivals, chosen, strict=True) if r is None)
+        note = (
+            f"cells of LoRA r=1 are missing on {absent}; on the others {part.mean:.1f} % [{part.low:.0f}, {part.high:.0f}] of its "
+            f"{_shown(lora)} points"
+        )
+        return [first, _lost(names[1], 90.0, " %", note)]
     if not math.isfinite(part.mean):
         return [first, _lost(names[1], 90.0, " %", f"LoRA r=1 gains nothing on average ({_shown(lora)} points)")]
     note = f"95 % [{part.low:.0f}, {part.high:.0f}]; LoRA r=1, unguarded {_shown(lora)} points"
