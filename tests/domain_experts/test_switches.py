@@ -1,5 +1,7 @@
 """Learned switches: what one step does, its pace and its schedule, against slow versions."""
 
+import math
+
 import pytest
 import torch
 
@@ -35,7 +37,7 @@ def test_what_is_gathered_equals_autograd_through_an_explicit_mask(case):
     for weight, switch in zip(weights, switches.values(), strict=True):
         switch.switch(mask.get(weight.name, torch.empty(0, dtype=torch.long)))
     with switched_off(weights, mask):
-        learned._gather(model, switches, rows, False, None)
+        learned._gather(model, switches, rows, False)
     some, slope = 0, 0.0
     for (weight, switch), slow in zip(zip(weights, switches.values(), strict=True), expected, strict=True):
         torch.testing.assert_close(switch.mean.total().flatten(), 0.1 * slow, rtol=1e-3, atol=1e-6, msg=weight.name)
@@ -120,7 +122,7 @@ def test_off_are_the_highest_scores_above_zero():
         for weight, values in zip(weights, evidence, strict=True):
             switch = switches[weight.name] = Switches.fresh(weight)
             set_evidence(switch, values)
-        mask = learned._switch(switches, flat_curvature(weights, 0.0), most)
+        mask, _ = learned._switch(switches, flat_curvature(weights, 0.0), most, math.inf)
         got.append({n: p.tolist() for n, p in mask.items()})
         assert {n: s.off.tolist() for n, s in switches.items() if len(s.off)} == got[-1]
     assert got == [
@@ -136,7 +138,7 @@ def test_a_weight_goes_off_when_its_gain_is_more_than_it_disturbs():
     # w e > w^2 h where e > w h: the same evidence removes small weights and leaves large ones.
     set_evidence(switch, {0: 1.0, 1: 1.0, 2: 1.0})
     for h, expected in ((0.4, [0, 1, 2]), (0.6, [0, 1]), (1.5, [0]), (2.5, [])):
-        mask = learned._switch({weight.name: switch}, flat_curvature([weight], h), 9)
+        mask, _ = learned._switch({weight.name: switch}, flat_curvature([weight], h), 9, math.inf)
         assert mask.get(weight.name, torch.empty(0)).tolist() == expected
 
 
