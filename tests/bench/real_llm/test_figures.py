@@ -98,6 +98,12 @@ def test_t14_counts_the_base_where_the_guard_says_no() -> None:
     low, share, _ = t14(some)
     assert math.isnan(low.value)
     assert "rte" in low.note
+    # A task that is measured and has no expert yet is the base's.
+    some = {k: v for k, v in tasks(12, 16).items() if "rte/learned" not in k}
+    low, share, _ = t14(some)
+    assert f"guarded +{30 * 7 / 8:.2f}" in low.note
+    assert "no expert yet, so the base: rte" in low.note
+    assert math.isnan(share.value)
     some = {k: v for k, v in tasks(12, 16).items() if "rte/lora" not in k}
     low, share, _ = t14(some)
     assert low.value > 0
@@ -111,7 +117,7 @@ def routes(picked: dict[str, list[str]], right: dict[str, list[float | None]]) -
     ids = [f"test:{i}" for i in range(40)]
     cell = Cell("route", ALL, "learned", 0.01)
     found = {t: {"ids": ids, "picked": picked[t], "right": right[t]} for t in picked}
-    return {cell.name: {"cell": vars(cell), "name": cell.name, "tasks": found}}
+    return {cell.name: {"cell": vars(cell), "name": cell.name, "tasks": found, "experts": list(picked)}}
 
 
 def test_t14_routed_counts_what_the_expert_that_was_picked_answers() -> None:
@@ -130,6 +136,12 @@ def test_t14_routed_counts_what_the_expert_that_was_picked_answers() -> None:
     routed = t14(records | routes({n: [names[0]] * 40 for n in names}, {names[0]: [None] * 40, **half}))[2]
     assert f"learned-1% +{30 / 8:.2f}" in routed.note
     assert "87.5% went to another task's expert" in routed.note
+    # A task without an expert is the base's, whoever is sent to it.
+    record = routes({n: [names[0]] * 40 for n in names}, unknown)
+    next(iter(record.values()))["experts"] = names[1:]
+    routed = t14(records | record)[2]
+    assert "learned-1% +0.00" in routed.note
+    assert f"no expert yet, so the base: {names[0]}" in routed.note
     # An expert that the guard refused is the base, whoever is sent to it.
     routed = t14(tasks(4, 16) | routes({n: [names[0]] * 40 for n in names}, {names[0]: [None] * 40, **half}))[2]
     assert "learned-1% +0.00" in routed.note

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save
 
 from freemoe.bench.harness import Settings
 from freemoe.bench.real_llm import plan as planned
-from freemoe.bench.real_llm import running
+from freemoe.bench.real_llm import routing, running
 from freemoe.bench.real_llm.cells import ALL, Cell
 from freemoe.bench.real_llm.data import MATERIALS, load_parts
 from freemoe.bench.real_llm.methods import METHODS, Stand, per_document, with_adapter
@@ -152,7 +152,8 @@ def test_a_router_sends_questions_to_the_experts_of_tasks(
 ) -> None:
     names = ("arc-easy", "arc-challenge")  # so alike that some go astray, and a careful router would abstain
     monkeypatch.setattr(Router, "abstains", lambda *_: False)
-    monkeypatch.setattr(planned, "TASKS", [MATERIALS[n] for n in names])
+    for module in (planned, routing):
+        monkeypatch.setattr(module, "TASKS", [MATERIALS[n] for n in names])
     experts = [Cell("task", n, "learned", 0.01) for n in names]
     cell = Cell("route", ALL, "learned", 0.01)
     monkeypatch.setattr(running, "cells", lambda quick: [cell, *experts])

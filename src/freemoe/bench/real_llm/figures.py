@@ -109,16 +109,19 @@ def task_figures(rows: Sequence[Row]) -> list[Figure]:
     )
     chosen: list[tuple[Row, Row]] = []
     rivals: list[Row | None] = []
-    missing = []
+    missing, without = [], []
     for task in (t.name for t in TASKS):
         base, row = pick(rows, task, BASE), best_switches(rows, task, _MOST)
-        if base is None or row is None:
+        if base is None:
             missing.append(task)
             continue
-        chosen.append((row, base))
-        rivals.append(pick(rows, task, RIVAL))
-    if missing:
-        note = f"cells of {', '.join(missing)} are missing"
+        if row is None:
+            without.append(task)
+        # A task that has no expert is the base's.
+        chosen.append((row or base, base))
+        rivals.append(pick(rows, task, RIVAL) if row is not None else None)
+    if missing or len(without) == len(chosen):
+        note = f"cells of {', '.join(missing or without)} are missing"
         return [_lost(names[0], 0.0, " points", note), _lost(names[1], 90.0, " %", note)]
     passed = accepted(chosen)
     mine = [(gains(row, base) * ok, gains(row, base), row.keys) for (row, base), ok in zip(chosen, passed, strict=True)]
@@ -126,8 +129,9 @@ def task_figures(rows: Sequence[Row]) -> list[Figure]:
     plain = mean_of_bootstraps([(g.tolist(), keys) for _, g, keys in mine]).scaled(100)
     took = ", ".join(row.cell.material for (row, _), ok in zip(chosen, passed, strict=True) if ok) or "none"
     note = (
-        f"guarded {_shown(guarded)}, unguarded {_shown(plain)}; accepted: {took}. Every question under its own task's "
-        "expert; the router has a figure of its own"
+        f"guarded {_shown(guarded)}, unguarded {_shown(plain)}; accepted: {took}; "
+        + (f"no expert yet, so the base: {', '.join(without)}; " if without else "")
+        + "every question under its own task's expert; the router has a figure of its own"
     )
     first = Figure(names[0], _above(guarded.low), 0.0, unit=" points", note=note)
     pairs = [
@@ -142,8 +146,8 @@ def task_figures(rows: Sequence[Row]) -> list[Figure]:
     if len(pairs) < len(rivals):
         absent = ", ".join(base.cell.material for r, (_, base) in zip(rivals, chosen, strict=True) if r is None)
         note = (
-            f"cells of LoRA r=1 are missing on {absent}; on the others {part.mean:.1f} % [{part.low:.0f}, {part.high:.0f}] of its "
-            f"{_shown(lora)} points"
+            f"cells of LoRA r=1 or of switches are missing on {absent}; on the others {part.mean:.1f} % "
+            f"[{part.low:.0f}, {part.high:.0f}] of its {_shown(lora)} points"
         )
         return [first, _lost(names[1], 90.0, " %", note)]
     if not math.isfinite(part.mean):
@@ -159,9 +163,10 @@ def routed_figure(finished: Finished) -> Figure:
     if record is None:
         return _lost(name, 0.0, " points", "its cell is not done")
     rows, treatment = rows_of(finished, "task"), Cell.read(record["cell"]).treatment
+    bases = {task: pick(rows, task, BASE) for task in record["tasks"]}
     pairs = {}
-    for task in record["tasks"]:
-        row, base = pick(rows, task, treatment), pick(rows, task, BASE)
+    for task, base in bases.items():
+        row = pick(rows, task, treatment) if task in record["experts"] else base
         if row is None or base is None:
             return _lost(name, 0.0, " points", f"cells of {task} are missing")
         pairs[task] = (row, base)
@@ -180,9 +185,11 @@ def routed_figure(finished: Finished) -> Figure:
         astray.append(np.mean([p not in (BASE, task) for p in routes["picked"]]))
         abstained.append(np.mean([p == BASE for p in routes["picked"]]))
     found = mean_of_bootstraps(parts).scaled(100)
+    without = ", ".join(t for t in bases if t not in record["experts"])
     note = (
         f"{treatment} {_shown(found)}; accepted: {', '.join(t for t, ok in passed.items() if ok) or 'none'}; "
-        f"{np.mean(astray):.1%} went to another task's expert, {np.mean(abstained):.1%} to the base"
+        + (f"no expert yet, so the base: {without}; " if without else "")
+        + f"{np.mean(astray):.1%} went to another task's expert, {np.mean(abstained):.1%} to the base"
     )
     return Figure(name, _above(found.low), 0.0, unit=" points", note=note)
 

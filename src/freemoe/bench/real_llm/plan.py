@@ -132,7 +132,7 @@ def _home(cell: Cell) -> list[Cell]:
 def needs(cell: Cell, finished: dict[str, dict[str, Any]], everything: Sequence[Cell]) -> list[Cell] | None:
     """The cells whose experts a ``cross``, ``union`` or ``route`` cell tries out; None while one of them is missing.
 
-    Where the expert's learning rate is one of several, all of them must be there, and the best stopping loss decides.
+    A router goes without the experts that are missing: their questions are the base's. Where the expert's learning rate is one of several, all of them must be there, and the best stopping loss decides.
     """
     if cell.family not in ("cross", "union", "route"):
         return []
@@ -146,9 +146,11 @@ def needs(cell: Cell, finished: dict[str, dict[str, Any]], everything: Sequence[
             if c.family == family and c.material == material and c.treatment == cell.treatment and c.seed == cell.seed
         ]
         if not same or any(c.name not in finished for c in same):
+            if cell.family == "route":
+                continue
             return None
         chosen.append(min(same, key=lambda c: min(finished[c.name]["losses"], default=math.inf)))
-    return chosen
+    return chosen or None
 
 
 # -------------------------------------------------------------------------------------------- time

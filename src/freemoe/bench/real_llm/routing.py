@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from freemoe.bench.real_llm.cells import BASE
-from freemoe.bench.real_llm.data import load_parts
+from freemoe.bench.real_llm.data import TASKS, load_parts
 from freemoe.bench.real_llm.methods import Stand
 from freemoe.bench.real_llm.work import Job, joined
 from freemoe.domain_experts.router import train_on_subdomains
@@ -28,15 +28,17 @@ FEATURE = "embedding"
 
 
 def routed(job: Job) -> dict[str, Any]:
-    """Route the reported questions of every task that the cell stands on.
+    """Route the reported questions of every task; those without an expert yet are the base's.
 
     Returns:
         ``tasks``: by task its documents' ids, ``picked`` (a task, or the base where the router abstains) and ``right``,
-        under the expert of the task picked where that is another one, else None; ``router``: its figures.
+        under the expert of the task picked where that is another one that has one, else None; ``experts``: the tasks that
+        have; ``router``: its figures.
     """
     model, tokenizer = load_base(job.model, dtype="float32", device="cpu")
     weights = find_weights(model)
-    names = [cell.material for cell, _ in job.needs]
+    paths = {cell.material: path for cell, path in job.needs}
+    names = [t.name for t in TASKS]
     stands = {
         name: Stand(job.cell, job.protocol, model, tokenizer, weights, data)
         for name in names
@@ -50,14 +52,13 @@ def routed(job: Job) -> dict[str, Any]:
     }
     keys = {n: [d.key for d in documents] for n, documents in reference.items()}
     router, figures = train_on_subdomains(divided, feature, keys, RouterSection(), kind=FEATURE, seed=job.cell.seed)
-    paths = {cell.material: path for cell, path in job.needs}
     found = {}
     for name, stand in stands.items():
         documents = stand.data.reported
         routes = router.route(features(model, [stand.scorer.prompt_ids(d) for d in documents], FEATURE))
         picked = [BASE if router.abstains(r) else r.domain for r in routes]
         right: list[float | None] = [None] * len(documents)
-        for other in names:
+        for other in paths:
             astray = [i for i, p in enumerate(picked) if p == other != name]
             if astray:
                 with _under(stand, paths[other]):
@@ -65,7 +66,7 @@ def routed(job: Job) -> dict[str, Any]:
                 for i, score in zip(astray, scores, strict=True):
                     right[i] = score.value
         found[name] = {"ids": [d.id for d in documents], "picked": picked, "right": right}
-    return {"tasks": found, "router": figures, "memory_bytes": peak_memory_bytes()}
+    return {"tasks": found, "experts": list(paths), "router": figures, "memory_bytes": peak_memory_bytes()}
 
 
 def _under(stand: Stand, path: str) -> AbstractContextManager[Any]:
