@@ -42,8 +42,6 @@ SHAPE = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
-# A side stays in its number format until the process ends.
-_FOR_GOOD = ExitStack()
 QUICK = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -51,6 +49,8 @@ QUICK = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }
+# A side stays in its number format until the process ends.
+_FOR_GOOD = ExitStack()
 SIDES = ("switches", "lora", "lora, all logits", "switches, bfloat16", "lora, bfloat16")
 
 

@@ -127,6 +127,11 @@ def products(number_format: str) -> AbstractContextManager[Any]:
     return torch.autocast("cpu", getattr(torch, number_format), cache_enabled=False)
 
 
+def trained_in(stand: Stand) -> AbstractContextManager[None]:
+    """Hold the model in the number format that switches, neurons and LoRA are trained in."""
+    return held_in(stand.model, getattr(torch, stand.protocol.train))
+
+
 # ----------------------------------------------------------------------------------- switched off
 
 
@@ -218,8 +223,8 @@ def lora(stand: Stand) -> Trained:
     """PEFT's LoRA beside every linear, at one rate."""
     cell = stand.cell
     gradient, stop = stand.batches(stand.data.gradient), stand.batches(stand.data.stop)
-    # As switches are trained; the adapter itself is fp32.
-    with held_in(stand.model, getattr(torch, stand.protocol.train)):
+    # The adapter itself is fp32.
+    with trained_in(stand):
         tuned, parameters = with_lora(stand.model, stand.weights, cell.rank, cell.seed)
         losses = tune(tuned, parameters, gradient, stop, cell.rate, stand.schedule, cell.seed)
     kept = {f"lora|{i}": p.detach().clone() for i, p in enumerate(parameters)}

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 
 from freemoe.bench.real_llm.cells import Cell
-from freemoe.bench.real_llm.methods import METHODS, Stand, Trained, lora, purify
+from freemoe.bench.real_llm.methods import METHODS, Stand, Trained, lora, purify, trained_in
 from freemoe.domain_experts.expert import unit_expert
-from freemoe.domain_experts.precision import held_in
 from freemoe.domain_experts.structured.fitting import joined, multiple_of
 from freemoe.domain_experts.structured.measure import cost
 from freemoe.domain_experts.structured.ranking import worth
@@ -83,7 +82,7 @@ def passes(method: str, stop: float, gradient: float, looks: float, trained: flo
 def structured(stand: Stand, *, layout: str = "even", singles: bool = False) -> Trained:
     """Neurons that training found, exactly the cell's budget of them; with ``singles`` single switches inside the rest."""
     units, schedule = find_units(stand.model, KIND), stand.schedule
-    with _trained_in(stand):
+    with trained_in(stand):
         curve = train_units(
             stand.model,
             units,
@@ -134,16 +133,12 @@ def wanda_lora(stand: Stand) -> Trained:
     return tuned
 
 
-def _trained_in(stand: Stand) -> AbstractContextManager[None]:
-    return held_in(stand.model, getattr(torch, stand.protocol.train))
-
-
 def _multiple(stand: Stand) -> int:
     return multiple_of(UnitSection(unit=KIND), stand.model.device)
 
 
 def _ranked(stand: Stand, units: Units, rival: str) -> UnitsOff:
-    with _trained_in(stand):
+    with trained_in(stand):
         worths = worth(stand.model, units, stand.batches(stand.data.gradient))
     number = numbers_off(units, stand.cell.budget, "even", _multiple(stand))
     return lowest(units, rival_scores(units, worths)[rival], number)

@@ -132,7 +132,8 @@ def _home(cell: Cell) -> list[Cell]:
 def needs(cell: Cell, finished: dict[str, dict[str, Any]], everything: Sequence[Cell]) -> list[Cell] | None:
     """The cells whose experts a ``cross``, ``union`` or ``route`` cell tries out; None while one of them is missing.
 
-    A router goes without the experts that are missing: their questions are the base's. Where the expert's learning rate is one of several, all of them must be there, and the best stopping loss decides.
+    A router goes without the experts that are missing: their questions are the base's. Where an expert's learning rate is one
+    of several, all of them must be there, and the best stopping loss decides.
     """
     if cell.family not in ("cross", "union", "route"):
         return []
