@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.real_llm.data import Parts
 from freemoe.bench.real_llm.methods import Stand
 from freemoe.bench.real_llm.methods_structured import FREE, METHODS, SETTINGS, tiny_cells
-from freemoe.bench.real_llm.plan import cells
+from freemoe.bench.real_llm.plan import cells, needs
 from freemoe.bench.real_llm.protocol import Protocol
 from freemoe.bench.rivals import Schedule
 from freemoe.domain_experts.structured.units import find_units
@@ -60,6 +61,23 @@ def test_exactly_the_neurons_asked_for_are_off_and_come_back(method: str) -> Non
     else:
         assert found.facts["speed"]["parameters"][1] < found.facts["speed"]["parameters"][0]
         assert found.losses[0] == pytest.approx(found.facts["stopping_loss_of_base"])
+
+
+def test_single_switches_begin_with_the_neurons_of_the_cell_they_stand_on() -> None:
+    alone, joint = stand(cell("structured")), stand(cell("structured-switches"))
+    neurons = METHODS.get("structured")(alone)
+    joint.found = neurons.tensors
+    # Another order of documents would find other neurons.
+    joint.cell = replace(joint.cell, seed=5)
+    found = METHODS.get("structured-switches")(joint)
+    assert found.losses[0] == pytest.approx(neurons.losses[-1])
+    assert found.facts["units"] == neurons.facts["units"]
+    lines = {k: v for k, v in found.tensors.items() if not k.startswith("units|switch|")}
+    assert lines.keys() == neurons.tensors.keys()
+    assert all(torch.equal(v, neurons.tensors[k]) for k, v in lines.items())
+    joined = cell("structured-switches")
+    assert needs(joined, {}, [joined]) is None
+    assert needs(joined, {cell("structured").name: {}}, [joined]) == [cell("structured")]
 
 
 def test_lora_after_the_cut_is_trained_on_the_smaller_model() -> None:

@@ -53,6 +53,7 @@ class Stand:
         tokenizer: Of the base.
         weights: Every linear weight of the decoder's layers.
         data: Documents in their roles; the reported ones are for the scorer and for oracles only.
+        found: Tensors of the cell that this one begins with; empty for one that begins with the base.
     """
 
     cell: Cell
@@ -61,6 +62,7 @@ class Stand:
     tokenizer: Any
     weights: list[Weight]
     data: Parts
+    found: dict[str, Tensor] = field(default_factory=dict)
     scorer: Scorer = field(init=False)
 
     def __post_init__(self) -> None:

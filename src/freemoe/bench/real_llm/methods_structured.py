@@ -15,7 +15,7 @@ import torch
 
 from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.real_llm.methods import METHODS, Stand, Trained, lora, purify, trained_in
-from freemoe.domain_experts.expert import unit_expert
+from freemoe.domain_experts.expert import Expert, unit_expert
 from freemoe.domain_experts.structured.fitting import joined, multiple_of
 from freemoe.domain_experts.structured.measure import cost
 from freemoe.domain_experts.structured.ranking import worth
@@ -29,17 +29,18 @@ from freemoe.families.weights import find_weights
 from freemoe.recipes import UnitSection
 
 KIND = "neuron"
+_NAME = "units"
 SINGLES = 0.01
 """Share of all weights that may go off as single switches inside what the neurons leave."""
-FREE = "structured-free-switches"
+ALONE, JOINT, FREE = "structured", "structured-switches", "structured-free-switches"
 RIVALS = ("wanda", "taylor", "activation")
 SHARES = (0.1, 0.2, 0.3)
 TARGET = 0.2
 
 SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
-    "structured": tuple({"budget": b} for b in SHARES),
+    ALONE: tuple({"budget": b} for b in SHARES),
     **{f"units-{name}": tuple({"budget": b} for b in SHARES) for name in RIVALS},
-    "structured-switches": tuple({"budget": b} for b in SHARES),
+    JOINT: tuple({"budget": b} for b in SHARES),
     "wanda-lora": tuple({"budget": TARGET, "rank": 1, "rate": r} for r in (5e-3, 2e-3, 8e-4)),
 }
 """The settings that every text is measured at, in this order."""
@@ -52,7 +53,7 @@ def tiny_cells(base: str) -> list[Cell]:
         wikitext,
         Cell("home", "wikitext", FREE, TARGET, base=base),
         gsm8k,
-        Cell("home", "gsm8k", "structured-switches", 0.25, base=base),
+        Cell("home", "gsm8k", JOINT, 0.25, base=base),
     ]
 
 
@@ -73,15 +74,35 @@ def passes(method: str, stop: float, gradient: float, looks: float, trained: flo
     if method == "wanda-lora":
         return gradient + looks + trained
     neurons = gradient + 5 * stop + 2 * looks + trained
-    return neurons if method == "structured" else 2 * (looks + trained) + neurons
+    inside = gradient + looks + trained
+    return {ALONE: neurons, FREE: neurons + inside}.get(method, inside)
 
 
 # ------------------------------------------------------------------------------------------ neurons
 
 
 def structured(stand: Stand, *, layout: str = "even", singles: bool = False) -> Trained:
-    """Neurons that training found, exactly the cell's budget of them; with ``singles`` single switches inside the rest."""
-    units, schedule = find_units(stand.model, KIND), stand.schedule
+    """Neurons that training found, exactly the cell's budget of them; with ``singles`` single switches inside the rest.
+
+    Where the cell stands on one that found the neurons alone, single switches begin with those.
+    """
+    units = find_units(stand.model, KIND)
+    if stand.found:
+        off = units.of_lines(Expert.from_parts({"name": _NAME, "kind": "unit", "unit": KIND}, stand.found).lines)
+        losses, facts = [], {"layout": layout}
+    else:
+        off, losses, facts = _train(stand, units, layout)
+    inside: Positions = {}
+    if singles:
+        with switched_off(stand.weights, units.positions(off)):
+            found = purify(stand, "learned", SINGLES)
+        inside, losses = dict(found.positions), [*losses, *found.losses[1 if losses else 0 :]]
+    return _cut(stand, units, off, inside, losses, facts)
+
+
+def _train(stand: Stand, units: Units, layout: str) -> tuple[UnitsOff, list[float], dict[str, Any]]:
+    """Neurons for the cell's budget, the stopping losses before and after, and what the record says of the training."""
+    schedule = stand.schedule
     with trained_in(stand):
         curve = train_units(
             stand.model,
@@ -98,14 +119,14 @@ def structured(stand: Stand, *, layout: str = "even", singles: bool = False) -> 
             seed=stand.cell.seed,
         )
     (point,) = curve.points
-    facts = {"start": curve.start, "stopping_loss_of_base": curve.base, "stopping_loss_of_units": point.loss}
-    inside: Positions = {}
-    losses = [curve.base, point.loss]
-    if singles:
-        with switched_off(stand.weights, units.positions(point.off)):
-            found = purify(stand, "learned", SINGLES)
-        inside, losses = dict(found.positions), [*losses, *found.losses[1:]]
-    return _cut(stand, units, point.off, inside, losses, facts | {"layout": layout})
+    facts = {
+        "start": curve.start,
+        "stopping_loss_of_base": curve.base,
+        "stopping_loss_of_units": point.loss,
+        "looks": [list(look) for look in curve.looks],
+        "layout": layout,
+    }
+    return point.off, [curve.base, point.loss], facts
 
 
 def ranked(stand: Stand, rival: str) -> Trained:
@@ -148,7 +169,7 @@ def _cut(
     stand: Stand, units: Units, off: UnitsOff, singles: Positions, losses: list[float], facts: dict[str, Any]
 ) -> Trained:
     """What neurons (and single weights) off ship, and how fast the model is without them."""
-    kept = unit_expert("units", KIND, units.lines(off), singles).to_tensors()
+    kept = unit_expert(_NAME, KIND, units.lines(off), singles).to_tensors()
     inside = sum(len(off[layer.number]) * layer.weights_of_one for layer in units.layers if layer.number in off)
     weights = inside + sum(map(len, singles.values()))
     facts = {"units": {"off": units.number_off(off), "of": units.total, "share": units.share_off(off)}, **facts}
@@ -193,8 +214,8 @@ def cut_speed(stand: Stand, units: Units, off: UnitsOff) -> dict[str, Any]:
 
 
 _SINGLES: Callable[[Stand], Trained] = partial(structured, singles=True)
-METHODS.add("structured", structured, "neurons off, as many in every layer")
-METHODS.add("structured-switches", _SINGLES, "the same, then single switches inside what is left")
+METHODS.add(ALONE, structured, "neurons off, as many in every layer")
+METHODS.add(JOINT, _SINGLES, "the same, then single switches inside what is left")
 METHODS.add(FREE, partial(structured, layout="free", singles=True), "the same, layers left with different numbers")
 for _name in RIVALS:
     METHODS.add(f"units-{_name}", partial(ranked, rival=_name), f"neurons lowest by {_name}, as many in every layer")

@@ -9,7 +9,7 @@ from typing import Any
 
 from freemoe.bench.real_llm.cells import ALL, Cell
 from freemoe.bench.real_llm.data import MATERIALS, TASKS, TEXTS
-from freemoe.bench.real_llm.methods_structured import SETTINGS, TARGET, passes, tiny_cells
+from freemoe.bench.real_llm.methods_structured import ALONE, JOINT, SETTINGS, TARGET, passes, tiny_cells
 from freemoe.bench.real_llm.protocol import Protocol
 from freemoe.domain_experts.purification import METHODS as PURIFICATIONS
 
@@ -130,11 +130,14 @@ def _home(cell: Cell) -> list[Cell]:
 
 
 def needs(cell: Cell, finished: dict[str, dict[str, Any]], everything: Sequence[Cell]) -> list[Cell] | None:
-    """The cells whose experts a ``cross``, ``union`` or ``route`` cell tries out; None while one of them is missing.
+    """The cells whose experts a ``cross``, ``union`` or ``route`` cell tries out, or one begins with; None while one is missing.
 
     A router goes without the experts that are missing: their questions are the base's. Where an expert's learning rate is one
     of several, all of them must be there, and the best stopping loss decides.
     """
+    if cell.family == "text" and cell.method == JOINT:
+        below = replace(cell, method=ALONE)
+        return [below] if below.name in finished else None
     if cell.family not in ("cross", "union", "route"):
         return []
     chosen = []
