@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -52,6 +55,21 @@ def test_gain_is_the_slope_and_energy_the_mean_square(kind: str) -> None:
         loss(1.0)
         handle.remove()
         torch.testing.assert_close(found[1].energy.flatten(), seen[0].square().flatten(0, 1).mean(0))
+
+
+def test_measuring_worth_lets_go_of_every_pass_at_once() -> None:
+    model = tiny_model("llama")
+    units = find_units(model, "neuron")
+    seen: list[weakref.ref[torch.Tensor]] = []
+    handle = units.layers[1].module.register_forward_hook(lambda m, x, out: seen.append(weakref.ref(x[0])))
+    # A cycle would keep all activations of all passes until the collector comes by, which may be never.
+    gc.disable()
+    try:
+        worth(model, units, [*batches(0), *batches(1)])
+        assert seen and all(ref() is None for ref in seen)
+    finally:
+        gc.enable()
+        handle.remove()
 
 
 def test_a_unit_that_disturbs_much_goes_last_in_every_order_but_that_of_gain_alone() -> None:

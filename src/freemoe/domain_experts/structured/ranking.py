@@ -113,14 +113,15 @@ def _moments(layer: LayerUnits, moments: dict[int, list[Tensor]]) -> Iterator[No
     """Sum the squares of a linear's inputs, and of the loss's gradients by them: two of (count * width,)."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        x = inputs[0]
+        # A hook that held the input itself would keep it alive, and with it all activations behind it.
+        given = inputs[0].detach()
 
         def both(gradient: Tensor) -> None:
-            found = [v.float().square().flatten(0, -2).sum(0) for v in (x.detach(), gradient)]
+            found = [v.float().square().flatten(0, -2).sum(0) for v in (given, gradient)]
             before = moments.get(layer.number)
             moments[layer.number] = found if before is None else [a + b for a, b in zip(before, found, strict=True)]
 
-        x.register_hook(both)
+        inputs[0].register_hook(both)
 
     handle = layer.module.register_forward_pre_hook(hook)
     try:
