@@ -24,7 +24,7 @@ def less(by: float) -> list[float]:
 
 def test_without_cells_every_figure_is_not_measured_and_missed() -> None:
     found = figures_of({})
-    assert [f.name.split()[0] for f in found] == ["T13"] * 4 + ["T14"] * 3 + ["T15"] * 4 + ["T15b"] * 2 + [
+    assert [f.name.split()[0] for f in found] == ["T13"] * 4 + ["T14"] * 5 + ["T15"] * 4 + ["T15b"] * 2 + [
         "T16"
     ] * 3 + ["T17"]
     assert all(math.isnan(f.value) for f in found)
@@ -83,29 +83,36 @@ def t14(records: dict) -> list:
 
 
 def test_t14_counts_the_base_where_the_guard_says_no() -> None:
-    low, share, _ = t14(tasks(12, 16))
+    low, share, *_ = t14(tasks(12, 16))
     assert low.value > 0
     assert "guarded +30.00" in low.note
     assert share.value == pytest.approx(75.0)
     # Four of four: p = 1/16 on every task proves nothing.
-    low, share, _ = t14(tasks(4, 16))
+    low, share, *_ = t14(tasks(4, 16))
     assert "guarded +0.00" in low.note
     assert "unguarded +10.00" in low.note
     assert "accepted: none" in low.note
     assert low.verdict(False) == "missed"
     assert share.value == 0
+    # What proves nothing for LoRA either is compared with nothing, and without a guard both count.
+    assert [f.value for f in t14(tasks(4, 16))[2:4]] == pytest.approx([0.0, 25.0])
+    behind, plain = t14(tasks(4, 5))[2:4]
+    assert math.isnan(behind.value)
+    assert "+0.00" in behind.note
+    assert plain.value == pytest.approx(80.0)
+    assert [f.verdict(False) for f in t14(tasks(12, 16))[1:4]] == ["missed", "not judged", "not judged"]
     some = {k: v for k, v in tasks(12, 16).items() if "rte" not in k}
-    low, share, _ = t14(some)
+    low, share, *_ = t14(some)
     assert math.isnan(low.value)
     assert "rte" in low.note
     # A task that is measured and has no expert yet is the base's.
     some = {k: v for k, v in tasks(12, 16).items() if "rte/learned" not in k}
-    low, share, _ = t14(some)
+    low, share, *_ = t14(some)
     assert f"guarded +{30 * 7 / 8:.2f}" in low.note
     assert "no expert yet, so the base: rte" in low.note
     assert math.isnan(share.value)
     some = {k: v for k, v in tasks(12, 16).items() if "rte/lora" not in k}
-    low, share, _ = t14(some)
+    low, share, *_ = t14(some)
     assert low.value > 0
     assert math.isnan(share.value)
     assert "missing on rte; on the others 75.0 %" in share.note
@@ -124,29 +131,29 @@ def test_t14_routed_counts_what_the_expert_that_was_picked_answers() -> None:
     names = [t.name for t in TASKS]
     unknown: dict[str, list[float | None]] = {n: [None] * 40 for n in names}
     records = tasks(12, 16)
-    routed = t14(records | routes({n: [n] * 40 for n in names}, unknown))[2]
+    routed = t14(records | routes({n: [n] * 40 for n in names}, unknown))[-1]
     assert "learned-1% +30.00" in routed.note
     assert routed.value == pytest.approx(t14(records)[0].value)
-    routed = t14(records | routes({n: ["base"] * 40 for n in names}, unknown))[2]
+    routed = t14(records | routes({n: ["base"] * 40 for n in names}, unknown))[-1]
     assert "+0.00" in routed.note
     assert "100.0% to the base" in routed.note
     assert routed.verdict(False) == "missed"
     # All go to the expert of the first task, which gets every second one of the others' right.
     half: dict[str, list[float | None]] = {n: [1.0, 0.0] * 20 for n in names[1:]}
-    routed = t14(records | routes({n: [names[0]] * 40 for n in names}, {names[0]: [None] * 40, **half}))[2]
+    routed = t14(records | routes({n: [names[0]] * 40 for n in names}, {names[0]: [None] * 40, **half}))[-1]
     assert f"learned-1% +{30 / 8:.2f}" in routed.note
     assert "87.5% went to another task's expert" in routed.note
     # A task without an expert is the base's, whoever is sent to it.
     record = routes({n: [names[0]] * 40 for n in names}, unknown)
     next(iter(record.values()))["experts"] = names[1:]
-    routed = t14(records | record)[2]
+    routed = t14(records | record)[-1]
     assert "learned-1% +0.00" in routed.note
     assert f"no expert yet, so the base: {names[0]}" in routed.note
     # An expert that the guard refused is the base, whoever is sent to it.
-    routed = t14(tasks(4, 16) | routes({n: [names[0]] * 40 for n in names}, {names[0]: [None] * 40, **half}))[2]
+    routed = t14(tasks(4, 16) | routes({n: [names[0]] * 40 for n in names}, {names[0]: [None] * 40, **half}))[-1]
     assert "learned-1% +0.00" in routed.note
     assert "accepted: none" in routed.note
-    assert math.isnan(t14(records)[2].value)
+    assert math.isnan(t14(records)[-1].value)
 
 
 def test_t17_is_the_share_of_null_builds_that_accepted() -> None:
