@@ -75,9 +75,30 @@ def test_single_switches_begin_with_the_neurons_of_the_cell_they_stand_on() -> N
     lines = {k: v for k, v in found.tensors.items() if not k.startswith("units|switch|")}
     assert lines.keys() == neurons.tensors.keys()
     assert all(torch.equal(v, neurons.tensors[k]) for k, v in lines.items())
-    joined = cell("structured-switches")
-    assert needs(joined, {}, [joined]) is None
-    assert needs(joined, {cell("structured").name: {}}, [joined]) == [cell("structured")]
+
+
+def test_rivals_share_the_pass_of_the_first_one() -> None:
+    first, alone, second = (stand(cell(f"units-{name}")) for name in ("wanda", "taylor", "taylor"))
+    second.found = METHODS.get("units-wanda")(first).tensors
+    shared, own = METHODS.get("units-taylor")(second), METHODS.get("units-taylor")(alone)
+    assert not any(k.startswith("score|") for k in shared.tensors)
+    assert all(torch.equal(v, own.tensors[k]) for k, v in shared.tensors.items())
+    assert shared.tensors.keys() < own.tensors.keys()
+
+
+@pytest.mark.parametrize(
+    ("later", "below"),
+    [
+        (cell("structured-switches"), cell("structured")),
+        (cell("units-wanda", 0.2), cell("units-wanda", 0.1)),
+        (cell("units-taylor", 0.1), cell("units-wanda", 0.1)),
+        (cell("wanda-lora", 0.2, rank=1, rate=0.002), cell("units-wanda", 0.1)),
+    ],
+)
+def test_a_cell_waits_for_the_one_that_it_begins_with(later: Cell, below: Cell) -> None:
+    assert needs(later, {}, [later]) is None
+    assert needs(later, {below.name: {}}, [later]) == [below]
+    assert needs(below, {}, [below]) == []
 
 
 def test_lora_after_the_cut_is_trained_on_the_smaller_model() -> None:

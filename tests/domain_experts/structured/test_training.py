@@ -66,7 +66,8 @@ def test_measuring_worth_lets_go_of_every_pass_at_once() -> None:
     gc.disable()
     try:
         worth(model, units, [*batches(0), *batches(1)])
-        assert seen and all(ref() is None for ref in seen)
+        assert seen
+        assert all(ref() is None for ref in seen)
     finally:
         gc.enable()
         handle.remove()

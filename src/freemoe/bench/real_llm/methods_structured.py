@@ -8,10 +8,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.real_llm.methods import METHODS, Stand, Trained, lora, purify, trained_in
@@ -72,10 +74,19 @@ def passes(method: str, stop: float, gradient: float, looks: float, trained: flo
     if method.startswith("units-"):
         return gradient
     if method == "wanda-lora":
-        return gradient + looks + trained
+        return looks + trained
     neurons = gradient + 5 * stop + 2 * looks + trained
     inside = gradient + looks + trained
     return {ALONE: neurons, FREE: neurons + inside}.get(method, inside)
+
+
+def begins_with(cell: Cell) -> Cell | None:
+    """The cell whose result one of a text begins with: neurons for switches beside them, one pass for all rivals' scores."""
+    if cell.method == JOINT:
+        return replace(cell, method=ALONE)
+    first = replace(cell, method=f"units-{RIVALS[0]}", budget=SHARES[0], rank=0, rate=0.0)
+    ranked = cell.method == "wanda-lora" or cell.method.startswith("units-")
+    return first if ranked and cell != first else None
 
 
 # ------------------------------------------------------------------------------------------ neurons
@@ -132,14 +143,16 @@ def _train(stand: Stand, units: Units, layout: str) -> tuple[UnitsOff, list[floa
 def ranked(stand: Stand, rival: str) -> Trained:
     """A rival's neurons, as many in every layer as `structured` switches off, from one pass over the same documents."""
     units = find_units(stand.model, KIND)
-    off = _ranked(stand, units, rival)
-    return _cut(stand, units, off, {}, [], {"layout": "even", "speed": {}})
+    off, measured = _ranked(stand, units, rival)
+    found = _cut(stand, units, off, {}, [], {"layout": "even", "speed": {}})
+    found.tensors |= measured
+    return found
 
 
 def wanda_lora(stand: Stand) -> Trained:
     """LoRA on the smaller model that is left once the neurons least by wanda's score are cut out."""
     units = find_units(stand.model, KIND)
-    off = _ranked(stand, units, "wanda")
+    off, _ = _ranked(stand, units, "wanda")
     cut = _cut(stand, units, off, {}, [], {"layout": "even"})
     dense = stand.model
     stand.model = shrink(dense, units, off)
@@ -158,11 +171,17 @@ def _multiple(stand: Stand) -> int:
     return multiple_of(UnitSection(unit=KIND), stand.model.device)
 
 
-def _ranked(stand: Stand, units: Units, rival: str) -> UnitsOff:
-    with trained_in(stand):
-        worths = worth(stand.model, units, stand.batches(stand.data.gradient))
+def _ranked(stand: Stand, units: Units, rival: str) -> tuple[UnitsOff, dict[str, Tensor]]:
+    """A rival's neurons for the cell's budget; and all rivals' scores, where no other cell has measured them."""
+    key, measured = "score|{}|{}".format, {}
+    if not stand.found:
+        with trained_in(stand):
+            scores = rival_scores(units, worth(stand.model, units, stand.batches(stand.data.gradient)))
+        for name, layers in scores.items():
+            measured |= {key(name, layer.number): s for layer, s in zip(units.layers, layers, strict=True)}
+    known = stand.found or measured
     number = numbers_off(units, stand.cell.budget, "even", _multiple(stand))
-    return lowest(units, rival_scores(units, worths)[rival], number)
+    return lowest(units, [known[key(rival, layer.number)] for layer in units.layers], number), measured
 
 
 def _cut(

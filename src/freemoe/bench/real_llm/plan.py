@@ -9,7 +9,7 @@ from typing import Any
 
 from freemoe.bench.real_llm.cells import ALL, Cell
 from freemoe.bench.real_llm.data import MATERIALS, TASKS, TEXTS
-from freemoe.bench.real_llm.methods_structured import ALONE, JOINT, SETTINGS, TARGET, passes, tiny_cells
+from freemoe.bench.real_llm.methods_structured import SETTINGS, TARGET, begins_with, passes, tiny_cells
 from freemoe.bench.real_llm.protocol import Protocol
 from freemoe.domain_experts.purification import METHODS as PURIFICATIONS
 
@@ -135,8 +135,7 @@ def needs(cell: Cell, finished: dict[str, dict[str, Any]], everything: Sequence[
     A router goes without the experts that are missing: their questions are the base's. Where an expert's learning rate is one
     of several, all of them must be there, and the best stopping loss decides.
     """
-    if cell.family == "text" and cell.method == JOINT:
-        below = replace(cell, method=ALONE)
+    if cell.family == "text" and (below := begins_with(cell)) is not None:
         return [below] if below.name in finished else None
     if cell.family not in ("cross", "union", "route"):
         return []

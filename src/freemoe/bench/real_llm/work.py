@@ -25,7 +25,7 @@ from freemoe.bench.real_llm.methods import (
     per_document,
     with_adapter,
 )
-from freemoe.bench.real_llm.methods_structured import JOINT, METHODS
+from freemoe.bench.real_llm.methods_structured import METHODS
 from freemoe.bench.real_llm.protocol import Protocol
 from freemoe.domain_experts.expert import decode_positions
 from freemoe.domain_experts.structured.fitting import joined as union
@@ -77,7 +77,7 @@ def run_cell(job: Job) -> dict[str, Any]:
     shots = SHOTS if job.cell.method == "fewshot" else 0
     data = load_parts(job.cell.material, Path(job.root), tokenizer, protocol, job.cell.seed, shots)
     stand = Stand(job.cell, protocol, model, tokenizer, find_weights(model), data)
-    if job.cell.method == JOINT:
+    if job.cell.family == "text":
         stand.found = {k: v for _, path in job.needs for k, v in load_file(path).items()}
     loaded = peak_memory_bytes()
     facts = {"load_seconds": time.perf_counter() - began, "loaded_memory_bytes": loaded, "notes": data.notes}
