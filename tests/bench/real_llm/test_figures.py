@@ -24,7 +24,7 @@ def less(by: float) -> list[float]:
 
 def test_without_cells_every_figure_is_not_measured_and_missed() -> None:
     found = figures_of({})
-    assert [f.name.split()[0] for f in found] == ["T13"] * 4 + ["T14"] * 5 + ["T15"] * 4 + ["T15b"] * 2 + [
+    assert [f.name.split()[0] for f in found] == ["T13"] * 4 + ["T14"] * 6 + ["T15"] * 4 + ["T15b"] * 2 + [
         "T16"
     ] * 3 + ["T17"]
     assert all(math.isnan(f.value) for f in found)
@@ -119,11 +119,11 @@ def test_t14_counts_the_base_where_the_guard_says_no() -> None:
     assert "missing" in t14({k: v for k, v in tasks(12, 16).items() if "lora" not in k})[1].note
 
 
-def routes(picked: dict[str, list[str]], right: dict[str, list[float | None]]) -> dict:
+def routes(picked: dict[str, list[str]], right: dict[str, list[float | None]], abstains: bool = False) -> dict:
     """The record of a router on the eight tasks of `tasks`, 40 questions each."""
     ids = [f"test:{i}" for i in range(40)]
     cell = Cell("route", ALL, "learned", 0.01)
-    found = {t: {"ids": ids, "picked": picked[t], "right": right[t]} for t in picked}
+    found = {t: {"ids": ids, "picked": picked[t], "abstains": [abstains] * 40, "right": right[t]} for t in picked}
     return {cell.name: {"cell": vars(cell), "name": cell.name, "tasks": found, "experts": list(picked)}}
 
 
@@ -131,29 +131,31 @@ def test_t14_routed_counts_what_the_expert_that_was_picked_answers() -> None:
     names = [t.name for t in TASKS]
     unknown: dict[str, list[float | None]] = {n: [None] * 40 for n in names}
     records = tasks(12, 16)
-    routed = t14(records | routes({n: [n] * 40 for n in names}, unknown))[-1]
+    *_, routed, ever = t14(records | routes({n: [n] * 40 for n in names}, unknown))
     assert "learned-1% +30.00" in routed.note
-    assert routed.value == pytest.approx(t14(records)[0].value)
-    routed = t14(records | routes({n: ["base"] * 40 for n in names}, unknown))[-1]
+    assert routed.value == ever.value == pytest.approx(t14(records)[0].value)
+    *_, routed, ever = t14(records | routes({n: [n] * 40 for n in names}, unknown, abstains=True))
     assert "+0.00" in routed.note
     assert "100.0% to the base" in routed.note
     assert routed.verdict(False) == "missed"
+    assert "learned-1% +30.00" in ever.note
+    assert ever.verdict(False) == "not judged"
     # All go to the expert of the first task, which gets every second one of the others' right.
     half: dict[str, list[float | None]] = {n: [1.0, 0.0] * 20 for n in names[1:]}
-    routed = t14(records | routes({n: [names[0]] * 40 for n in names}, {names[0]: [None] * 40, **half}))[-1]
+    routed = t14(records | routes({n: [names[0]] * 40 for n in names}, {names[0]: [None] * 40, **half}))[-2]
     assert f"learned-1% +{30 / 8:.2f}" in routed.note
     assert "87.5% went to another task's expert" in routed.note
     # A task without an expert is the base's, whoever is sent to it.
     record = routes({n: [names[0]] * 40 for n in names}, unknown)
     next(iter(record.values()))["experts"] = names[1:]
-    routed = t14(records | record)[-1]
+    routed = t14(records | record)[-2]
     assert "learned-1% +0.00" in routed.note
     assert f"no expert yet, so the base: {names[0]}" in routed.note
     # An expert that the guard refused is the base, whoever is sent to it.
-    routed = t14(tasks(4, 16) | routes({n: [names[0]] * 40 for n in names}, {names[0]: [None] * 40, **half}))[-1]
+    routed = t14(tasks(4, 16) | routes({n: [names[0]] * 40 for n in names}, {names[0]: [None] * 40, **half}))[-2]
     assert "learned-1% +0.00" in routed.note
     assert "accepted: none" in routed.note
-    assert math.isnan(t14(records)[-1].value)
+    assert math.isnan(t14(records)[-2].value)
 
 
 def test_t17_is_the_share_of_null_builds_that_accepted() -> None:

@@ -18,8 +18,14 @@ from freemoe.errors import DataError
 from freemoe.runs import write_atomic
 
 FORMAT = 1
-VERSIONS: dict[str, int] = {"greedy": 1, "learned": 4, "structured-switches": 3, "structured-free-switches": 3}
-"""Raised by hand when a method is changed so that its old records no longer speak for it."""
+VERSIONS: dict[str, int] = {
+    "greedy": 1,
+    "learned": 4,
+    "structured-switches": 3,
+    "structured-free-switches": 3,
+    "route": 2,
+}
+"""Raised by hand when a method, or what a family of cells does, is changed so that its old records no longer speak for it."""
 
 # bf16 must be this much faster than fp32 before it is worth its rounding.
 _WORTH_IT = 1.3
@@ -117,7 +123,7 @@ def identity(cell: Cell, protocol: Protocol, model: str, data: str, needs: dict[
     """
     return {
         "format": FORMAT,
-        "method": VERSIONS.get(cell.method, 1),
+        "method": VERSIONS.get(cell.family, VERSIONS.get(cell.method, 1)),
         "cell": asdict(cell),
         "protocol": asdict(protocol),
         "model": model,

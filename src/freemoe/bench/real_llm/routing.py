@@ -12,7 +12,6 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from freemoe.bench.real_llm.cells import BASE
 from freemoe.bench.real_llm.data import TASKS, load_parts
 from freemoe.bench.real_llm.methods import Stand
 from freemoe.bench.real_llm.work import Job, joined
@@ -31,9 +30,9 @@ def routed(job: Job) -> dict[str, Any]:
     """Route the reported questions of every task; those without an expert yet are the base's.
 
     Returns:
-        ``tasks``: by task its documents' ids, ``picked`` (a task, or the base where the router abstains) and ``right``,
-        under the expert of the task picked where that is another one that has one, else None; ``experts``: the tasks that
-        have; ``router``: its figures.
+        ``tasks``: by task its documents' ids, ``picked`` (the likeliest task), ``abstains`` (whether the router leaves them
+        to the base) and ``right``, under the expert of the task picked where that is another one that has one, else None;
+        ``experts``: the tasks that have; ``router``: its figures.
     """
     model, tokenizer = load_base(job.model, dtype="float32", device="cpu")
     weights = find_weights(model)
@@ -56,7 +55,7 @@ def routed(job: Job) -> dict[str, Any]:
     for name, stand in stands.items():
         documents = stand.data.reported
         routes = router.route(features(model, [stand.scorer.prompt_ids(d) for d in documents], FEATURE))
-        picked = [BASE if router.abstains(r) else r.domain for r in routes]
+        picked = [r.domain for r in routes]
         right: list[float | None] = [None] * len(documents)
         for other in paths:
             astray = [i for i, p in enumerate(picked) if p == other != name]
@@ -65,7 +64,12 @@ def routed(job: Job) -> dict[str, Any]:
                     scores = stand.scores([documents[i] for i in astray])
                 for i, score in zip(astray, scores, strict=True):
                     right[i] = score.value
-        found[name] = {"ids": [d.id for d in documents], "picked": picked, "right": right}
+        found[name] = {
+            "ids": [d.id for d in documents],
+            "picked": picked,
+            "abstains": [router.abstains(r) for r in routes],
+            "right": right,
+        }
     return {"tasks": found, "experts": list(paths), "router": figures, "memory_bytes": peak_memory_bytes()}
 
 
