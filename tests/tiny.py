@@ -126,6 +126,10 @@ CASES["deepseek_v3"] = (
 )
 CASES["deepseek_v2_low_rank_queries"] = ("deepseek_v2", {**CASES["deepseek_v2"][1], "q_lora_rank": 12})
 
+DENSE = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_images"]
+DENSE += ["phi", "phi3", "gpt2", "opt", "gpt_neox"]
+MIXTURES = [c for c in CASES if c not in DENSE]
+
 
 def tiny_model(family_name: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """Build a random model: hidden size 32, 2 or 3 layers, fp32, evaluation mode.

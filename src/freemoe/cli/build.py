@@ -179,7 +179,7 @@ def register(app: typer.Typer) -> None:
         step: float = typer.Option(None, help="Greedy purification of tasks: share switched off per round. [5e-5]"),
         budget: float = typer.Option(None, help="Signed purification: largest share off. [0.01]"),
         patience: int = typer.Option(None, help="Signed purification: failed rounds before it ends. [8]"),
-        unit: str = typer.Option(None, help="Switch whole units off: neuron, kv_group or layer. [none]"),
+        unit: str = typer.Option(None, help="Switch whole units off: neuron, kv_group, layer or expert. [none]"),
         off: str = typer.Option(None, help="Share of the units off; several for the curve: 0.1,0.2,0.3. [0.2]"),
         even: bool = typer.Option(None, "--even/--free", help="As many units off in every layer, or freely. [even]"),
         level2: str = typer.Option(None, help="Router's second level: linear or centroid. [linear]"),

@@ -236,6 +236,23 @@ def unit_expert(name: str, unit: str, lines: Lines, singles: dict[str, Tensor]) 
     )
 
 
+def require_zeros_say(name: str, unit: str | None) -> None:
+    """Raise unless a plain checkpoint with zeros computes what an expert does.
+
+    Args:
+        name: Of the expert.
+        unit: Which units it switches off.
+
+    Raises:
+        ArtifactError: Whole experts of a mixture are off: a router knows nothing of zeros.
+    """
+    if unit == "expert":
+        raise ArtifactError(
+            f"Expert {name!r} has whole experts of the mixture off, which its routers do not choose; in a plain "
+            "checkpoint they would. Cut them out: merge with --shrink."
+        )
+
+
 def random_positions(positions: dict[str, Tensor], weights: Sequence[Weight], seed: int) -> dict[str, Tensor]:
     """The control: as many positions per weight as an expert has, drawn at random."""
     known = {w.name: w for w in weights}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.artifacts import read_manifest
+from freemoe.domain_experts.expert import require_zeros_say
 from freemoe.domain_experts.mixture import BASE, FreeMoE
 from freemoe.domain_experts.structured.merging import merge_shrunk, require_units
 from freemoe.domain_experts.switching import count
@@ -83,6 +84,7 @@ def outlook(
     """Check a merge before any weight is loaded, and say what it would write; see `merge`."""
     manifest = read_manifest(artefact)
     kinds = {described["name"]: described.get("kind", BASE) for described in manifest.get("experts", [])}
+    units = {described["name"]: described.get("unit") for described in manifest.get("experts", [])}
     names = list(kinds)
     if pad and not shrink:
         raise RecipeError("--pad fills up what --shrink leaves; give both, or neither.")
@@ -97,6 +99,8 @@ def outlook(
         )
     if shrink:
         require_units(expert, kinds.get(expert, BASE))
+    else:
+        require_zeros_say(expert, units.get(expert))
     if Path(output).exists() and not overwrite:
         raise ArtifactError(f"{str(output)!r} exists already. Choose another -o, or --overwrite to replace it.")
     source = base or manifest["base_model_name_or_path"]

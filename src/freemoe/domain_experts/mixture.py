@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from freemoe.artifacts import read_manifest, require_base
-from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.expert import Expert, require_zeros_say
 from freemoe.domain_experts.router import Route, Router
 from freemoe.domain_experts.subdomains import prompt_feature
 from freemoe.domain_experts.switchboard import Switchboard
@@ -265,11 +265,13 @@ class FreeMoE(torch.nn.Module):
             overwrite: Replace a model folder that stands there.
 
         Raises:
-            ArtifactError: When the folder exists already, or cannot be written.
+            ArtifactError: When the folder exists already, or cannot be written; when zeros do not say what the expert is.
         """
         target = Path(folder)
         require_free(target, overwrite)
         self.expert_positions(name)
+        if name != BASE:
+            require_zeros_say(name, self._experts[name].unit)
         with whole_or_nothing(target) as partial:
             with self.expert(name):
                 save_checkpoint(self.model, partial, max_shard_size)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from freemoe.domain_experts.gates import left_out, without
 from freemoe.domain_experts.switching import Positions, bits_of, check, count, editing
 from freemoe.domain_experts.threads import on_threads
 from freemoe.errors import DataError
@@ -92,6 +95,9 @@ class Switchboard:
         self._nothing: Parts = [[None] * len(blocks) for blocks in self._blocks]
         self._experts: dict[str, Parts] = {}
         self._off: dict[str | None, int] = {None: 0}
+        # Routers that leave experts out, by expert, and those that do so now.
+        self._routers: dict[str, list[tuple[Any, Tensor]]] = {}
+        self._narrowed = ExitStack()
         self._active: str | None = None
         # The experts between which a switching was broken off.
         self._broken: tuple[str | None, str | None] | None = None
@@ -145,6 +151,7 @@ class Switchboard:
                 ]
             )
         self._experts[name], self._off[name] = parts, count(positions)
+        self._routers[name] = left_out(self._weights, positions)
 
     def forget(self, name: str) -> None:
         """Let go of an expert's memory.
@@ -156,6 +163,7 @@ class Switchboard:
             raise DataError(f"Expert {name!r} is switched in: switch to another before it is forgotten.")
         self._experts.pop(name, None)
         self._off.pop(name, None)
+        self._routers.pop(name, None)
 
     def switch(self, name: str | None) -> None:
         """Switch to an expert that was learned, or with None back to the base, bit by bit.
@@ -189,7 +197,10 @@ class Switchboard:
 
         self._broken = (self._active, name)
         try:
+            self._narrowed.close()
             self._each(step, self._active, name)
+            if name is not None:
+                self._narrowed.enter_context(without(self._routers[name]))
         except BaseException:
             self._recover(self._active, name)
             raise
@@ -246,6 +257,7 @@ class Switchboard:
                 if part is not None:
                     part.overwrite(bits)
 
+        self._narrowed.close()
         self._each(step, old, new)
         self._active, self._broken, self._left = None, None, self._state()
 

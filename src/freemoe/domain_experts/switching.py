@@ -8,11 +8,12 @@ expert means the same weights whatever the layout.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from torch import Tensor
 
+from freemoe.domain_experts.gates import left_out, without
 from freemoe.errors import FreeMoEError
 from freemoe.families.weights import Weight
 
@@ -37,9 +38,11 @@ class Undo:
 
     def __init__(self) -> None:
         self._saved: list[tuple[Weight, Tensor, Tensor]] = []
+        self._routers = ExitStack()
 
     def restore(self) -> None:
         """Put every value back, bit by bit. A second call does nothing."""
+        self._routers.close()
         while self._saved:
             weight, places, values = self._saved[-1]
             # The model may have moved to another device in between (evaluation harnesses do that).
@@ -50,7 +53,7 @@ class Undo:
 
 
 def switch_off(weights: Sequence[Weight], positions: Positions) -> Undo:
-    """Set the weights at ``positions`` to zero, in place, and keep their values.
+    """Set the weights at ``positions`` to zero, in place, and keep their values; experts off as a whole are not chosen.
 
     All positions are checked before the first weight is touched. A ``Switchboard`` is faster where the same
     experts are switched again and again.
@@ -74,6 +77,7 @@ def switch_off(weights: Sequence[Weight], positions: Positions) -> Undo:
                 # Kept before the write, so that an interrupt in between loses nothing.
                 undo._saved.append((weight, places, bits[places]))
                 bits.index_fill_(0, places, 0)
+        undo._routers.enter_context(without(left_out(weights, positions)))
     except BaseException:
         undo.restore()
         raise

@@ -19,6 +19,24 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
+class Routing:
+    """The router that chooses among the experts of a weight.
+
+    Attributes:
+        module: Its forward returns (logits, weights, index).
+        top_k: Its attribute that says how many experts a token is given.
+    """
+
+    module: nn.Module
+    top_k: str
+
+    @property
+    def chosen(self) -> int:
+        """How many experts a token is given."""
+        return int(getattr(self.module, self.top_k))
+
+
+@dataclass(frozen=True, eq=False)
 class Weight:
     """One weight matrix of a decoder layer, or the matrices of all its fused experts.
 
@@ -33,6 +51,7 @@ class Weight:
         parameter: The parameter itself.
         layout: Order in memory: ``"rows"`` (out, in), ``"columns"`` (in, out), ``"experts"`` (experts, out,
             in) or ``"experts_columns"`` (experts, in, out).
+        gate: The router of fused experts, where the family's row names it.
     """
 
     name: str
@@ -41,6 +60,7 @@ class Weight:
     tap: str
     parameter: nn.Parameter
     layout: str
+    gate: Routing | None = None
 
     @property
     def fused(self) -> bool:
@@ -224,11 +244,13 @@ def _layer_weights(layer: nn.Module, path: str, number: int, family: Family, nam
     # A dense layer of a mixture model, and a mixture block that keeps a list of plain linears, have no such
     # module.
     if experts is not None and (module := _child(layer, experts.path)) is not None:
-        yield from _expert_weights(module, f"{path}.{experts.path}", number, experts, names)
+        router = _child(layer, family.gate.path) if family.gate is not None else None
+        gate = Routing(router, family.gate.top_k) if family.gate is not None and router is not None else None
+        yield from _expert_weights(module, f"{path}.{experts.path}", number, experts, names, gate)
 
 
 def _expert_weights(
-    module: nn.Module, path: str, number: int, experts: Experts, names: dict[int, str]
+    module: nn.Module, path: str, number: int, experts: Experts, names: dict[int, str], gate: Routing | None
 ) -> Iterator[Weight]:
     for own in (experts.up, experts.down):
         parameter = _plain(module, own, f"{path}.{own}")
@@ -237,7 +259,7 @@ def _expert_weights(
                 f"{path}.{own} of {type(module).__name__} has shape {tuple(parameter.shape)}; fused experts "
                 "need three dimensions (experts, rows, columns)."
             )
-        yield Weight(names[id(parameter)], number, "mlp", f"{path}.{own}", parameter, experts.layout)
+        yield Weight(names[id(parameter)], number, "mlp", f"{path}.{own}", parameter, experts.layout, gate)
 
 
 def _child(module: nn.Module, path: str) -> nn.Module | None:

@@ -151,7 +151,7 @@ class SaliencySection(Section):
 class UnitSection(Section):
     """Structured purification: whole units are off, and can be cut out of the model (`docs/structured.md`)."""
 
-    unit: Literal["neuron", "kv_group", "layer"] | None = Field(
+    unit: Literal["neuron", "kv_group", "layer", "expert"] | None = Field(
         default=None, description="What is switched off as a whole; absent: single weights only."
     )
     off: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(min_length=1)] = Field(

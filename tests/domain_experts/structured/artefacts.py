@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -16,8 +17,6 @@ from tests.tiny import tiny_model, tiny_tokenizer
 def unit_artefact(root: Path) -> Path:
     """Experts of units, even and free, one of single switches, and one that the guard turned down."""
     model = tiny_model("llama")
-    model.save_pretrained(root / "base")
-    tiny_tokenizer().save_pretrained(root / "base")
     units = find_units(model, "neuron")
     single = {"model.layers.0.self_attn.q_proj.weight": torch.tensor([0, 7, 90])}
     even = {n: torch.arange(2 + n, 18 + n) for n in (0, 1)}
@@ -27,6 +26,21 @@ def unit_artefact(root: Path) -> Path:
         switch_expert("law/single", single),
         Expert("law/none"),
     ]
+    return _written(root, model, experts)
+
+
+def mixture_artefact(root: Path) -> Path:
+    """An expert with one routed expert of every layer off, and a single weight beside it."""
+    model = tiny_model("mixtral")
+    units = find_units(model, "expert")
+    off = {layer.number: torch.tensor([layer.number]) for layer in units.layers}
+    single = {"model.layers.0.self_attn.q_proj.weight": torch.tensor([0, 7, 90])}
+    return _written(root, model, [unit_expert("law/all", "expert", units.lines(off), single)])
+
+
+def _written(root: Path, model: Any, experts: list[Expert]) -> Path:
+    model.save_pretrained(root / "base")
+    tiny_tokenizer().save_pretrained(root / "base")
     out = root / "out"
     out.mkdir()
     (out / "experts.safetensors").write_bytes(save({k: v for e in experts for k, v in e.to_tensors().items()}))

@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from freemoe.domain_experts.merging import outlook
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.merging import merge_shrunk
 from freemoe.errors import ArtifactError, RecipeError
-from tests.domain_experts.structured.artefacts import unit_artefact
+from tests.domain_experts.structured.artefacts import mixture_artefact, unit_artefact
 
 IDS = torch.arange(5, 33).reshape(2, 14)
 
@@ -32,6 +33,24 @@ def test_the_small_checkpoint_computes_what_the_expert_does(artefact, tmp_path) 
     # The artefact belongs to the whole base, and to it only.
     with pytest.raises(ArtifactError, match="made for the base"):
         FreeMoE.from_pretrained(folder, artefact)
+
+
+def test_experts_of_a_mixture_are_cut_out_and_never_left_as_zeros(tmp_path) -> None:
+    artefact = mixture_artefact(tmp_path)
+    folder = merge_shrunk(artefact, "law/all", tmp_path / "small")
+    small = AutoModelForCausalLM.from_pretrained(folder)
+    moe = FreeMoE.from_pretrained(None, artefact)
+    assert small.config.num_local_experts == moe.config.num_local_experts - 1
+    with torch.no_grad():
+        torch.testing.assert_close(small(input_ids=IDS).logits, moe(IDS, expert="law/all").logits, atol=1e-5, rtol=0)
+        base = moe.model(input_ids=IDS).logits
+        assert torch.equal(moe(IDS, expert="base").logits, base)
+    # A router would choose experts that are nothing but zeros.
+    with pytest.raises(ArtifactError, match="--shrink"):
+        moe.merge_and_save("law/all", tmp_path / "zeros")
+    with pytest.raises(ArtifactError, match="--shrink"):
+        outlook(artefact, "law/all", str(tmp_path / "zeros"))
+    assert not (tmp_path / "zeros").exists()
 
 
 def test_free_layouts_are_padded_on_request(artefact, tmp_path) -> None:

@@ -11,11 +11,8 @@ from freemoe.domain_experts.structured.units import even_count, find_units, lowe
 from freemoe.domain_experts.switching import switched_off
 from freemoe.errors import FamilyError, RecipeError
 from freemoe.families.weights import find_weights
-from tests.tiny import CASES, tiny_model
+from tests.tiny import DENSE, MIXTURES, tiny_model
 
-DENSE = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_images"]
-DENSE += ["phi", "phi3", "gpt2", "opt", "gpt_neox"]
-MIXTURES = [c for c in CASES if c not in DENSE]
 # Families whose plain configuration fixes a head's size by the number of heads.
 FIXED_HEADS = ["gpt2", "opt", "gpt_neox"]
 BIASED = ["phi", "gpt2", "opt", "gpt_neox"]

@@ -6,13 +6,14 @@ no weight's gradient. With zeros and ones the model computes what it would with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from freemoe.domain_experts.gates import narrowed
 from freemoe.domain_experts.structured.units import LayerUnits, Units, UnitsOff
 
 Masks = Mapping[int, Tensor]
@@ -94,53 +95,8 @@ def _residual(layer: LayerUnits, mask: Tensor) -> Iterator[None]:
         handle.remove()
 
 
-@contextmanager
-def _routed(layer: LayerUnits, mask: Tensor) -> Iterator[None]:
-    gate: Any = layer.module
-    own: Callable[..., Any] = gate.forward
+def _routed(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:
+    return narrowed(layer.module, mask)
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        kept = (mask.detach() != 0).nonzero().flatten()
-        with smaller_gate(gate, kept, layer.count):
-            logits, weights, index = own(*args, **kwargs)
-        index = kept[index]
-        full = logits.new_full((*logits.shape[:-1], layer.count), -torch.inf)
-        return full.index_copy(-1, kept, logits), weights * mask[index].to(weights.dtype), index
-
-    nested = gate.__dict__.get("forward")
-    gate.forward = forward
-    try:
-        yield
-    finally:
-        del gate.forward
-        if nested is not None:
-            gate.forward = nested
-
-
-@contextmanager
-def smaller_gate(gate: Any, kept: Tensor, count: int) -> Iterator[None]:
-    """Inside, a router knows only the experts ``kept``: its own rule chooses among them, whatever that rule is."""
-    tensors = {
-        (store, name): tensor
-        for store in ("_parameters", "_buffers")
-        for name, tensor in getattr(gate, store).items()
-        if tensor is not None and tensor.ndim and tensor.shape[0] == count
-    }
-    numbers = {name: value for name, value in vars(gate).items() if name in EXPERT_COUNTS and value == count}
-    try:
-        for (store, name), tensor in tensors.items():
-            getattr(gate, store)[name] = tensor.detach()[kept]
-        for name in numbers:
-            setattr(gate, name, len(kept))
-        yield
-    finally:
-        for (store, name), tensor in tensors.items():
-            getattr(gate, store)[name] = tensor
-        for name, value in numbers.items():
-            setattr(gate, name, value)
-
-
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""How configurations and routers name their number of routed experts."""
 
 _HOOKS = {"neuron": _input, "kv_group": _input, "layer": _residual, "expert": _routed}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.domain_experts.structured.masks import EXPERT_COUNTS
+from freemoe.domain_experts.gates import EXPERT_COUNTS
 from freemoe.domain_experts.structured.units import Part, Units, UnitsOff
 from freemoe.errors import FamilyError, RecipeError
 from freemoe.families.spec import family_of, find_layers
