@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from freemoe.domain_experts.build import build
+from freemoe.domain_experts.evaluation import evaluate
 from freemoe.domain_experts.expert import Expert, unit_expert
 from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.structured.merging import merge_shrunk
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.errors import ArtifactError, RecipeError
 from freemoe.families.weights import find_weights
+from freemoe.recipes import EvalRecipe
 from tests.domain_experts.conftest import read_result, text_recipe
 from tests.tiny import tiny_model
 
@@ -76,6 +79,31 @@ def test_other_units_build_too(world, kind, tmp_path) -> None:
     result = read_result(build(recipe))
     (point,) = result["domains"][0]["subdomains"][0]["units"]["points"]
     assert point["share"] == 0.5
+
+
+def test_experts_of_a_mixture_are_reported_as_the_cut_model_computes(world, tmp_path) -> None:
+    base = tmp_path / "mixture"
+    tiny_model("mixtral").save_pretrained(base)
+    world.tokenizer.save_pretrained(base)
+    recipe = text_recipe(
+        world,
+        tmp_path / "out",
+        model=str(base),
+        units={"unit": "expert", "off": [0.25], "steps": 2, "every": 1, "step_tokens": 512},
+        search={"metrics": [], "select": "argmax"},
+    )
+    out = build(recipe)
+    (domain,) = read_result(out)["domains"]
+    (point,) = domain["subdomains"][0]["units"]["points"]
+    assert point["share"] == 0.25
+    assert set(point["rivals"]) == {"taylor", "random"}
+    small = merge_shrunk(out, "wiki/all", tmp_path / "small")
+    seen = evaluate(
+        EvalRecipe(artefact=str(small), domains=recipe.domains, data=recipe.data, device="cpu", seed=recipe.seed)
+    )
+    cut = seen["domains"][0]["rows"]["base"]
+    assert cut["score"] == pytest.approx(domain["rows"]["expert"]["score"], rel=1e-4)
+    assert cut["score"] != pytest.approx(domain["rows"]["base"]["score"], rel=1e-4)
 
 
 def test_shares_that_leave_nothing_are_refused_before_the_work(world, tmp_path) -> None:
