@@ -68,7 +68,7 @@ def quantile(curvature: Curvature, weights: Sequence[Weight], share: float) -> f
     Weights that cost nothing say nothing about the others: those of neurons that are off already, of experts that no token met.
     """
     stride = max(1, sum(w.size for w in weights) // _SAMPLE)
-    drawn = torch.cat([curvature.cost(w).flatten()[::stride].cpu() for w in weights])
+    drawn = torch.cat([curvature.cost(w).flatten()[::stride].clone().cpu() for w in weights])
     drawn = drawn[drawn > 0]
     return float(drawn.kthvalue(max(1, round(share * len(drawn)))).values) if len(drawn) else 0.0
 
