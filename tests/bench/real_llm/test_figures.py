@@ -24,7 +24,7 @@ def less(by: float) -> list[float]:
 
 def test_without_cells_every_figure_is_not_measured_and_missed() -> None:
     found = figures_of({})
-    assert [f.name.split()[0] for f in found] == ["T13"] * 4 + ["T14"] * 6 + ["T15"] * 4 + ["T15b"] * 2 + [
+    assert [f.name.split()[0] for f in found] == ["T13"] * 4 + ["T14"] * 6 + ["T15"] * 6 + ["T15b"] * 2 + [
         "T16"
     ] * 3 + ["T17"]
     assert all(math.isnan(f.value) for f in found)

@@ -46,9 +46,9 @@ def figures(*records: dict) -> dict[str, list]:
 
 def test_without_cells_nothing_is_measured() -> None:
     found = figures()
-    assert {k: len(v) for k, v in found.items()} == {"T15": 4, "T15b": 2, "T16": 3}
+    assert {k: len(v) for k, v in found.items()} == {"T15": 6, "T15b": 2, "T16": 3}
     judged = [f for v in found.values() for f in v if f.target is not None]
-    assert len(judged) == 8
+    assert len(judged) == 10
     assert all(math.isnan(f.value) and f.verdict(False) == "missed" for f in judged)
 
 
@@ -56,7 +56,7 @@ def test_t15_is_the_share_of_the_second_text_and_the_speed_there() -> None:
     # On one text 30 % costs nothing that is shown (the interval holds 0), on the other only 10 %.
     one = [base("wikitext"), cut("wikitext", 0.2, 0.0), cut("wikitext", 0.3, [-1.0, 1.0, -1.0, 1.0])]
     two = [base("gsm8k"), cut("gsm8k", 0.1, -0.5), cut("gsm8k", 0.2, 2.0)]
-    share, alone, prefill, decode = figures(*one, *two)["T15"]
+    share, alone, prefill, decode, *exact = figures(*one, *two)["T15"]
     assert alone.value == share.value
     assert share.value == pytest.approx(10.3)
     assert share.verdict(False) == "missed"
@@ -65,19 +65,23 @@ def test_t15_is_the_share_of_the_second_text_and_the_speed_there() -> None:
     assert prefill.verdict(False) == "met"
     assert decode.value == pytest.approx(1.05)
     assert decode.verdict(False) == "missed"
-    share, _, prefill, _ = figures(*one)["T15"]
+    assert all(math.isnan(f.value) and f.name.endswith("fp32") for f in exact)
+    share, _, prefill, *_ = figures(*one)["T15"]
     assert math.isnan(share.value)
     assert "done on 1 texts" in share.note
     assert prefill.value == pytest.approx(1.2)
     assert "speed at the target's" in prefill.note
+    for record in one[1:]:
+        record["speed"]["float32"] = {"prefill": 130.0, "decode": 26.0, "dense": {"prefill": 100.0, "decode": 20.0}}
+    assert [f.value for f in figures(*one)["T15"][2:]] == pytest.approx([1.2, 1.05, 1.3, 1.3])
     # Lost everywhere: the share is 0, and the speed is that of 20 %.
     lost = [base("wikitext"), cut("wikitext", 0.2, 1.0), base("gsm8k"), cut("gsm8k", 0.2, 1.0)]
-    share, _, prefill, _ = figures(*lost)["T15"]
+    share, _, prefill, *_ = figures(*lost)["T15"]
     assert share.value == 0
     assert prefill.value == pytest.approx(1.2)
     # Single switches beside the neurons win the loss back: that counts, and is told apart.
     won = [cut(t, 0.2, -0.5, "structured-switches") for t in ("wikitext", "gsm8k")]
-    share, alone, _, _ = figures(*lost, *won)["T15"]
+    share, alone, *_ = figures(*lost, *won)["T15"]
     assert share.value == pytest.approx(20.3)
     assert "20.3% and switches +0.050" in share.note
     assert alone.value == 0

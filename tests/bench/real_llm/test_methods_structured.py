@@ -59,7 +59,10 @@ def test_exactly_the_neurons_asked_for_are_off_and_come_back(method: str) -> Non
     if method.startswith("units-"):
         assert found.facts["speed"] == {}
     else:
-        assert found.facts["speed"]["parameters"][1] < found.facts["speed"]["parameters"][0]
+        speed = found.facts["speed"]
+        assert speed["parameters"][1] < speed["parameters"][0]
+        # The scoring format is fp32 here.
+        assert speed["float32"] == {k: speed[k] for k in ("prefill", "decode", "dense")}
         assert found.losses[0] == pytest.approx(found.facts["stopping_loss_of_base"])
 
 

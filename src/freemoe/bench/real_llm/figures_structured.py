@@ -93,29 +93,32 @@ def _told(row: Row) -> str:
 
 
 def _speeds(rows: Sequence[Row], reached: float) -> list[Figure]:
-    """Prefill and decode, at the share that is reached at no loss, or at the target's where none is."""
-    names = (
-        "T15 shrunk plain checkpoint, prefill 512, against the dense one in turns",
-        "T15 shrunk plain checkpoint, decode, against the dense one in turns",
-    )
+    """Prefill and decode in the scoring format and in fp32, at the share reached at no loss, or at the target's where none is."""
     wanted = reached or TARGET
     nearest = min((abs(_share(r) - wanted) for r in rows), default=math.inf)
     # Shares of one budget differ by rounding only; others are another model's speed.
     same = [r for r in rows if abs(_share(r) - wanted) == nearest <= 0.02]
+    whole = [r.first["speed"] for r in same if "dense" in r.first["speed"]]
+    forms = (("", whole), (", fp32", [s["float32"] for s in whole if "float32" in s]))
     found = []
-    for name, entry, target in zip(names, ("prefill", "decode"), (_PREFILL, _DECODE), strict=True):
-        speeds = [r.first["speed"] for r in same if "dense" in r.first["speed"]]
-        if not speeds:
-            found.append(_lost(name, target, "x", f"no cell of structured at {wanted:.0%} is done"))
-            continue
-        ratio = float(np.median([s[entry] / s["dense"][entry] for s in speeds]))
-        sizes = speeds[0]["parameters"]
-        at = "" if reached else "; no share is shown to cost nothing on two texts, so this is the speed at the target's"
-        note = (
-            f"{_share(same[0]):.1%} of the neurons off, {sizes[1] / sizes[0]:.1%} of the parameters left, prompt of "
-            f"{speeds[0]['prompt']}; median of {len(speeds)} cells{at}"
-        )
-        found.append(Figure(name, ratio, target, unit="x", digits=3, note=note))
+    for form, speeds in forms:
+        for entry, words, target in (("prefill", "prefill 512", _PREFILL), ("decode", "decode", _DECODE)):
+            name = f"T15 shrunk plain checkpoint, {words}, against the dense one in turns{form}"
+            if not speeds:
+                found.append(_lost(name, target, "x", f"no cell of structured at {wanted:.0%} is done"))
+                continue
+            ratio = float(np.median([s[entry] / s["dense"][entry] for s in speeds]))
+            sizes = whole[0]["parameters"]
+            at = (
+                ""
+                if reached
+                else "; no share is shown to cost nothing on two texts, so this is the speed at the target's"
+            )
+            note = (
+                f"{_share(same[0]):.1%} of the neurons off, {sizes[1] / sizes[0]:.1%} of the parameters left, prompt of "
+                f"{whole[0]['prompt']}; {'fp32' if form else 'in the scoring format'}; median of {len(speeds)} cells{at}"
+            )
+            found.append(Figure(name, ratio, target, unit="x", digits=3, note=note))
     return found
 
 

@@ -213,23 +213,26 @@ def _cut(
 
 
 def cut_speed(stand: Stand, units: Units, off: UnitsOff) -> dict[str, Any]:
-    """Tokens per second of the smaller plain checkpoint and of the dense model, in turns, in the scoring format.
+    """Tokens per second of the smaller plain checkpoint and of the dense model, in turns, in the scoring format and in fp32.
 
     Returns:
-        ``prefill`` and ``decode`` of the smaller one; ``dense``: the same of the whole one; ``prompt``, its tokens;
-        ``parameters`` and ``operations`` per token of both.
+        ``prefill`` and ``decode`` of the smaller one in the scoring format; ``dense``: the same of the whole one; ``float32``:
+        all of that once more; ``prompt``, its tokens; ``parameters`` and ``operations`` per token of both.
     """
-    # Copies: casting weights anew for every token is no part of a checkpoint's speed.
-    dense = copy.deepcopy(stand.model).to(getattr(torch, stand.protocol.score))
-    seen = cost(dense, shrink(dense, units, off, pad=True))
-    return {
-        "prefill": seen["prefill"][1],
-        "decode": seen["decode"][1],
-        "dense": {"prefill": seen["prefill"][0], "decode": seen["decode"][0]},
-        "prompt": seen["prefill_tokens"],
-        "parameters": seen["parameters"],
-        "operations": seen["operations"],
-    }
+    found: dict[str, Any] = {}
+    for number_format in ("float32", stand.protocol.score):
+        # Copies: casting weights anew for every token is no part of a checkpoint's speed.
+        dense = copy.deepcopy(stand.model).to(getattr(torch, number_format))
+        seen = cost(dense, shrink(dense, units, off, pad=True))
+        speeds = {
+            "prefill": seen["prefill"][1],
+            "decode": seen["decode"][1],
+            "dense": {"prefill": seen["prefill"][0], "decode": seen["decode"][0]},
+        }
+        found |= {"float32": speeds} if number_format == "float32" else {}
+        found |= speeds
+        found |= {"prompt": seen["prefill_tokens"], "parameters": seen["parameters"], "operations": seen["operations"]}
+    return found
 
 
 _SINGLES: Callable[[Stand], Trained] = partial(structured, singles=True)
