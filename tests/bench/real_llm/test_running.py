@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +141,54 @@ def test_without_a_model_or_data_it_says_what_to_give(settings: Settings) -> Non
         running.run(replace(settings, model=None))
     with pytest.raises(DataError, match="--data-root"):
         running.run(replace(settings, data_root=None))
+
+
+def test_a_cell_ends_with_the_run_that_was_killed(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(_KILLED)
+    run = subprocess.Popen([sys.executable, str(script), str(tmp_path / "pid")])
+    try:
+        cell = _soon(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    finally:
+        run.kill()
+        run.wait()
+    assert _soon(lambda: not _runs(int(cell)))
+
+
+_KILLED = """
+import multiprocessing, os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from freemoe.bench.real_llm.running import end_with_parent
+
+def cell(path):
+    with open(path + ".part", "w") as stream:
+        stream.write(str(os.getpid()))
+    os.replace(path + ".part", path)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as pool:
+        pool.submit(cell, sys.argv[1]).result()
+"""
+
+
+def _runs(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{number}/stat")
+    # One that nobody has asked for its end yet does not run either.
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def _soon(asked: Callable[[], Any]) -> Any:
+    """The answer as soon as it is not empty; the last one after a minute."""
+    for _ in range(600):
+        if found := asked():
+            return found
+        time.sleep(0.1)
+    return asked()
 
 
 def test_a_union_switches_off_what_either_expert_does() -> None:
