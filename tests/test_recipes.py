@@ -204,7 +204,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("saliency.gradient_share", 0, "greater than 0"),
     ("saliency.stop_share", 1, "less than 1"),
     ("search.metrics", [], "at least 1"),
-    ("units.unit", "expert", "neuron"),
+    ("units.unit", "head", "neuron"),
     ("units.off", "0.3,0.1", "ascend"),
     ("units.off", [1.0], "less than 1"),
     ("units.off", [], "at least 1"),
