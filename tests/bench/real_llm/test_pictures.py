@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from freemoe.bench.real_llm.cells import Cell
-from freemoe.bench.real_llm.pictures import draw_all
+from freemoe.bench.real_llm.pictures import _speed_of, draw_all
 from freemoe.bench.real_llm.tables import tables_of
 from tests.bench.real_llm.records import finished, text_record
 
@@ -15,7 +15,10 @@ HEAD = {"model": "m", "cells": {"done": 3, "planned": 9}}
 
 
 def test_the_table_and_pictures_show_every_method(tmp_path: Path) -> None:
+    cut = text_record(replace(BASE, method="structured", budget=0.2), [36.0, 26.0, 31.0], [3.0])
+    cut["speed"] = {"prefill": 120.0, "decode": 11.0, "dense": {"prefill": 100.0, "decode": 10.0}}
     records = finished(
+        cut,
         text_record(BASE, [40.0, 30.0, 35.0]),
         text_record(replace(BASE, method="lora", rank=1, rate=1e-3), [30.0, 20.0, 25.0], [3.0]),
         text_record(replace(BASE, method="learned", budget=0.01), [35.0, 25.0, 30.0], [3.0]),
@@ -35,6 +38,11 @@ def test_the_table_and_pictures_show_every_method(tmp_path: Path) -> None:
     for first, second in zip(written, draw_all(details, tmp_path / "b"), strict=True):
         assert first.read_bytes() == second.read_bytes()
     assert "<svg" in written[1].read_text()
+    # What has the base's shape has its speed, whatever the clock said; what was cut was timed in turns with it.
+    speeds = {entry["method"]: _speed_of(entry, entry) for entry in details["text"]}
+    assert speeds == {"base": 1.0, "lora-r1": 1.0, "learned-1%": 1.0, "structured-20%": 1.2}
+    without = {**HEAD, **tables_of({k: v for k, v in records.items() if "structured" not in k})}
+    assert "real-figure-speed.svg" not in [p.name for p in draw_all(without, tmp_path / "c")]
 
 
 def test_without_cells_there_is_a_table_and_no_picture(tmp_path: Path) -> None:

@@ -94,7 +94,9 @@ def pictures(details: dict[str, Any]) -> dict[str, Callable[[], Figure | None]]:
     """Name of the file -> what draws it."""
     return {
         "real-gain-bytes": lambda: _scatter(details, _bytes_of, "bytes shipped", True),
-        "real-figure-speed": lambda: _scatter(details, _speed_of, "prefill, tokens/s against the base's", False),
+        "real-figure-speed": lambda: _scatter(
+            details, _speed_of, "prefill, tokens/s against the base's", False, needed="prefill_against_dense"
+        ),
         "real-home-or-far": lambda: home_or_far(details.get("home_or_far", [])),
     }
 
@@ -110,20 +112,21 @@ def _bytes_of(entry: Entry, base: Entry) -> float | None:
 
 
 def _speed_of(entry: Entry, base: Entry) -> float | None:
-    # What was measured in turns with the whole model is not compared across time.
-    own = entry.get("prefill_against_dense")
-    if own is not None or "prefill_tokens_per_second" not in entry:
-        return own
-    return entry["prefill_tokens_per_second"] / base["prefill_tokens_per_second"]
+    # A model that was cut is measured in turns with the whole one; any other has the base's shape, and so its speed.
+    return entry.get("prefill_against_dense", 1.0) if "prefill_tokens_per_second" in entry else None
 
 
 def _scatter(
-    details: dict[str, Any], across: Callable[[Entry, Entry], float | None], label: str, logarithmic: bool
+    details: dict[str, Any],
+    across: Callable[[Entry, Entry], float | None],
+    label: str,
+    logarithmic: bool,
+    needed: str = "gain",
 ) -> Figure | None:
-    """One panel per material: gain with its interval over something that the method costs."""
+    """One panel per material, some of whose entries have what is ``needed``: gain with its interval over what a method costs."""
     entries = [*details.get("text", []), *details.get("task", [])]
     materials = list(dict.fromkeys(e["material"] for e in entries))
-    drawn = [m for m in materials if any("gain" in e for e in entries if e["material"] == m)]
+    drawn = [m for m in materials if any("gain" in e and needed in e for e in entries if e["material"] == m)]
     if not drawn:
         return None
     rows = math.ceil(len(drawn) / _COLUMNS)
