@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.families.weights import Weight
+from freemoe.families.weights import Routing, Weight
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """How configurations and routers name their number of routed experts."""
@@ -97,7 +97,8 @@ def left_out(weights: Sequence[Weight], positions: Mapping[str, Tensor]) -> list
         Per router its module and ``(experts,)`` floats, 1 for those that may be chosen. A router that would be left with fewer
         experts than it gives a token is not among them: it has no choice.
     """
-    off: dict[int, tuple[Weight, Tensor]] = {}
+    # The matrices of a layer's experts share one router.
+    off: dict[Routing, Tensor] = {}
     for weight in weights:
         if weight.gate is None:
             continue
@@ -106,14 +107,12 @@ def left_out(weights: Sequence[Weight], positions: Mapping[str, Tensor]) -> list
         # Fewer positions than an expert has weights hold no whole expert.
         if where is not None and len(where) >= each:
             whole = torch.bincount(where // each, minlength=weight.experts).cpu() == each
-        _, before = off.get(id(weight.gate.module), (weight, torch.ones_like(whole)))
-        off[id(weight.gate.module)] = weight, before & whole
-    found = []
-    for weight, gone in off.values():
-        assert weight.gate is not None
-        if bool(gone.any()) and int((~gone).sum()) >= weight.gate.chosen:
-            found.append((weight.gate.module, (~gone).to(torch.float32)))
-    return found
+        off[weight.gate] = off.get(weight.gate, torch.ones_like(whole)) & whole
+    return [
+        (router.module, (~gone).to(torch.float32))
+        for router, gone in off.items()
+        if bool(gone.any()) and int((~gone).sum()) >= router.chosen
+    ]
 
 
 @contextmanager

@@ -83,9 +83,8 @@ def outlook(
 ) -> dict[str, Any]:
     """Check a merge before any weight is loaded, and say what it would write; see `merge`."""
     manifest = read_manifest(artefact)
-    kinds = {described["name"]: described.get("kind", BASE) for described in manifest.get("experts", [])}
-    units = {described["name"]: described.get("unit") for described in manifest.get("experts", [])}
-    names = list(kinds)
+    experts = {described["name"]: described for described in manifest.get("experts", [])}
+    chosen, names = experts.get(expert, {}), list(experts)
     if pad and not shrink:
         raise RecipeError("--pad fills up what --shrink leaves; give both, or neither.")
     if shrink and gguf is not None:
@@ -98,9 +97,9 @@ def outlook(
             "expert", expert, [BASE, *names], "A merged model is one expert; the router is not part of it."
         )
     if shrink:
-        require_units(expert, kinds.get(expert, BASE))
+        require_units(expert, chosen.get("kind", BASE))
     else:
-        require_zeros_say(expert, units.get(expert))
+        require_zeros_say(expert, chosen.get("unit"))
     if Path(output).exists() and not overwrite:
         raise ArtifactError(f"{str(output)!r} exists already. Choose another -o, or --overwrite to replace it.")
     source = base or manifest["base_model_name_or_path"]

@@ -244,9 +244,7 @@ def _layer_weights(layer: nn.Module, path: str, number: int, family: Family, nam
     # A dense layer of a mixture model, and a mixture block that keeps a list of plain linears, have no such
     # module.
     if experts is not None and (module := _child(layer, experts.path)) is not None:
-        router = _child(layer, family.gate.path) if family.gate is not None else None
-        gate = Routing(router, family.gate.top_k) if family.gate is not None and router is not None else None
-        yield from _expert_weights(module, f"{path}.{experts.path}", number, experts, names, gate)
+        yield from _expert_weights(module, f"{path}.{experts.path}", number, experts, names, _routing(layer, family))
 
 
 def _expert_weights(
@@ -260,6 +258,12 @@ def _expert_weights(
                 "need three dimensions (experts, rows, columns)."
             )
         yield Weight(names[id(parameter)], number, "mlp", f"{path}.{own}", parameter, experts.layout, gate)
+
+
+def _routing(layer: nn.Module, family: Family) -> Routing | None:
+    if family.gate is None or (router := _child(layer, family.gate.path)) is None:
+        return None
+    return Routing(router, family.gate.top_k)
 
 
 def _child(module: nn.Module, path: str) -> nn.Module | None:

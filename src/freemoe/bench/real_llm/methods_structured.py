@@ -219,20 +219,21 @@ def cut_speed(stand: Stand, units: Units, off: UnitsOff) -> dict[str, Any]:
         ``prefill`` and ``decode`` of the smaller one in the scoring format; ``dense``: the same of the whole one; ``float32``:
         all of that once more; ``prompt``, its tokens; ``parameters`` and ``operations`` per token of both.
     """
-    found: dict[str, Any] = {}
-    for number_format in ("float32", stand.protocol.score):
+    score, seen = stand.protocol.score, {}
+    for number_format in dict.fromkeys(("float32", score)):
         # Copies: casting weights anew for every token is no part of a checkpoint's speed.
         dense = copy.deepcopy(stand.model).to(getattr(torch, number_format))
-        seen = cost(dense, shrink(dense, units, off, pad=True))
-        speeds = {
-            "prefill": seen["prefill"][1],
-            "decode": seen["decode"][1],
-            "dense": {"prefill": seen["prefill"][0], "decode": seen["decode"][0]},
+        seen[number_format] = cost(dense, shrink(dense, units, off, pad=True))
+    speeds = {
+        number_format: {
+            "prefill": both["prefill"][1],
+            "decode": both["decode"][1],
+            "dense": {"prefill": both["prefill"][0], "decode": both["decode"][0]},
         }
-        found |= {"float32": speeds} if number_format == "float32" else {}
-        found |= speeds
-        found |= {"prompt": seen["prefill_tokens"], "parameters": seen["parameters"], "operations": seen["operations"]}
-    return found
+        for number_format, both in seen.items()
+    }
+    sizes = {"prompt": seen[score]["prefill_tokens"], **{k: seen[score][k] for k in ("parameters", "operations")}}
+    return {**speeds[score], "float32": speeds["float32"], **sizes}
 
 
 _SINGLES: Callable[[Stand], Trained] = partial(structured, singles=True)

@@ -270,15 +270,12 @@ def _layers(model: Any, family: Family, layer: nn.Module, number: int, own: dict
 
 
 def _experts(model: Any, family: Family, layer: nn.Module, number: int, own: dict[str, Weight]) -> LayerUnits | None:
-    if family.experts is None or family.gate is None:
-        return None
     fused = [w for w in own.values() if w.fused]
-    if not fused:
+    if not fused or (router := fused[0].gate) is None:
         return None
-    gate = layer.get_submodule(family.gate.path)
     each = torch.arange(fused[0].experts)[:, None]
     parts = tuple(Part(w, "experts", each) for w in fused)
-    return LayerUnits(number, len(each), int(getattr(gate, family.gate.top_k)), gate, parts)
+    return LayerUnits(number, len(each), router.chosen, router.module, parts)
 
 
 def even_count(count: int, share: float, multiple: int, least: int = 1) -> int:
