@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from freemoe.bench.real_llm import rows as joined
-from freemoe.bench.real_llm.cells import Cell
+from freemoe.bench.real_llm.cells import EVERYTHING, Cell
 from freemoe.bench.real_llm.rows import accepted, base_of, gain, pick, rows_of, share
 from freemoe.bench.real_llm.tables import forgetting, null_table, points_of, table
 from tests.bench.real_llm.records import finished, task_record, text_record
@@ -118,3 +118,13 @@ def test_accepted_null_builds_are_counted_over_all_batches() -> None:
     assert (found["builds"], found["accepted"]) == (4, 1)
     assert found["by_reference_documents"] == {"120": [1, 4]}
     assert null_table({}) == {}
+
+
+def test_forgetting_takes_the_base_that_was_tried_on_everything() -> None:
+    def cross(cell: Cell, nll: float) -> dict:
+        columns = {"c4": {"kind": "text", "ids": ["reported:2"], "keys": ["k"], "nll": [nll], "tokens": [10]}}
+        return {"cell": vars(cell), "name": cell.name, "columns": columns}
+
+    tried, everything = replace(LEARNED, family="cross"), Cell("cross", EVERYTHING)
+    (row,) = forgetting(finished(cross(tried, 35.0), cross(everything, 30.0)))
+    assert row["gains"] == {"c4": [-0.5, -0.5, -0.5]}

@@ -13,7 +13,7 @@ from typing import Any
 
 from freemoe.runs import digest, write_atomic
 
-BASE, ALL = "base", "tasks"
+BASE, ALL, EVERYTHING = "base", "tasks", "all"
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,14 @@ class Cell:
     """What is measured.
 
     Attributes:
-        family: ``text``, ``task``, ``cross`` (an expert on all other materials), ``union`` (two experts at once),
+        family: ``text``, ``task``, ``cross`` (an expert on all other materials, or the base on all), ``union`` (two experts at once),
             ``route`` (the experts of all tasks behind one router), ``count`` (fewer or more documents), ``home`` (another
-            base) or ``null`` (nothing to be learned).
-        material: Name of the material or task; for ``null`` the number of the batch of builds; `ALL` for ``route``.
+            base), ``null`` (nothing to be learned), ``convert`` (to a mixture), ``mixture`` (split, for what follows) or
+            ``trim`` (the split mixture).
+        material: Name of the material or task; for ``null`` the number of the batch of builds; `ALL` for ``route``,
+            `EVERYTHING` for ``cross`` with the base.
         method: A name of ``methods.METHODS``.
-        budget: Largest share off, for methods that switch off.
+        budget: Largest share off, for methods that switch off; for ``convert`` the share of weights that a token uses.
         rank: Of LoRA.
         rate: Learning rate, for methods that train values.
         seed: Of the split into parts and of the order of steps.

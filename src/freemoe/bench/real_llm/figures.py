@@ -1,4 +1,4 @@
-"""The figures with targets: T13 (text), T14 (questions), those of whole neurons, and T17 (null test).
+"""The figures with targets: T13 (text), T14 (questions), those of whole neurons and of mixtures, and T17 (null test).
 
 What is missing is `not measured`.
 """
@@ -15,6 +15,7 @@ from scipy.stats import beta
 from freemoe.bench.harness import Figure
 from freemoe.bench.real_llm.cells import BASE, Cell
 from freemoe.bench.real_llm.data import TASKS
+from freemoe.bench.real_llm.figures_mixtures import mixture_figures
 from freemoe.bench.real_llm.figures_structured import structured_figures
 from freemoe.bench.real_llm.rows import Finished, Row, accepted, gain, gains, pick, rows_of, share
 from freemoe.bench.real_llm.tables import RIVAL, null_table
@@ -34,6 +35,7 @@ def figures_of(finished: Finished) -> list[Figure]:
         *task_figures(tasks),
         *routed_figures(finished),
         *structured_figures(finished),
+        *mixture_figures(finished),
         null_figure(finished),
     ]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from freemoe.bench.real_llm.cells import ALL, Cell
+from freemoe.bench.real_llm.cells import ALL, BASE, EVERYTHING, Cell
 from freemoe.bench.real_llm.data import MATERIALS, TASKS, TEXTS
 from freemoe.bench.real_llm.methods_structured import SETTINGS, TARGET, begins_with, passes, tiny_cells
 from freemoe.bench.real_llm.protocol import Protocol
@@ -23,6 +23,7 @@ HOMES = ("models/stories260k",)
 UNIONS = (("wikitext", "gsm8k"), ("c4", "code"))
 NULL_BATCHES, NULL_COUNTS = 10, (300, 1000)
 CURVES = ("wikitext", "gsm8k")
+CONVERTED = (0.7, 0.5)
 
 _TEXT_TOKENS, _QUESTION_TOKENS, _SHOTS_TOKENS = 256, 150, 700
 # A backward pass costs about two forward passes.
@@ -31,7 +32,8 @@ _BACKWARD = 3
 _SPEEDS = {"float32": 700.0, "bfloat16": 1800.0}
 # How many times faster a tiny base is.
 _TINY = 20
-_NULL_SECONDS = 200.0
+# Families whose cells do not read documents in the same way as the others: about how long one takes.
+_SECONDS = {"null": 200.0, "convert": 2400.0, "mixture": 1500.0, "trim": 2400.0}
 
 
 def cells(quick: bool = False) -> list[Cell]:
@@ -49,6 +51,8 @@ def cells(quick: bool = False) -> list[Cell]:
     found += [Cell("route", ALL, "learned", MAIN_BUDGET)]
     for text in TEXTS:
         found += _structured(Cell("text", text.name))
+    found += [Cell("convert", CURVES[0], "tomoe", share) for share in CONVERTED]
+    found += [Cell("mixture", CURVES[0], "split"), Cell("trim", CURVES[0], "hooks")]
     found += [Cell("task", task.name, "fewshot") for task in TASKS]
     for text in TEXTS[len(CURVES) :]:
         found += _first(Cell("text", text.name))
@@ -111,6 +115,7 @@ def _further(cell: Cell) -> list[Cell]:
 
 
 def _crossed() -> Iterator[Cell]:
+    yield Cell("cross", EVERYTHING)
     for material in (*TEXTS, *TASKS):
         yield Cell("cross", material.name, "learned", MAIN_BUDGET)
     for material in TEXTS:
@@ -132,12 +137,17 @@ def _home(cell: Cell) -> list[Cell]:
 def needs(cell: Cell, finished: dict[str, dict[str, Any]], everything: Sequence[Cell]) -> list[Cell] | None:
     """The cells whose experts a ``cross``, ``union`` or ``route`` cell tries out, or one begins with; None while one is missing.
 
+    What is trimmed was split by a cell of its own.
+
     A router goes without the experts that are missing: their questions are the base's. Where an expert's learning rate is one
     of several, all of them must be there, and the best stopping loss decides.
     """
     if cell.family == "text" and (below := begins_with(cell)) is not None:
         return [below] if below.name in finished else None
-    if cell.family not in ("cross", "union", "route"):
+    if cell.family == "trim":
+        split = replace(cell, family="mixture", method="split")
+        return [split] if split.name in finished else None
+    if cell.family not in ("cross", "union", "route") or cell.method == BASE:
         return []
     chosen = []
     names = [t.name for t in TASKS] if cell.family == "route" else filter(None, (cell.material, cell.other))
@@ -161,17 +171,17 @@ def needs(cell: Cell, finished: dict[str, dict[str, Any]], everything: Sequence[
 
 def work(cell: Cell, protocol: Protocol) -> float:
     """About how many tokens' forward passes a cell takes."""
-    if cell.family == "null":
+    if cell.family in _SECONDS:
         return 0.0
     if cell.family == "route":
         # Those that the router sends astray: a tenth, say.
         return len(TASKS) * 0.1 * protocol.questions * _QUESTION_TOKENS
+    if cell.family in ("cross", "union"):
+        return (len(MATERIALS) - 1) * protocol.crossed * (_TEXT_TOKENS + _QUESTION_TOKENS) / 2
     text = MATERIALS[cell.material].kind == "text"
     each = _TEXT_TOKENS if text else _QUESTION_TOKENS
     reference = cell.documents or protocol.reference
     reported = protocol.blocks if text else protocol.questions
-    if cell.family in ("cross", "union"):
-        return (len(MATERIALS) - 1) * protocol.crossed * (_TEXT_TOKENS + _QUESTION_TOKENS) / 2
     scored = (reported + 0.35 * reference) * (each if cell.method != "fewshot" else _SHOTS_TOKENS)
     stop = 0.25 * reference * each
     schedule = protocol.schedule
@@ -200,7 +210,7 @@ def estimates(wanted: Sequence[Cell], protocol: Protocol, finished: dict[str, di
     found = {}
     for cell in wanted:
         speed = _SPEEDS[protocol.train] * (_TINY if cell.base else 1)
-        each = _NULL_SECONDS if cell.family == "null" else 1 / speed
+        each = _SECONDS.get(cell.family, 1 / speed)
         known = next((sorted(seen[kind]) for kind in _kinds(cell) if kind in seen), [each])
         found[cell.name] = _units(cell, protocol) * known[len(known) // 2]
     return found
@@ -209,8 +219,8 @@ def estimates(wanted: Sequence[Cell], protocol: Protocol, finished: dict[str, di
 def _kinds(cell: Cell) -> list[str]:
     """What cells a cell's time is like, the closest first."""
     close = f"{cell.base}|{cell.family}|{cell.method}"
-    return [close] if cell.family == "null" else [close, cell.base]
+    return [close] if cell.family in _SECONDS else [close, cell.base]
 
 
 def _units(cell: Cell, protocol: Protocol) -> float:
-    return max(1.0, cell.documents / 120) if cell.family == "null" else work(cell, protocol)
+    return max(1.0, cell.documents / 120) if cell.family in _SECONDS else work(cell, protocol)

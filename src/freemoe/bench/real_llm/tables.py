@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from freemoe.bench.real_llm.cells import BASE, Cell
 from freemoe.bench.real_llm.data import MATERIALS
 from freemoe.bench.real_llm.rows import (
@@ -133,9 +131,13 @@ def forgetting(finished: Finished) -> list[dict[str, Any]]:
     """
     found = []
     own = {f: rows_of(finished, f) for f in ("text", "task")}
+    on_base: dict[str, Any] = {}
+    for record in finished.values():
+        if record["cell"]["family"] == "cross" and record["cell"]["method"] == BASE:
+            on_base = record["columns"]
     for record in finished.values():
         cell = Cell.read(record["cell"])
-        if cell.family not in ("cross", "union"):
+        if cell.family not in ("cross", "union") or cell.method == BASE:
             continue
         columns: dict[str, list[float | None]] = {}
         if cell.family == "cross":
@@ -144,7 +146,7 @@ def forgetting(finished: Finished) -> list[dict[str, Any]]:
             if mine is not None and base is not None:
                 columns[cell.material] = as_numbers(gain(mine, base))
         for name, scored in record["columns"].items():
-            difference = _elsewhere(name, scored, own)
+            difference = _elsewhere(name, scored, on_base.get(name), own)
             if difference is not None:
                 columns[name] = difference
         label = "+".join(filter(None, (cell.material, cell.other)))
@@ -152,19 +154,34 @@ def forgetting(finished: Finished) -> list[dict[str, Any]]:
     return found
 
 
-def _elsewhere(name: str, scored: dict[str, Any], own: dict[str, list[Row]]) -> list[float | None] | None:
-    """Gain on a column's documents over the base's record of the same documents."""
-    material, _, shots = name.partition("@")
-    base = pick(own[scored["kind"]], material, "fewshot" if shots else BASE)
-    if base is None:
-        return None
-    before = dict(zip(base.records[0]["ids"], range(len(base.keys)), strict=True))
-    at = [before[i] for i in scored["ids"]]
+def _elsewhere(
+    name: str, scored: dict[str, Any], known: dict[str, Any] | None, own: dict[str, list[Row]]
+) -> list[float | None] | None:
+    """Gain on a column's documents over the base on the same documents; None where the base was not measured on them.
+
+    Args:
+        name: Of the column: a material, with the number of examples in its prompts behind an ``@``.
+        scored: What the expert did there.
+        known: What the base did there in its own ``cross`` cell.
+        own: Rows of texts and tasks, where the base is known on all reported documents.
+    """
     sign, entry = (-1.0, "nll") if scored["kind"] == "text" else (1.0, "right")
-    after = sign * np.asarray(scored[entry])
-    differences = (after - base.values()[at]).tolist()
-    factor = len(at) / sum(scored["tokens"]) if scored["kind"] == "text" else 100.0
+    before = _of_base(name, scored["kind"], entry, known, own)
+    if any(i not in before for i in scored["ids"]):
+        return None
+    differences = [sign * (v - before[i]) for i, v in zip(scored["ids"], scored[entry], strict=True)]
+    factor = len(differences) / sum(scored["tokens"]) if scored["kind"] == "text" else 100.0
     return as_numbers(cluster_bootstrap(differences, scored["keys"]).scaled(factor))
+
+
+def _of_base(
+    name: str, kind: str, entry: str, known: dict[str, Any] | None, own: dict[str, list[Row]]
+) -> dict[str, float]:
+    """By document what the base did in a column."""
+    material, _, shots = name.partition("@")
+    row = pick(own[kind], material, "fewshot" if shots else BASE)
+    found = dict(zip(row.first["ids"], row.first[entry], strict=True)) if row is not None else {}
+    return found | (dict(zip(known["ids"], known[entry], strict=True)) if known is not None else {})
 
 
 # -------------------------------------------------------------------------------------------- null

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from freemoe.bench.real_llm.cells import BASE, Cell
-from freemoe.bench.real_llm.data import MATERIALS, Parts, load_parts
+from freemoe.bench.real_llm.cells import BASE, EVERYTHING, Cell
+from freemoe.bench.real_llm.data import MATERIALS, TEXTS, Parts, load_parts
 from freemoe.bench.real_llm.methods import (
     POSITIONS,
     SHOTS,
@@ -69,13 +69,21 @@ def run_cell(job: Job) -> dict[str, Any]:
         from freemoe.bench.real_llm.routing import routed
 
         return routed(job)
+    if job.cell.family in ("convert", "mixture", "trim"):
+        from freemoe.bench.real_llm import mixtures
+
+        return {"convert": mixtures.converted, "mixture": mixtures.split, "trim": mixtures.trimmed}[job.cell.family](
+            job
+        )
     began = time.perf_counter()
     model, tokenizer = load_base(job.model, dtype="float32", device="cpu")
     if tokenizer is None:
         raise DataError(f"The base {job.model!r} has no tokenizer, and documents are text.")
     protocol = replace(job.protocol, reference=job.cell.documents or job.protocol.reference)
     shots = SHOTS if job.cell.method == "fewshot" else 0
-    data = load_parts(job.cell.material, Path(job.root), tokenizer, protocol, job.cell.seed, shots)
+    # The base on everything has no material of its own.
+    material = TEXTS[0].name if job.cell.material == EVERYTHING else job.cell.material
+    data = load_parts(material, Path(job.root), tokenizer, protocol, job.cell.seed, shots)
     stand = Stand(job.cell, protocol, model, tokenizer, find_weights(model), data)
     if job.cell.family == "text":
         stand.found = {k: v for _, path in job.needs for k, v in load_file(path).items()}
@@ -189,7 +197,7 @@ class _Seen:
 
 
 def _elsewhere(job: Job, stand: Stand) -> dict[str, Any]:
-    """Kept experts on documents of other materials: one expert on all others, or two at once on both of theirs."""
+    """Kept experts on documents of other materials: one on all others (the base on all), or two at once on both of theirs."""
     own = job.cell.material
     if job.cell.family == "union":
         columns = [own, job.cell.other]
@@ -201,7 +209,7 @@ def _elsewhere(job: Job, stand: Stand) -> dict[str, Any]:
         if job.cell.method == "lora":
             ((cell, path),) = job.needs
             with_adapter(stand, load_file(path), cell.rank)
-        else:
+        elif job.needs:
             stack.enter_context(
                 switched_off(stand.weights, joined([load_file(path) for _, path in job.needs if Path(path).exists()]))
             )
