@@ -22,7 +22,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Lowest first. A room may import from rooms of its own floor (but see SYSTEMS) and from the floors below.
 FLOORS = (
-    ("errors", "registry", "recipes", "artifacts", "runs"),
+    ("version", "errors", "registry", "recipes", "artifacts", "runs"),
     ("families", "corpora", "kernels"),
     ("evals",),
     ("domain_experts", "tomoe", "hookmoe"),
@@ -32,7 +32,7 @@ FLOORS = (
 SYSTEMS = FLOORS[3]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FREE = "assets"  # anyone may import it; it imports nothing of ours
-LAZY = "__init__"  # the public names; only its version may be imported
+LAZY = "__init__"  # the public names; no room imports from it
 HEAVY = ("torch", "transformers", "lm_eval", "sklearn", "scipy", "matplotlib", "datasets")
 
 LONGEST = 400
@@ -55,7 +55,7 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative import; name the room in full"
             if node.module == "freemoe":
-                names = ["freemoe." + ("" if a.name == "__version__" else a.name) for a in node.names]
+                names = [f"freemoe.{alias.name}" for alias in node.names]
             else:
                 names = [node.module or ""]
         for name in names:
@@ -113,6 +113,58 @@ def test_imports_point_down(path: Path) -> None:
 )
 def test_the_rule_itself(here: str, there: str, expected: bool) -> None:
     assert forbidden(here, there) is expected
+
+
+def module_name(path: Path) -> str:
+    """As it is imported."""
+    parts = ("freemoe", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def imported(tree: ast.AST, known: set[str]) -> list[str]:
+    """Modules of ours that a module imports, wherever in the file and for whatever reason, in order."""
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found += [
+                f"{node.module}.{a.name}" if f"{node.module}.{a.name}" in known else node.module for a in node.names
+            ]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+    return [name for name in dict.fromkeys(found) if name in known]
+
+
+def circles(graph: dict[str, list[str]]) -> list[list[str]]:
+    """Modules that lead back to themselves, one way round each."""
+    state: dict[str, int] = {}
+    found = []
+
+    def visit(name: str, way: list[str]) -> None:
+        state[name] = 1
+        for other in graph[name]:
+            if state.get(other) == 1:
+                found.append([*way[way.index(other) :], other])
+            elif other not in state:
+                visit(other, [*way, other])
+        state[name] = 2
+
+    for name in graph:
+        if name not in state:
+            visit(name, [name])
+    return found
+
+
+def test_no_module_leads_back_to_itself() -> None:
+    known = {module_name(path) for path in MODULES}
+    graph = {module_name(p): imported(ast.parse(p.read_text(encoding="utf-8")), known) for p in MODULES}
+    assert not [" -> ".join(circle) for circle in circles(graph)]
+
+
+def test_the_look_for_circles_itself() -> None:
+    assert circles({"a": ["b"], "b": ["c"], "c": []}) == []
+    assert circles({"a": ["b"], "b": ["c"], "c": ["b"]}) == [["b", "c", "b"]]
+    code = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.a import X\ndef f():\n    from p import b"
+    assert imported(ast.parse(code), {"p", "p.a", "p.b"}) == ["p.a", "p.b"]
 
 
 def test_importing_freemoe_loads_nothing_heavy() -> None:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from freemoe.errors import ArtifactError, DataError
-from freemoe.evals.documents import Document, DomainData, FrozenChoice, ReferenceSplit, ReportedSplit
+from freemoe.evals.documents import Document, FrozenChoice, ReferenceSplit, ReportedSplit
 from freemoe.evals.held_out import Record, set_aside
 from freemoe.evals.seen import RUN, Seen, own_words, run_hashes, text_hashes, words
+from freemoe.evals.tasks import DomainData
 
 
 def prose(count: int, seed: int = 0) -> list[str]:

@@ -15,9 +15,9 @@ from freemoe.errors import ArtifactError
 from freemoe.families.weights import find_weights
 from freemoe.hookmoe.adapter import Trimmed, load_adapter, save_adapter
 from freemoe.hookmoe.applied import plan_of
+from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.exports import write_exports
 from freemoe.hookmoe.hook import new_hooks
-from freemoe.hookmoe.inspection import KIND
 from freemoe.hookmoe.layers import moe_layers
 from freemoe.hookmoe.plans import Plan, uniform
 from tests.hookmoe.conftest import logits

@@ -6,9 +6,9 @@ import sys
 
 import typer
 
-from freemoe import __version__
 from freemoe.cli import bench, build, convert, demo, evaluate, generate, inspect, listing, merge, report, run, trim
 from freemoe.errors import FreeMoEError
+from freemoe.version import __version__
 
 app = typer.Typer(
     name="freemoe",

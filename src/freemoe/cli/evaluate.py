@@ -58,7 +58,7 @@ def run_eval(recipe: EvalRecipe, *, overwrite: bool, dry_run: bool, as_json: boo
         return
     from freemoe.domain_experts.card import gain_text
     from freemoe.domain_experts.evaluation import evaluate
-    from freemoe.hookmoe.inspection import is_trimmed
+    from freemoe.hookmoe.artefact_files import is_trimmed
 
     if is_trimmed(recipe.artefact):
         _run_trimmed(recipe, overwrite, as_json, quiet)
@@ -152,7 +152,7 @@ def register(app: typer.Typer) -> None:
         quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
     ) -> None:
         flags = locals()
-        from freemoe.hookmoe.inspection import is_trimmed
+        from freemoe.hookmoe.artefact_files import is_trimmed
 
         if not domain and not dry_run and not print_recipe_ and is_trimmed(artefact):
             _run_trimmed_text(artefact, base, flags)

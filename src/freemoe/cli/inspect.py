@@ -55,7 +55,8 @@ def register(app: typer.Typer) -> None:
         from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
         from freemoe.families.gguf_header import is_gguf
         from freemoe.families.loading import BUNDLED, BUNDLED_MOE
-        from freemoe.hookmoe.inspection import inspect_trimmed, is_trimmed
+        from freemoe.hookmoe.artefact_files import is_trimmed
+        from freemoe.hookmoe.inspection import inspect_trimmed
         from freemoe.tomoe.inspection import inspect_converted, is_converted
 
         if text is not None and not super_weights:

@@ -18,7 +18,6 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from freemoe import __version__
 from freemoe.artifacts import write_manifest
 from freemoe.domain_experts.calibrate import Batch, Norms, calibrate, parts_of
 from freemoe.domain_experts.candidates import choose_all, make_expert, make_subdomains, purify_all, shrink_all
@@ -36,6 +35,7 @@ from freemoe.evals.seen import Seen
 from freemoe.families.loading import origin
 from freemoe.recipes import BuildRecipe, dump
 from freemoe.runs import Progress, RunFolder, digest, environment, peak_memory_bytes, write_atomic
+from freemoe.version import __version__
 
 # Batches of a calibration after which its sums are written down.
 CALIBRATION_PART = 32

@@ -14,10 +14,11 @@ from freemoe.domain_experts.batches import AnswerBatch, answer_batches
 from freemoe.domain_experts.scores import Evaluator, ReportedScores, Score
 from freemoe.domain_experts.switching import switched_off
 from freemoe.errors import DataError
-from freemoe.evals.documents import Document, DomainData, ReferenceSplit
+from freemoe.evals.documents import Document, ReferenceSplit
 from freemoe.evals.domains import domain_of
 from freemoe.evals.sandbox import require_permission
 from freemoe.evals.scorer import Scorer
+from freemoe.evals.tasks import DomainData
 from freemoe.families.loading import load_base, load_tokenizer
 from freemoe.families.weights import Weight, find_weights
 from freemoe.recipes import BuildRecipe, EvalRecipe

@@ -10,12 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from freemoe.errors import DataError, SplitError
-
-if TYPE_CHECKING:
-    from freemoe.evals.tasks import Grader
 
 Kind = Literal["choice", "target", "generate", "code", "text"]
 
@@ -139,22 +136,6 @@ class ReportedSplit:
                 "ReferenceSplit instead."
             )
         return self._documents
-
-
-@dataclass(frozen=True)
-class DomainData:
-    """A domain: its name and its two splits, and in words how they were made.
-
-    Attributes:
-        notes: One line per task: which split is reference, which is reported, what was carved or dropped.
-        graders: Graders by the name of their task.
-    """
-
-    name: str
-    reference: ReferenceSplit
-    reported: ReportedSplit
-    notes: tuple[str, ...] = ()
-    graders: dict[str, Grader] = field(default_factory=dict, repr=False)
 
 
 def require_reference(split: object, what: str) -> ReferenceSplit:

@@ -17,8 +17,8 @@ from typing import Any
 from freemoe.assets import DOMAINS, benchmark_path
 from freemoe.errors import DataError, RecipeError
 from freemoe.evals.benchmarks import BENCHMARKS
-from freemoe.evals.documents import Document, DomainData, ReferenceSplit, ReportedSplit, check_disjoint
-from freemoe.evals.tasks import Grader, Task
+from freemoe.evals.documents import Document, ReferenceSplit, ReportedSplit, check_disjoint
+from freemoe.evals.tasks import DomainData, Grader, Task
 from freemoe.evals.text_tasks import text_task
 from freemoe.evals.user_tasks import FOLDER_FILES, UserTask
 from freemoe.recipes import BuildRecipe, EvalRecipe

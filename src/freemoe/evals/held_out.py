@@ -14,8 +14,9 @@ from typing import Any
 
 from freemoe.artifacts import MANIFEST, read_manifest
 from freemoe.errors import DataError
-from freemoe.evals.documents import Document, DomainData
+from freemoe.evals.documents import Document
 from freemoe.evals.seen import WHY, Seen
+from freemoe.evals.tasks import DomainData
 from freemoe.recipes import EvalRecipe, load_recipe
 from freemoe.runs import write_atomic
 

@@ -1,13 +1,13 @@
-"""What a task is: documents of two splits, and a grade for what a model answered. No task holds a model."""
+"""What a task and a domain are: documents of two splits, and a grade for what a model answered. Neither holds a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from freemoe.errors import DataError
-from freemoe.evals.documents import Document
+from freemoe.evals.documents import Document, ReferenceSplit, ReportedSplit
 
 Likelihood = tuple[float, bool] | tuple[float, bool, int]
 """Log-likelihood of a continuation in nats, and whether greedy decoding gives it; third: its tokens."""
@@ -71,6 +71,22 @@ class Task(Protocol):
             Metric to value for this document alone.
         """
         ...
+
+
+@dataclass(frozen=True)
+class DomainData:
+    """A domain: its name and its two splits, and in words how they were made.
+
+    Attributes:
+        notes: One line per task: which split is reference, which is reported, what was carved or dropped.
+        graders: Graders by the name of their task.
+    """
+
+    name: str
+    reference: ReferenceSplit
+    reported: ReportedSplit
+    notes: tuple[str, ...] = ()
+    graders: dict[str, Grader] = field(default_factory=dict, repr=False)
 
 
 def likelihoods(document: Document, responses: Sequence[Response]) -> list[tuple[float, ...]]:

@@ -25,8 +25,8 @@ from freemoe.artifacts import read_manifest, require_base
 from freemoe.errors import ArtifactError
 from freemoe.families.spec import family_of
 from freemoe.hookmoe.applied import applied, plan_of, probe
+from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS
 from freemoe.hookmoe.hook import Hook, Hooks
-from freemoe.hookmoe.inspection import CONFIG, KIND, WEIGHTS
 from freemoe.hookmoe.layers import moe_layers
 from freemoe.hookmoe.plans import Plan, parse_plan
 from freemoe.runs import write_atomic

@@ -6,15 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from freemoe.artifacts import MANIFEST, read_manifest
-
-KIND = "trimmed-moe"
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-
-def is_trimmed(folder: str | Path) -> bool:
-    """Whether a folder is an artefact of `freemoe trim`."""
-    return (Path(folder) / MANIFEST).is_file() and read_manifest(folder, check=False).get("kind") == KIND
+from freemoe.artifacts import read_manifest
+from freemoe.hookmoe.artefact_files import CONFIG, WEIGHTS
 
 
 def inspect_trimmed(folder: Path, base: str | None = None) -> dict[str, Any]:

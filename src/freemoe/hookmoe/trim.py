@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from freemoe import __version__
 from freemoe.artifacts import fingerprint, write_manifest
 from freemoe.errors import DataError
 from freemoe.evals.held_out import keep_record
@@ -27,11 +26,11 @@ from freemoe.families.loading import load_base, load_tokenizer
 from freemoe.families.spec import family_of
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.applied import applied, expert_counts, plan_of, probe
+from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.card import model_card
 from freemoe.hookmoe.closed_form import fit_scale_bias, ridge_start
 from freemoe.hookmoe.exports import write_exports
 from freemoe.hookmoe.hook import Hooks, new_hooks
-from freemoe.hookmoe.inspection import KIND
 from freemoe.hookmoe.layers import moe_layers
 from freemoe.hookmoe.material import TextParts, load_text
 from freemoe.hookmoe.measure import Quality, as_json, measure, recovered
@@ -42,6 +41,7 @@ from freemoe.hookmoe.teacher import teach
 from freemoe.hookmoe.training import Material, Schedule, State, train
 from freemoe.recipes import HookTraining, TrimRecipe, dump
 from freemoe.runs import Progress, Quiet, RunFolder, digest, environment, peak_memory_bytes, write_atomic
+from freemoe.version import __version__
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from freemoe import __version__
 from freemoe.artifacts import fingerprint, write_manifest
 from freemoe.errors import NumericError
 from freemoe.evals.held_out import keep_record
@@ -40,6 +39,7 @@ from freemoe.tomoe.structure import (
     to_tensors,
 )
 from freemoe.tomoe.train import History
+from freemoe.version import __version__
 
 STRUCTURE = "structure.safetensors"
 """What the conversion decided, beside the model that it was written as."""

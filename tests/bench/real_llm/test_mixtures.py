@@ -11,8 +11,8 @@ import pytest
 from freemoe.bench.harness import Settings
 from freemoe.bench.real_llm import running
 from freemoe.bench.real_llm.cells import Cell
+from freemoe.bench.real_llm.dispatch import run_cell
 from freemoe.bench.real_llm.figures_mixtures import mixture_figures
-from freemoe.bench.real_llm.work import run_cell
 from freemoe.families.loading import BUNDLED
 
 CONVERTED = Cell("convert", "wikitext", "tomoe", 0.5)

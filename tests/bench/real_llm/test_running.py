@@ -20,10 +20,11 @@ from freemoe.bench.real_llm import plan as planned
 from freemoe.bench.real_llm import routing, running
 from freemoe.bench.real_llm.cells import ALL, Cell
 from freemoe.bench.real_llm.data import MATERIALS, load_parts
+from freemoe.bench.real_llm.dispatch import run_cell
 from freemoe.bench.real_llm.figures import figures_of
 from freemoe.bench.real_llm.methods import METHODS, Stand, per_document, with_adapter
 from freemoe.bench.real_llm.protocol import quick_protocol
-from freemoe.bench.real_llm.work import Job, joined, run_cell
+from freemoe.bench.real_llm.work import Job, joined
 from freemoe.domain_experts.expert import encode_positions
 from freemoe.domain_experts.router import Router
 from freemoe.domain_experts.switching import switched_off

@@ -18,11 +18,11 @@ from freemoe.corpora.text import read_documents, read_json_lines, read_text_file
 from freemoe.domain_experts.choice import shares
 from freemoe.errors import DataError
 from freemoe.evals.benchmarks import BENCHMARKS, find_benchmark
-from freemoe.evals.documents import Document, DomainData, FrozenChoice, content_key
+from freemoe.evals.documents import Document, FrozenChoice, content_key
 from freemoe.evals.domains import join_tasks, load_domain
 from freemoe.evals.lm_eval_rows import MBPP_IDS
 from freemoe.evals.splits import draw
-from freemoe.evals.tasks import Grader, Response, grade_choice
+from freemoe.evals.tasks import DomainData, Grader, Response, grade_choice
 from freemoe.evals.text_tasks import TextTask
 from freemoe.recipes import SaliencySection
 

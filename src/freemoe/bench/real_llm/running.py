@@ -16,6 +16,7 @@ from typing import Any
 from freemoe.bench.harness import Outcome, Settings
 from freemoe.bench.real_llm.cells import Cell, Store
 from freemoe.bench.real_llm.data import MATERIALS, TASKS, find_material
+from freemoe.bench.real_llm.dispatch import run_cell
 from freemoe.bench.real_llm.figures import figures_of
 from freemoe.bench.real_llm.plan import cells, estimates, needs
 from freemoe.bench.real_llm.protocol import (
@@ -27,7 +28,7 @@ from freemoe.bench.real_llm.protocol import (
     quick_protocol,
 )
 from freemoe.bench.real_llm.tables import tables_of
-from freemoe.bench.real_llm.work import Job, run_cell
+from freemoe.bench.real_llm.work import Job
 from freemoe.errors import DataError, FreeMoEError
 from freemoe.runs import Progress
 

@@ -59,22 +59,8 @@ class Job:
     needs: tuple[tuple[Cell, str], ...] = ()
 
 
-def run_cell(job: Job) -> dict[str, Any]:
-    """Measure one cell; returns its record."""
-    if job.cell.family == "null":
-        from freemoe.bench.real_llm.null import null_builds
-
-        return null_builds(job.model, job.root, job.cell, job.protocol)
-    if job.cell.family == "route":
-        from freemoe.bench.real_llm.routing import routed
-
-        return routed(job)
-    if job.cell.family in ("convert", "mixture", "trim"):
-        from freemoe.bench.real_llm import mixtures
-
-        return {"convert": mixtures.converted, "mixture": mixtures.split, "trim": mixtures.trimmed}[job.cell.family](
-            job
-        )
+def measure_cell(job: Job) -> dict[str, Any]:
+    """Measure a cell of a method, or of kept experts on other documents; returns its record."""
     began = time.perf_counter()
     model, tokenizer = load_base(job.model, dtype="float32", device="cpu")
     if tokenizer is None:

@@ -1,0 +1,15 @@
+"""The files of a trimmed mixture's folder, and how it is recognised; nothing here loads torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from freemoe.artifacts import MANIFEST, read_manifest
+
+KIND = "trimmed-moe"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def is_trimmed(folder: str | Path) -> bool:
+    """Whether a folder is an artefact of `freemoe trim`."""
+    return (Path(folder) / MANIFEST).is_file() and read_manifest(folder, check=False).get("kind") == KIND
