@@ -27,6 +27,7 @@ FLOORS = (
     ("evals",),
     ("domain_experts", "tomoe", "hookmoe"),
     ("distributed", "serve", "report", "bench"),
+    ("systems",),
     ("cli", "__main__"),
 )
 SYSTEMS = FLOORS[3]

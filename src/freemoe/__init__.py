@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from freemoe.errors import FreeMoEError
     from freemoe.hookmoe.trim import trim
     from freemoe.recipes import BuildRecipe, ConvertRecipe, TrimRecipe, load_recipe
+    from freemoe.systems import load
     from freemoe.tomoe.convert import convert
 
 # Public name -> the room it stands in. Loaded at first use, so that `import freemoe` loads no torch.
@@ -24,6 +25,7 @@ _PUBLIC = {
     "TrimRecipe": "freemoe.recipes",
     "build": "freemoe.domain_experts.build",
     "convert": "freemoe.tomoe.convert",
+    "load": "freemoe.systems",
     "load_recipe": "freemoe.recipes",
     "trim": "freemoe.hookmoe.trim",
 }
@@ -37,6 +39,7 @@ __all__ = [
     "__version__",
     "build",
     "convert",
+    "load",
     "load_recipe",
     "trim",
 ]

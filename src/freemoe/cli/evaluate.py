@@ -101,15 +101,15 @@ def _run_trimmed(recipe: EvalRecipe, overwrite: bool, as_json: bool, quiet: bool
 def _run_trimmed_text(artefact: str, base: str | None, flags: dict[str, Any]) -> None:
     """A trimmed mixture on its own text."""
     calm_libraries()
-    from freemoe.cli.trim import print_rows
     from freemoe.hookmoe.evaluation import evaluate_text
+    from freemoe.report.tables import trimmed_table
 
     bars = Bars(flags["quiet"] or flags["as_json"])
     found = evaluate_text(artefact, base, flags["dtype"] or "auto", flags["device"] or "auto", flags["threads"], bars)
     if flags["as_json"]:
         print_json(found)
     else:
-        print_rows(found)
+        out.print(trimmed_table(found))
 
 
 def _base_name(artefact: str) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from freemoe.cli.common import calm_libraries, console, print_json, say
 
-HELP = """Continue a prompt with the expert that the router picks, or one you name.
+HELP = """Continue a prompt: with the expert that the router picks, or one you name; with a converted, trimmed or plain model.
 
 Example:
 
 \b
   freemoe generate experts "Q: 3 + 4 =" --expert auto
+  freemoe generate trimmed "Q: 3 + 4 =" --expert base
 """
 
 
@@ -22,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("generate", help=HELP)
     def command(
-        artefact: Path = typer.Argument(help="Folder written by freemoe build or demo."),
+        artefact: str = typer.Argument(help="Folder written by freemoe, or a model."),
         prompt: str = typer.Argument(help="Text to continue."),
         expert: str = typer.Option("auto", help="auto, base, or an expert's name (see freemoe inspect)."),
         base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
@@ -37,12 +36,12 @@ def register(app: typer.Typer) -> None:
         calm_libraries()
         import torch
 
-        from freemoe.domain_experts.mixture import FreeMoE
+        from freemoe.systems import load
 
-        moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
+        opened = load(artefact, base, dtype=dtype, device=device)
         torch.manual_seed(seed)
         wanted = 1 if dry_run else max_new_tokens
-        text, chosen = moe.generate_text(prompt, expert=expert, max_new_tokens=wanted, do_sample=sample)
+        text, chosen = opened.generate_text(prompt, expert=expert, max_new_tokens=wanted, do_sample=sample)
         if as_json:
             print_json({"expert": chosen, "text": None if dry_run else text})
             return

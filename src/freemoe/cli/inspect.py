@@ -52,17 +52,15 @@ def register(app: typer.Typer) -> None:
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
     ) -> None:
         calm_libraries()
-        from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
+        from freemoe.domain_experts.inspection import inspect_model
         from freemoe.families.gguf_header import is_gguf
         from freemoe.families.loading import BUNDLED, BUNDLED_MOE
-        from freemoe.hookmoe.artefact_files import is_trimmed
-        from freemoe.hookmoe.inspection import inspect_trimmed
-        from freemoe.tomoe.inspection import inspect_converted, is_converted
+        from freemoe.systems import SYSTEMS, system_of
 
         if text is not None and not super_weights:
             raise RecipeError("--text is what super weights are measured on; it needs --super-weights.")
-        made = is_converted(artefact) or is_trimmed(artefact)
-        model = not made and (
+        system = system_of(artefact)
+        model = system is None and (
             is_gguf(artefact) or (artefact / "config.json").is_file() or str(artefact) in (BUNDLED, BUNDLED_MOE)
         )
         if super_weights and not model:
@@ -70,12 +68,9 @@ def register(app: typer.Typer) -> None:
                 f"--super-weights measures the weights of a model, and {str(artefact)!r} is none. Give a model folder, a GGUF "
                 f"file or {BUNDLED}; of an artefact, the base that it was made from."
             )
-        if is_converted(artefact):
-            found = inspect_converted(artefact, base)
-        elif is_trimmed(artefact):
-            found = inspect_trimmed(artefact, base)
-        elif model:
+        if model:
             found = inspect_model(str(artefact), super_weights=super_weights, text=text)
         else:
-            found = inspect_artefact(artefact, base)
+            # What is neither is told by the first row: it says what it missed.
+            found = (system or SYSTEMS.get(SYSTEMS.names()[0])).inspect(artefact, base)
         _show(found, as_json)

@@ -29,31 +29,18 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         require_artefact(artefact)
         from freemoe.evals.held_out import record_text
+        from freemoe.systems import system_of
 
         result = json.loads((artefact / "result.json").read_text(encoding="utf-8"))
         if as_json:
             print_json(result)
             return
-        if result.get("kind") == "converted":
-            from freemoe.report.conversion import write_conversion_report as write
-            from freemoe.tomoe.card import headlines
-
-            lines = headlines(result)
-        elif result.get("kind") == "trimmed-moe":
-            from freemoe.cli.trim import print_rows
-            from freemoe.hookmoe.card import headlines
-            from freemoe.report.trimmed import write_trimmed_report as write
-
-            print_rows(result["test"])
-            lines = headlines(result)
-        else:
-            from freemoe.report.html import write_report as write
-            from freemoe.report.tables import subdomain_table, summary_table
-
-            out.print(summary_table(result))
-            out.print(subdomain_table(result))
-            lines = []
+        system = system_of(artefact)
+        assert system is not None
+        tables, lines = system.tables(result)
+        for table in tables:
+            out.print(table)
         for line in [*lines, record_text(result.get("seen"))]:
             say(line)
         if not dry_run:
-            say(f"report: {write(artefact)}")
+            say(f"report: {system.page(artefact)}")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
 
 from freemoe.cli.common import (
     Bars,
@@ -99,6 +98,7 @@ def run_trim(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bool
     from freemoe.hookmoe.card import headlines
     from freemoe.hookmoe.trim import trim
     from freemoe.report.plan_figures import write_pareto
+    from freemoe.report.tables import trimmed_table
     from freemoe.report.trimmed import write_trimmed_report
     from freemoe.runs import interrupted
 
@@ -111,7 +111,7 @@ def run_trim(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bool
     if as_json:
         print_json({"folder": str(folder), "headlines": headlines(result), "result": result})
         return folder
-    print_rows(result["test"])
+    out.print(trimmed_table(result["test"]))
     for line in headlines(result):
         say(line)
     say(f"artefact: {folder}")
@@ -119,16 +119,6 @@ def run_trim(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bool
         say(f"plans:    {picture}")
     say(f"report:   {report}")
     return folder
-
-
-def print_rows(test: dict[str, Any]) -> None:
-    """The table of the test part."""
-    from freemoe.hookmoe.card import HEADER, table
-
-    shown = Table(*HEADER, box=None)
-    for row in table({"test": test}):
-        shown.add_row(*row)
-    out.print(shown)
 
 
 def print_plan(recipe: TrimRecipe, as_json: bool) -> None:

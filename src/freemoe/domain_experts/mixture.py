@@ -21,14 +21,13 @@ from freemoe.domain_experts.router import Route, Router
 from freemoe.domain_experts.subdomains import prompt_feature
 from freemoe.domain_experts.switchboard import Switchboard
 from freemoe.errors import ArtifactError, DataError
-from freemoe.evals.scorer import context_length
+from freemoe.evals.answering import AUTO, prompt_ids
 from freemoe.families.loading import load_base
 from freemoe.families.saving import require_free, save_checkpoint, whole_or_nothing
 from freemoe.families.weights import find_weights
 from freemoe.registry import unknown_name
 
 BASE = "base"
-AUTO = "auto"
 
 
 class FreeMoE(torch.nn.Module):
@@ -218,16 +217,7 @@ class FreeMoE(torch.nn.Module):
         Raises:
             DataError: When there is no tokenizer, or prompt and new tokens do not fit the context.
         """
-        if self.tokenizer is None:
-            raise DataError("Text needs the base's tokenizer: pass tokenizer= to from_pretrained.")
-        encoded = self.tokenizer(prompt, return_tensors="pt")
-        ids = encoded["input_ids"].to(self.model.device)
-        longest = context_length(self.model, self.tokenizer)
-        if not ids.shape[1] or ids.shape[1] + max_new_tokens > longest:
-            raise DataError(
-                f"The prompt has {ids.shape[1]} tokens; with {max_new_tokens} new ones it must have at least 1 and at most "
-                f"{longest - max_new_tokens} to fit the context of {longest}. Shorten it, or ask for fewer new tokens."
-            )
+        ids = prompt_ids(self.model, self.tokenizer, prompt, max_new_tokens)
         mask = torch.ones_like(ids)
         name = self._names(expert, ids, mask)
         chosen = name if isinstance(name, str) else name[0]

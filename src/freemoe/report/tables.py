@@ -8,6 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from freemoe.domain_experts.card import ROWS
+from freemoe.hookmoe.card import HEADER
+from freemoe.hookmoe.card import table as trimmed_rows
 from freemoe.report.reading import accepted, gain_words, is_text, number, percent
 
 _ROW_STYLES = {"base": "dim", "expert": "bold", "routed": "bold", "control": "", "oracle": "dim italic"}
@@ -79,3 +81,15 @@ def subdomain_table(result: dict[str, Any]) -> Table:
             table.add_row(*(Text(cell) for cell in cells), style="dim" if sub["chosen"] == "base" else "")
         table.add_section()
     return table
+
+
+def trimmed_table(test: dict[str, Any]) -> Table:
+    """The test part of a trimmed mixture, row by row.
+
+    Args:
+        test: What stands under ``test`` in ``result.json``.
+    """
+    shown = Table(*HEADER, box=None)
+    for row in trimmed_rows({"test": test}):
+        shown.add_row(*row)
+    return shown

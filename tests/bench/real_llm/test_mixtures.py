@@ -42,7 +42,7 @@ def test_a_small_model_is_converted_split_and_trimmed(
     assert converted["parameters"]["active_share"] == pytest.approx(0.5, abs=0.01)
     assert len(split["divergence"]) == 2
     # What was split is what was trimmed, and fewer experts lose something.
-    assert trim["plan"]["act"] <= 2 < split["k"] == 3
+    assert trim["plan"]["act"] <= 1 < split["k"] == 2
     assert trim["rows"]["plan"]["kl"] > trim["rows"]["full"]["kl"]
     figures = mixture_figures(bench.finished)
     assert [math.isnan(f.value) for f in figures] == [True, True, False, False, False]

@@ -13,7 +13,7 @@ from freemoe.families.loading import load_base
 from freemoe.families.saving import save_checkpoint
 from tests.tiny import tiny_model
 
-EXPERTS, LENGTH = 4, 24
+EXPERTS, LENGTH = 2, 24
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def dense():
 
 
 def test_with_all_experts_and_even_weights_it_is_the_dense_model(dense, text: Blocks) -> None:
-    splits = [Split(s.neurons, torch.zeros_like(s.router)) for s in divide(dense, text, EXPERTS, 0)]
+    splits = [Split(s.shared, s.neurons, torch.zeros_like(s.router)) for s in divide(dense, text, EXPERTS, 0)]
     with torch.no_grad():
         torch.testing.assert_close(mixture(dense, splits, EXPERTS)(text.ids).logits, dense(text.ids).logits)
 
@@ -36,8 +36,9 @@ def test_with_all_experts_and_even_weights_it_is_the_dense_model(dense, text: Bl
 def test_every_neuron_is_one_experts_and_tokens_find_their_clusters(dense, text: Blocks) -> None:
     splits = divide(dense, text, EXPERTS, 0)
     for split in splits:
-        assert split.neurons.flatten().sort().values.tolist() == list(range(dense.config.intermediate_size))
-    model = mixture(dense, splits, 2)
+        every = torch.cat([split.shared, split.neurons.flatten()]).sort().values
+        assert every.tolist() == list(range(dense.config.intermediate_size))
+    model = mixture(dense, splits, 1)
     seen = []
     model.model.layers[0].mlp.gate.register_forward_hook(lambda module, args, output: seen.append(output[2]))
     with torch.no_grad():
@@ -55,7 +56,7 @@ def test_neurons_go_where_they_are_wanted_most_until_an_expert_is_full() -> None
 def test_training_moves_routers_alone_and_towards_the_dense_model(dense, text: Blocks) -> None:
     splits = divide(dense, text, EXPERTS, 0)
     # A router that begins the wrong way round has something to learn.
-    model = mixture(dense, [Split(s.neurons, -s.router) for s in splits], 2)
+    model = mixture(dense, [Split(s.shared, s.neurons, -s.router) for s in splits], 1)
     before = {n: p.clone() for n, p in model.named_parameters()}
     said: list[float] = []
     routers = train_routers(model, dense, text, steps=60, rows=12, rate=0.1, on_step=said.append)
@@ -66,9 +67,9 @@ def test_training_moves_routers_alone_and_towards_the_dense_model(dense, text: B
 
 
 def test_it_is_a_plain_checkpoint(dense, text: Blocks, tmp_path: Path) -> None:
-    model = mixture(dense, divide(dense, text, EXPERTS, 0), 3)
+    model = mixture(dense, divide(dense, text, EXPERTS, 0), 1)
     save_checkpoint(model, tmp_path / "mixture")
     loaded, _ = load_base(tmp_path / "mixture", dtype="float32", device="cpu")
-    assert loaded.config.model_type == "mixtral"
+    assert loaded.config.model_type == "qwen2_moe"
     with torch.no_grad():
         torch.testing.assert_close(loaded(text.ids).logits, model(text.ids).logits)

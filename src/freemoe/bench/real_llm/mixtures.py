@@ -30,7 +30,7 @@ BLOCK = 256
 CONVERSION = {"steps": 60, "batch_tokens": 1024, "block": BLOCK, "save_every": 15, "evaluation_tokens": 8192}
 EXPERTS = 8
 """Of every MLP, in a conversion."""
-ROUTERS = {"steps": 60, "rows": 4, "rate": 0.05}
+ROUTERS = {"steps": 40, "rows": 4, "rate": 0.05}
 _SHOWN_ROWS = 32
 
 
@@ -42,8 +42,8 @@ class Sizes(NamedTuple):
     leaner: int
 
 
-SIZES, QUICK_SIZES = Sizes(8, 6, 4), Sizes(4, 3, 2)
-HOOKS = {"steps": 40, "rows": 4, "every": 10, "block": BLOCK, "limit": 160, "held_out": 4, "test": 32}
+SIZES, QUICK_SIZES = Sizes(8, 4, 2), Sizes(2, 2, 1)
+HOOKS = {"steps": 36, "rows": 4, "every": 12, "block": BLOCK, "limit": 144, "held_out": 4, "test": 32}
 _QUICK_STEPS = {"steps": 2, "save_every": 2, "evaluation_tokens": 512, "batch_tokens": 256, "block": 64}
 _QUICK_HOOKS = {"steps": 2, "rows": 2, "every": 2, "block": 64, "limit": 8, "held_out": 2, "test": 2}
 
@@ -126,7 +126,10 @@ def split(job: Job) -> dict[str, Any]:
     settings = {**ROUTERS, "steps": 2} if _quick(job) else ROUTERS
     routers = train_routers(sparse, model, train, **settings, on_step=divergence.append)
     scores["mixture"] = score_text(sparse, shown)
-    kept = {f"neurons|{n}": s.neurons for n, s in enumerate(splits)} | {f"router|{n}": r for n, r in enumerate(routers)}
+    kept = {
+        f"{name}|{n}": t for n, s in enumerate(splits) for name, t in (("shared", s.shared), ("neurons", s.neurons))
+    }
+    kept |= {f"router|{n}": r for n, r in enumerate(routers)}
     write_atomic(Path(job.tensors), save({name: t.contiguous() for name, t in kept.items()}))
     return {
         "scores": {n: {"nll": s.nll, "right": s.right, "tokens": s.tokens} for n, s in scores.items()},
@@ -134,7 +137,8 @@ def split(job: Job) -> dict[str, Any]:
         "experts": sizes.experts,
         "k": sizes.full,
         "routers": settings,
-        "what": f"every MLP's neurons divided among {sizes.experts} experts, {sizes.full} per token; routers alone were trained",
+        "what": f"half of every MLP's neurons shared, the others divided among {sizes.experts} experts, {sizes.full} per token; "
+        "routers alone were trained",
         "seconds": time.perf_counter() - began,
         "memory_bytes": peak_memory_bytes(),
     }
@@ -150,7 +154,8 @@ def _router_text(job: Job, tokenizer: Any) -> tuple[Blocks, Blocks]:
 
 def kept_splits(tensors: dict[str, Tensor]) -> list[Split]:
     """What `split` kept, layer by layer."""
-    return [Split(tensors[f"neurons|{n}"], tensors[f"router|{n}"]) for n in range(len(tensors) // 2)]
+    count = sum(name.startswith("router|") for name in tensors)
+    return [Split(*(tensors[f"{name}|{n}"] for name in ("shared", "neurons", "router"))) for n in range(count)]
 
 
 def trimmed(job: Job) -> dict[str, Any]:

@@ -1,0 +1,195 @@
+"""The systems, one row each: what `freemoe.load` and the commands need of a system's artefacts.
+
+A further system is a folder of its own and a row here. Nothing is imported before it is used, so that help stays quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from freemoe.artifacts import MANIFEST, read_manifest
+from freemoe.errors import ArtifactError
+from freemoe.registry import Registry
+
+if TYPE_CHECKING:
+    from freemoe.evals.answering import Opened
+
+
+@dataclass(frozen=True)
+class System:
+    """One row.
+
+    Attributes:
+        load: Folder, base or None for the artefact's own, dtype, device -> something that answers.
+        inspect: Folder, and a base to check it against or None -> what it holds, as plain data.
+        tables: Result -> tables (`rich`) and lines for the terminal.
+        page: Folder -> the report that was written again.
+    """
+
+    load: Callable[[Path, str | None, str, str], Opened]
+    inspect: Callable[[Path, str | None], dict[str, Any]]
+    tables: Callable[[dict[str, Any]], tuple[list[Any], list[str]]]
+    page: Callable[[Path], Path]
+
+
+SYSTEMS: Registry[System] = Registry("kind of artefact")
+"""By the ``kind`` in an artefact's manifest."""
+
+
+def system_of(folder: str | Path) -> System | None:
+    """The system that wrote a folder; None where there is no manifest: a plain model, or nothing.
+
+    Raises:
+        ArtifactError: When the manifest cannot be read, or is of a kind that no row knows.
+    """
+    if not (Path(folder) / MANIFEST).is_file():
+        return None
+    kind = str(read_manifest(folder, check=False).get("kind"))
+    if kind not in SYSTEMS:
+        raise ArtifactError(
+            f"{str(folder)!r} is an artefact of kind {kind!r}, which this freemoe does not know; it knows "
+            f"{', '.join(SYSTEMS.names())}. Install the freemoe that wrote it."
+        )
+    return SYSTEMS.get(kind)
+
+
+def load(folder: str | Path, base: str | None = None, *, dtype: str = "auto", device: str = "auto") -> Opened:
+    """Open any artefact, or a plain model.
+
+    Args:
+        folder: Written by ``freemoe build``, ``demo``, ``convert`` or ``trim``; a model folder, a GGUF file or a hub id.
+        base: The base that it is put on; the artefact's own if absent.
+        dtype: Of the base.
+        device: Where to load it.
+
+    Returns:
+        ``model``, ``tokenizer`` and ``generate_text``; for domain experts a `FreeMoE`.
+
+    Raises:
+        ArtifactError: When the artefact is damaged, of an unknown kind, or made for another base.
+        DataError: When there is no such model.
+    """
+    system = system_of(folder)
+    if system is not None:
+        return system.load(Path(folder), base, dtype, device)
+    if base is not None:
+        raise ArtifactError(f"{str(folder)!r} is no artefact that could be put on a base: it has no {MANIFEST}.")
+    if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
+        read_manifest(folder)  # which says what is missing
+    from freemoe.evals.answering import Answering
+    from freemoe.families.loading import load_base
+
+    return Answering(*load_base(folder, None, dtype, device))
+
+
+# ---------------------------------------------------------------------------------- domain experts
+
+
+def _load_experts(folder: Path, base: str | None, dtype: str, device: str) -> Opened:
+    from freemoe.domain_experts.mixture import FreeMoE
+
+    return FreeMoE.from_pretrained(base, folder, dtype=dtype, device=device)
+
+
+def _inspect_experts(folder: Path, base: str | None) -> dict[str, Any]:
+    from freemoe.domain_experts.inspection import inspect_artefact
+
+    return inspect_artefact(folder, base)
+
+
+def _tables_of_experts(result: dict[str, Any]) -> tuple[list[Any], list[str]]:
+    from freemoe.report.tables import subdomain_table, summary_table
+
+    return [summary_table(result), subdomain_table(result)], []
+
+
+def _page_of_experts(folder: Path) -> Path:
+    from freemoe.report.html import write_report
+
+    return write_report(folder)
+
+
+# --------------------------------------------------------------------------------------- converted
+
+
+def _load_converted(folder: Path, base: str | None, dtype: str, device: str) -> Opened:
+    from freemoe.evals.answering import Answering
+    from freemoe.families.loading import load_base
+
+    if base is not None:
+        raise ArtifactError(f"{str(folder)!r} is a whole model: it needs no base. Leave --base out.")
+    read_manifest(folder)
+    return Answering(*load_base(folder, None, dtype, device), ways={"converted": nullcontext})
+
+
+def _inspect_converted(folder: Path, base: str | None) -> dict[str, Any]:
+    from freemoe.tomoe.inspection import inspect_converted
+
+    return inspect_converted(folder, base)
+
+
+def _tables_of_conversion(result: dict[str, Any]) -> tuple[list[Any], list[str]]:
+    from freemoe.tomoe.card import headlines
+
+    return [], headlines(result)
+
+
+def _page_of_conversion(folder: Path) -> Path:
+    from freemoe.report.conversion import write_conversion_report
+
+    return write_conversion_report(folder)
+
+
+# ----------------------------------------------------------------------------------------- trimmed
+
+
+def _load_trimmed(folder: Path, base: str | None, dtype: str, device: str) -> Opened:
+    from freemoe.evals.answering import Answering
+    from freemoe.families.loading import load_base
+    from freemoe.hookmoe.adapter import load_adapter
+
+    manifest = read_manifest(folder)
+    source = base if base is not None else manifest["base_model_name_or_path"]
+    model, tokenizer = load_base(source, manifest.get("revision") if base is None else None, dtype, device)
+    trimmed = load_adapter(folder, model)
+    return Answering(model, tokenizer, {"trimmed": lambda: trimmed.attached(model), "base": nullcontext})
+
+
+def _inspect_trimmed(folder: Path, base: str | None) -> dict[str, Any]:
+    from freemoe.hookmoe.inspection import inspect_trimmed
+
+    return inspect_trimmed(folder, base)
+
+
+def _tables_of_trim(result: dict[str, Any]) -> tuple[list[Any], list[str]]:
+    from freemoe.hookmoe.card import headlines
+    from freemoe.report.tables import trimmed_table
+
+    return [trimmed_table(result["test"])], headlines(result)
+
+
+def _page_of_trim(folder: Path) -> Path:
+    from freemoe.report.trimmed import write_trimmed_report
+
+    return write_trimmed_report(folder)
+
+
+SYSTEMS.add(
+    "domain-experts",
+    System(_load_experts, _inspect_experts, _tables_of_experts, _page_of_experts),
+    "experts of domains behind a router, on a base (freemoe build, demo)",
+)
+SYSTEMS.add(
+    "converted",
+    System(_load_converted, _inspect_converted, _tables_of_conversion, _page_of_conversion),
+    "a dense model made a token-level mixture (freemoe convert)",
+)
+SYSTEMS.add(
+    "trimmed-moe",
+    System(_load_trimmed, _inspect_trimmed, _tables_of_trim, _page_of_trim),
+    "a mixture that runs fewer experts, with hooks (freemoe trim)",
+)
