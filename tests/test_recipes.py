@@ -140,6 +140,23 @@ def test_an_unknown_key_names_its_path_and_the_allowed_keys(path: str, allowed: 
     assert "(value seen: 1)" in message
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("bnads", "bands"),
+        ("saliency.bugdet", "saliency.budget"),
+        # Right, but in no section, or in another one.
+        ("folds", "search.folds"),
+        ("bands.alpha", "search.alpha"),
+        ("units.zebra", "nothing"),
+    ],
+)
+def test_an_unknown_key_says_which_may_have_been_meant(path: str, meant: str) -> None:
+    message = refusal(changed(path, 1))
+    assert ("did you mean" in message) is (meant != "nothing")
+    assert meant == "nothing" or f"(did you mean {meant}?)" in message
+
+
 # Path, a value that cannot work, and a part of the message that says what can.
 BAD: list[tuple[str, Any, str]] = [
     ("model", 5, "valid string"),

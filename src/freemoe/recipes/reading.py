@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +43,38 @@ def recipe_from(data: object, source: str = "recipe") -> Recipe:
         for problem in error.errors():
             path = ".".join(str(p) for p in problem["loc"]) or "(recipe)"
             seen = "" if problem["type"] == "missing" else f" (value seen: {problem['input']!r})"
-            advice = _unknown_key_advice(kind, problem["loc"]) if problem["type"] == "extra_forbidden" else ""
-            lines.append(f"  {path}: {problem['msg'].removeprefix('Value error, ')}{seen}{advice}")
+            if problem["type"] == "extra_forbidden":
+                lines.append(f"  {path}: there is no such field{seen}{_advice(kind, problem['loc'])}")
+            else:
+                lines.append(f"  {path}: {problem['msg'].removeprefix('Value error, ')}{seen}")
         raise RecipeError(f"{source} cannot be used:\n" + "\n".join(lines)) from None
 
 
-def _unknown_key_advice(kind: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    """Names that are allowed where an unknown key stood."""
-    model: Any = kind
-    for part in location[:-1]:
-        fields = getattr(model, "model_fields", {})
-        model = fields[part].annotation if part in fields else None
-    names = list(getattr(model, "model_fields", {}))
-    return f"; allowed here: {', '.join(names)}" if names else ""
+def _advice(kind: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """For an unknown key: fields that may have been meant, here or in another section, and those that are allowed here."""
+    names = _fields(kind, location[:-1])
+    wanted = str(location[-1])
+    near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+    here = ".".join(map(str, location[:-1]))
+    meant = [f"{here}.{name}" if here else name for name in near]
+    meant += [path for path in _paths(kind) if path.rpartition(".")[2] == wanted]
+    hint = f" (did you mean {' or '.join(dict.fromkeys(meant))}?)" if meant else ""
+    return f"{hint}; allowed here: {', '.join(names)}" if names else hint
+
+
+def _fields(kind: Any, location: Sequence[int | str]) -> list[str]:
+    """Names that are allowed below a path into a recipe."""
+    for part in location:
+        fields = getattr(kind, "model_fields", {})
+        kind = fields[part].annotation if part in fields else None
+    return list(getattr(kind, "model_fields", {}))
+
+
+def _paths(kind: Any, before: str = "") -> Iterator[str]:
+    """Every field of a recipe, as ``--set`` has it."""
+    for name, field in getattr(kind, "model_fields", {}).items():
+        yield before + name
+        yield from _paths(field.annotation, f"{before}{name}.")
 
 
 def load_recipe(path: str | Path) -> Recipe:
