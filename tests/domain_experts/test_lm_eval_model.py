@@ -2,15 +2,13 @@
 
 import functools
 import os
-import shutil
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
 import torch
 
+from freemoe.cli.lm_eval import command_line
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.errors import DataError, RecipeError, UnknownNameError
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -18,7 +16,6 @@ from tests.tiny import tiny_model, tiny_tokenizer
 # lm-eval and its libraries warn of their own affairs.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = 160
 SHOTS = "12+5=17\n30+4=34\n"
 
@@ -223,24 +220,14 @@ def test_bad_arguments(world, moe):
 # ---------------------------------------------------------------------- the command
 
 
-def installed(folder):
-    """Copy what the wheel puts beside the package, as its own table says."""
-    table = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    files = table["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    for source, name in files.items():
-        shutil.copy(ROOT / source, folder / name)
-    assert sorted(files.values()) == ["freemoe_lm_eval.pth", "freemoe_lm_eval.py"]
-
-
-def shell(folder, *arguments, code="from lm_eval.__main__ import cli_evaluate; cli_evaluate()"):
-    """Run lm-eval's command in a fresh Python that read the folder's start-up file; its own tasks are not indexed."""
+def shell(folder, *arguments):
+    """Run `freemoe lm-eval` in a fresh Python; lm-eval's own tasks are not indexed."""
     start = (
-        f"import site, sys; site.addsitedir({str(folder)!r}); "
-        "assert 'torch' not in sys.modules and 'lm_eval' not in sys.modules; "
         "import functools, lm_eval.tasks as t; t.TaskManager = functools.partial(t.TaskManager, include_defaults=False); "
+        "from freemoe.cli import main; main()"
     )
     return subprocess.run(
-        [sys.executable, "-c", start + code, *arguments],
+        [sys.executable, "-c", start, "lm-eval", *arguments],
         capture_output=True,
         text=True,
         timeout=300,
@@ -251,7 +238,6 @@ def shell(folder, *arguments, code="from lm_eval.__main__ import cli_evaluate; c
 
 
 def test_the_shell_command(world, tmp_path):
-    installed(tmp_path)
     lines = '{"q": "1+1=", "choices": ["2", "3"], "answer": 0}\n{"q": "1+2=", "choices": ["2", "3"], "answer": 1}\n'
     (tmp_path / "rows.jsonl").write_text(lines)
     (tmp_path / "sums.yaml").write_text(
@@ -260,25 +246,15 @@ def test_the_shell_command(world, tmp_path):
         'test_split: test\noutput_type: multiple_choice\ndoc_to_text: "{{q}}"\ndoc_to_choice: choices\n'
         "doc_to_target: answer\nmetric_list: [{metric: acc}]\n"
     )
-    arguments = f"--model freemoe --model_args pretrained={world.base} --tasks {tmp_path / 'sums.yaml'}"
+    arguments = f"--model_args pretrained={world.base} --tasks {tmp_path / 'sums.yaml'}"
     done = shell(tmp_path, *arguments.split())
     assert done.returncode == 0, done.stderr
     assert "freemoe (" in done.stdout
     assert "|sums_here|" in done.stdout
 
 
-def test_the_hook_stays_out_of_the_way(tmp_path):
-    installed(tmp_path)
-    (tmp_path / "freemoe_lm_eval.py").unlink()
-    code = f"import site; site.addsitedir({str(tmp_path)!r}); print('up')"
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "up\n", "")
-    installed(tmp_path)
-    code = (
-        f"import site, sys; before = set(sys.modules); site.addsitedir({str(tmp_path)!r}); "
-        "print(*sorted(set(sys.modules) - before)); "
-        "import types; sys.modules['lm_eval'] = types.ModuleType('lm_eval'); sys.modules['lm_eval'].__path__ = []\n"
-        "try:\n import lm_eval.models\nexcept ModuleNotFoundError as error:\n print(error.name)"
-    )
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout.split()) == (0, ["freemoe_lm_eval", "lm_eval.models"]), done.stderr
+def test_lm_evals_command_line_is_passed_on():
+    assert command_line(["--tasks", "a"]) == ["--model", "freemoe", "--tasks", "a"]
+    assert command_line(["run", "--tasks", "a"]) == ["run", "--model", "freemoe", "--tasks", "a"]
+    for named in (["--model", "hf"], ["--model=hf"]):
+        assert command_line([*named, "--tasks", "a"]) == [*named, "--tasks", "a"]

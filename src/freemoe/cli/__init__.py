@@ -6,7 +6,21 @@ import sys
 
 import typer
 
-from freemoe.cli import bench, build, convert, demo, evaluate, generate, inspect, listing, merge, report, run, trim
+from freemoe.cli import (
+    bench,
+    build,
+    convert,
+    demo,
+    evaluate,
+    generate,
+    inspect,
+    listing,
+    lm_eval,
+    merge,
+    report,
+    run,
+    trim,
+)
 from freemoe.errors import FreeMoEError
 from freemoe.version import __version__
 
@@ -19,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for module in (build, convert, trim, evaluate, generate, merge, inspect, report, demo, listing, bench, run):
+for module in (build, convert, trim, evaluate, lm_eval, generate, merge, inspect, report, demo, listing, bench, run):
     module.register(app)
 
 

@@ -1,8 +1,8 @@
 """lm-eval's model ``freemoe``: any causal LM, or an artefact with the router's or a named expert.
 
-    lm_eval --model freemoe --model_args pretrained=FOLDER,expert=auto --tasks gsm8k
+    freemoe lm-eval --model_args pretrained=FOLDER,expert=auto --tasks gsm8k
 
-Importing this module registers it; an installed freemoe does so when lm-eval looks for models.
+Importing this module makes it known to lm-eval, which has no entry points for models.
 """
 
 from __future__ import annotations

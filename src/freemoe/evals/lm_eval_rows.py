@@ -26,13 +26,14 @@ SHOT_SHARE = 0.1
 MBPP_IDS = {"train": range(601, 975), "validation": range(511, 601), "test": range(11, 511)}
 
 
-def require_lm_eval(task: str) -> None:
-    """Raise unless lm-eval can be imported."""
+def require_lm_eval(task: str | None = None) -> None:
+    """Raise unless lm-eval can be imported; names the task that asked for it."""
     missing = [m for m in ("lm_eval", "datasets", "evaluate") if importlib.util.find_spec(m) is None]
     if missing:
         raise DataError(
-            f"Task {task!r} comes from lm-eval, and {', '.join(missing)} is not installed here. "
-            "pip install 'freemoe[eval]', or use a task of your own (FILE.jsonl)."
+            ("This" if task is None else f"Task {task!r}")
+            + f" needs lm-eval, and {', '.join(missing)} is not installed here. pip install 'freemoe[eval]'"
+            + ("." if task is None else ", or use a task of your own (FILE.jsonl).")
         )
 
 

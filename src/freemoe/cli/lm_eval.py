@@ -1,0 +1,52 @@
+"""`freemoe lm-eval`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import typer
+
+from freemoe.cli.common import print_json, say
+
+HELP = """Run lm-eval's own command with the model `freemoe` known to it: any model, or an artefact under an expert.
+
+Whatever is not listed below goes to lm-eval (see lm_eval --help). Where no --model is named it is ours.
+
+Example:
+
+\b
+  freemoe lm-eval --model_args pretrained=experts,expert=auto --tasks gsm8k
+"""
+MODEL = "freemoe"
+
+
+def command_line(arguments: list[str]) -> list[str]:
+    """What lm-eval is given: its arguments, with our model where none is named."""
+    named = any(a == "--model" or a.startswith("--model=") for a in arguments)
+    verb = ["run"] if arguments[:1] == ["run"] else []
+    return [*verb, *([] if named else ["--model", MODEL]), *arguments[len(verb) :]]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("lm-eval", help=HELP, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+    def command(
+        context: typer.Context,
+        dry_run: bool = typer.Option(False, "--dry-run", help="Print lm-eval's command line; run nothing."),
+        as_json: bool = typer.Option(False, "--json", help="With --dry-run: print it as JSON."),
+    ) -> None:
+        line = command_line(context.args)
+        if dry_run:
+            print_json(line) if as_json else say(shlex.join(["lm_eval", *line]))
+            return
+        from freemoe.evals.lm_eval_rows import require_lm_eval
+
+        require_lm_eval()
+        from lm_eval.__main__ import cli_evaluate
+
+        import freemoe.domain_experts.lm_eval_model  # noqa: F401  its import makes the model known
+
+        sys.argv = ["lm_eval", *line]
+        cli_evaluate()
