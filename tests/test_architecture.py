@@ -22,7 +22,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Lowest first. A room may import from rooms of its own floor (but see SYSTEMS) and from the floors below.
 FLOORS = (
-    ("version", "errors", "registry", "recipes", "artifacts", "runs"),
+    ("version", "errors", "registry", "recipes", "artifacts", "environment", "runs"),
     ("families", "corpora", "kernels"),
     ("evals",),
     ("domain_experts", "tomoe", "hookmoe"),

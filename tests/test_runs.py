@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 import torch
 
 from freemoe import runs
+from freemoe.environment import environment, peak_memory_bytes
 from freemoe.errors import ArtifactError
-from freemoe.runs import MANIFEST, Journal, Quiet, RunFolder, environment, peak_memory_bytes, write_atomic
+from freemoe.runs import MANIFEST, Journal, Quiet, RunFolder, write_atomic
 from tests.test_journal import full_disk, inside, never
 
 RECIPE = {"command": "build", "seed": 0, "bands": {"p": "2", "step": 0.1}, "domains": {"math": ["gsm8k"]}}
@@ -255,6 +257,53 @@ def test_tensors_written_but_not_yet_journalled_are_made_again(tmp_path: Path, m
     assert torch.equal(found["a"], torch.ones(3))
 
 
+# ------------------------------------------------------------------ two at once
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from freemoe.runs import RunFolder
+run = RunFolder(sys.argv[1], {"command": "build"})
+run.journal.unit("u", lambda: 1)
+print("began", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that is at work on the folder ``out``."""
+    command = [sys.executable, "-c", WORKER, str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "began\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": False}, {"overwrite": True}])
+def test_a_folder_that_another_process_writes_is_refused(
+    options: dict[str, Any], running: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    before = sorted(str(p) for p in tmp_path.rglob("*"))
+    with pytest.raises(ArtifactError, match=rf"being written by another run \(process {running.pid}\)"):
+        RunFolder(tmp_path / "out", {"command": "build"}, **options)
+    assert sorted(str(p) for p in tmp_path.rglob("*")) == before
+    # Killed, it is in nobody's way, and what it finished is not done again.
+    running.kill()
+    running.wait()
+    run = RunFolder(tmp_path / "out", {"command": "build"}, **options)
+    assert ("u" in run.journal) is options.get("resume", True)
+    folder = run.publish()
+    assert not (folder / runs.RUNNING).exists()
+
+
+def test_without_locks_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "fcntl", None)
+    started(tmp_path / "out").publish()
+    assert (tmp_path / "out").is_dir()
+
+
 # ------------------------------------------------------------------ records
 
 
@@ -265,13 +314,13 @@ def test_the_environment_tells_versions_and_nothing_private() -> None:
     text = json.dumps(found)
     assert str(Path.home()) not in text
     assert os.uname().nodename not in text
-    assert runs.peak_memory_bytes() == peak_memory_bytes() > 2**20
+    assert peak_memory_bytes() > 2**20
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells the peak of a process alone")
 def test_the_peak_of_a_process_is_its_own() -> None:
     held = bytearray(b"x") * 2**29
-    asked = [sys.executable, "-c", "from freemoe.runs import peak_memory_bytes; print(peak_memory_bytes())"]
+    asked = [sys.executable, "-c", "from freemoe.environment import peak_memory_bytes; print(peak_memory_bytes())"]
     child = int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
     assert child < len(held) <= peak_memory_bytes()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.errors import ArtifactError
-from freemoe.runs import MANIFEST, write_atomic
+from freemoe.runs import MANIFEST, RUNNING, write_atomic
 
 FORMAT = 3
 """Of what is written; since 3 experts can hold whole units."""
@@ -50,7 +50,7 @@ def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
         str(path.relative_to(folder)): _checksum(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
-        and path.name not in (MANIFEST, "journal.jsonl", "identity.json")
+        and path.name not in (MANIFEST, RUNNING, "journal.jsonl", "identity.json")
         and "units" not in path.relative_to(folder).parts
     }
     manifest = {"format": FORMAT, **body, "files": files}

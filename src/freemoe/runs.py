@@ -12,13 +12,9 @@ import hashlib
 import json
 import logging
 import os
-import platform
-import resource
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,10 +22,17 @@ from freemoe.errors import ArtifactError
 
 log = logging.getLogger(__name__)
 
+# Where there are no such locks (Windows), two runs on one folder are not told apart.
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
+
 MANIFEST = "freemoe_config.json"
 """The file that makes a folder an artefact (`artifacts`); only such a folder is ever replaced."""
 
-_PACKAGES = ("freemoe", "torch", "transformers", "lm-eval", "scikit-learn", "scipy", "numpy", "safetensors")
+RUNNING = "running.pid"
+"""In a working folder: the process that writes it, locked while that one lives."""
 
 
 class Progress(Protocol):
@@ -178,7 +181,7 @@ class RunFolder:
         resume: Go on with an unfinished run of the same identity.
 
     Raises:
-        ArtifactError: When something is in the way, or cannot be written to.
+        ArtifactError: When something is in the way, cannot be written to, or another process is writing there.
     """
 
     def __init__(
@@ -193,8 +196,10 @@ class RunFolder:
             _check_replaceable(self.output, overwrite)
         identity = json.loads(json.dumps(identity))
         mark = self.partial / "identity.json"
+        self._claim: int | None = None
         if self.partial.exists():
             _check_unfinished(self.partial)
+            self._claim = _claim(self.partial)
             try:
                 known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else None
             except ValueError:
@@ -203,7 +208,9 @@ class RunFolder:
             idle = not (self.partial / "journal.jsonl").exists()
             if not resume or (known != identity and (overwrite or idle)):
                 shutil.rmtree(self.partial)
+                self._release()
             elif known != identity:
+                self._release()
                 raise ArtifactError(
                     f"{str(self.partial)!r} holds an unfinished run of another recipe (differs in: "
                     f"{', '.join(_differences(known, identity))}). Finish it with its own recipe, or choose another "
@@ -213,14 +220,28 @@ class RunFolder:
             self.partial.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _disk_error(error, self.partial) from error
+        if self._claim is None:
+            self._claim = _claim(self.partial)
         if not mark.exists():
-            write_atomic(mark, json.dumps(identity).encode())
+            try:
+                write_atomic(mark, json.dumps(identity).encode())
+            except ArtifactError:
+                (self.partial / RUNNING).unlink(missing_ok=True)
+                self._release()
+                raise
         self.journal = Journal(self.partial / "journal.jsonl")
 
     def discard_if_idle(self) -> None:
         """Remove the working folder if no unit of work was finished: nothing is lost, and nothing lies about."""
         if not self.journal.path.exists():
             shutil.rmtree(self.partial, ignore_errors=True)
+        self._release()
+
+    def _release(self) -> None:
+        """Let other processes have the folder; ends by itself with this process."""
+        if self._claim is not None:
+            os.close(self._claim)
+        self._claim = None
 
     def tensors(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Like `Journal.unit` for a dict of tensors: kept in a safetensors file named in the journal."""
@@ -285,8 +306,40 @@ class RunFolder:
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(self.output / "units", ignore_errors=True)
-        (self.output / "identity.json").unlink(missing_ok=True)
+        for name in (RUNNING, "identity.json"):
+            (self.output / name).unlink(missing_ok=True)
+        self._release()
         return self.output
+
+
+def _claim(partial: Path) -> int | None:
+    """Lock a working folder for this process; returns what must stay open, None where nothing can be locked.
+
+    Raises:
+        ArtifactError: When another process has it.
+    """
+    if fcntl is None:
+        return None
+    path = partial / RUNNING
+    try:
+        opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise _disk_error(error, path) from error
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.read(opened, 32).decode(errors="replace").strip()
+        os.close(opened)
+        # This process itself may come back to a run that it left; a file system without locks refuses nobody.
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES) or owner == str(os.getpid()):
+            return None
+        raise ArtifactError(
+            f"{str(partial)!r} is being written by another run (process {owner or 'unknown'}). Wait until it ends, stop it, or "
+            "choose another -o."
+        ) from None
+    os.ftruncate(opened, 0)
+    os.write(opened, str(os.getpid()).encode())
+    return opened
 
 
 def _check_replaceable(output: Path, overwrite: bool) -> None:
@@ -306,7 +359,8 @@ def _check_replaceable(output: Path, overwrite: bool) -> None:
 def _check_unfinished(partial: Path) -> None:
     """Raise unless a folder is an unfinished run, or one that was killed before its first file was whole."""
     known = partial.is_dir() and (
-        (partial / "identity.json").is_file() or all(p.name == "identity.json.tmp" for p in partial.iterdir())
+        (partial / "identity.json").is_file()
+        or all(p.name in ("identity.json.tmp", RUNNING) for p in partial.iterdir())
     )
     if not known:
         raise ArtifactError(
@@ -320,73 +374,3 @@ def _differences(a: Any, b: Any, path: str = "") -> list[str]:
         keys = list(dict.fromkeys([*a, *b]))
         return [d for k in keys for d in _differences(a.get(k), b.get(k), f"{path}.{k}" if path else k)]
     return [] if a == b else [path]
-
-
-# What this process measured of its machine, by name.
-_MEASURED: dict[str, float] = {}
-
-
-def note_measured(name: str, value: float) -> None:
-    """Keep a figure of the machine that decided something, for the record of the run."""
-    _MEASURED[name] = round(value, 3)
-
-
-def environment() -> dict[str, Any]:
-    """Versions, machine and what was measured of it, for the record of a run; no host name, no user, no path."""
-    versions = {}
-    for package in _PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return {
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "packages": versions,
-        **({"measured": dict(_MEASURED)} if _MEASURED else {}),
-    }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def peak_memory_bytes() -> int:
-    """Most memory this process has held at once."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        # What `getrusage` says begins, in a process just started, at what the one that started it held.
-        for line in status.read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def available_memory_bytes() -> int:
-    """Memory that this process can still take without swapping: the machine's, or its container's where that is less."""
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    info = Path("/proc/meminfo")
-    if info.exists():
-        fields = dict(line.split(":", 1) for line in info.read_text(encoding="ascii").splitlines() if ":" in line)
-        if "MemAvailable" in fields:
-            pages = int(fields["MemAvailable"].split()[0]) * 1024
-    return min([pages, *_left_in_container()])
-
-
-def _left_in_container(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """What control groups leave, of version 2 and 1; empty where they set no limit."""
-    left = []
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            # Version 2 says "max" where there is no limit.
-            left.append(max(0, int((root / limit).read_text()) - int((root / used).read_text())))
-    return left

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from freemoe import runs
+from freemoe import environment
 from freemoe.domain_experts import precision
 from freemoe.domain_experts.batches import answer_loss
 from freemoe.domain_experts.gradients import backward, gradients_to
@@ -114,14 +114,14 @@ def test_a_base_in_half_precision_keeps_its_own(wish, monkeypatch):
 
 def test_a_measurement_is_kept_and_recorded():
     speedup.cache_clear()
-    runs._MEASURED.clear()
-    assert "measured" not in runs.environment()
+    environment._MEASURED.clear()
+    assert "measured" not in environment.environment()
     before = torch.get_num_threads()
     found = speedup(torch.device("cpu"), 64, 32)
     assert found > 0
     assert torch.get_num_threads() == before
     assert speedup(torch.device("cpu"), 64, 32) == found
-    ((name, value),) = runs.environment()["measured"].items()
+    ((name, value),) = environment.environment()["measured"].items()
     assert name == "bfloat16 against float32, 64 x 32 on cpu"
     assert value == round(found, 3)
-    runs._MEASURED.clear()
+    environment._MEASURED.clear()

@@ -26,12 +26,13 @@ from freemoe.domain_experts.learned import learn
 from freemoe.domain_experts.saliency import purify
 from freemoe.domain_experts.scores import Evaluator
 from freemoe.domain_experts.switching import count, switched_off
+from freemoe.environment import peak_memory_bytes
 from freemoe.evals.documents import Document
 from freemoe.evals.scorer import Pair, Scorer
 from freemoe.evals.tasks import Grader, grade_choice
 from freemoe.families.loading import load_base
 from freemoe.families.weights import find_weights
-from freemoe.runs import Progress, peak_memory_bytes
+from freemoe.runs import Progress
 
 Method = Literal["base", "greedy", "learned", "lora", "full"]
 

@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from freemoe.environment import environment
 from freemoe.registry import Registry
-from freemoe.runs import Progress, Quiet, environment, write_atomic
+from freemoe.runs import Progress, Quiet, write_atomic
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from freemoe.domain_experts.curvature import measure_curvature
 from freemoe.domain_experts.learned import Switches, _gather, _switch
 from freemoe.domain_experts.precision import held_in
 from freemoe.domain_experts.switching import switched_off
+from freemoe.environment import peak_memory_bytes
 from freemoe.errors import FreeMoEError
 from freemoe.families.weights import Weight, find_weights
-from freemoe.runs import peak_memory_bytes
 
 TIME, MEMORY = 1.6, 3.0
 # The shape of a model of 135 million parameters with a vocabulary of 49,152.

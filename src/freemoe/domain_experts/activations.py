@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.domain_experts.batches import AnswerBatch
+from freemoe.environment import available_memory_bytes
 from freemoe.evals.output_head import ending_at
-from freemoe.runs import available_memory_bytes
 
 LEAST = 3 << 28
 """Activations that a pass may hold however small the model is, in bytes: cutting further would save nothing that counts."""

@@ -28,13 +28,14 @@ from freemoe.domain_experts.results import reported_evidence
 from freemoe.domain_experts.router import Router, train_on_subdomains
 from freemoe.domain_experts.subdomains import Subdomains, divide, features
 from freemoe.domain_experts.workbench import Workbench, prepare
+from freemoe.environment import environment, peak_memory_bytes
 from freemoe.errors import DataError
 from freemoe.evals.documents import FrozenChoice, digest_documents
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.seen import Seen
 from freemoe.families.loading import origin
 from freemoe.recipes import BuildRecipe, dump
-from freemoe.runs import Progress, RunFolder, digest, environment, peak_memory_bytes, write_atomic
+from freemoe.runs import Progress, RunFolder, digest, write_atomic
 from freemoe.version import __version__
 
 # Batches of a calibration after which its sums are written down.

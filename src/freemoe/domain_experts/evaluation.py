@@ -14,6 +14,7 @@ from freemoe.domain_experts.mixture import AUTO, BASE, FreeMoE
 from freemoe.domain_experts.scores import Evaluator, Score
 from freemoe.domain_experts.witness import is_model
 from freemoe.domain_experts.workbench import load_domains
+from freemoe.environment import environment
 from freemoe.errors import ArtifactError
 from freemoe.evals.documents import Document, FrozenChoice
 from freemoe.evals.held_out import read_record, seeded, set_aside
@@ -21,7 +22,7 @@ from freemoe.evals.scorer import Scorer
 from freemoe.families.gguf_header import is_gguf
 from freemoe.families.loading import BUNDLED, load_base
 from freemoe.recipes import EvalRecipe
-from freemoe.runs import Progress, Quiet, digest, environment, write_atomic
+from freemoe.runs import Progress, Quiet, digest, write_atomic
 
 
 def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite: bool = False) -> dict[str, Any]:

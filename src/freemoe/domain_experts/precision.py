@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from freemoe import runs
+from freemoe.environment import note_measured
 
 Compute = Literal["auto", "own", "bfloat16"]
 """What a recipe may ask for: what is faster, the model's own dtype, or bfloat16."""
@@ -76,7 +76,7 @@ def speedup(device: torch.device, rows: int, columns: int) -> float:
     finally:
         torch.set_num_threads(threads)
     found = seconds[torch.float32] / seconds[torch.bfloat16]
-    runs.note_measured(f"bfloat16 against float32, {rows} x {columns} on {device.type}", found)
+    note_measured(f"bfloat16 against float32, {rows} x {columns} on {device.type}", found)
     return found
 
 

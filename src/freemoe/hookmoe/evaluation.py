@@ -12,6 +12,7 @@ import torch
 
 from freemoe.artifacts import read_manifest
 from freemoe.corpora.blocks import row_texts
+from freemoe.environment import environment
 from freemoe.errors import ArtifactError, DataError, RecipeError
 from freemoe.evals.documents import Document, FrozenChoice
 from freemoe.evals.domains import domain_of
@@ -24,7 +25,7 @@ from freemoe.hookmoe.adapter import load_adapter
 from freemoe.hookmoe.material import TextParts, load_text
 from freemoe.hookmoe.trim import measure_rows, rows_of
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe
-from freemoe.runs import Progress, Quiet, digest, environment, write_atomic
+from freemoe.runs import Progress, Quiet, digest, write_atomic
 
 
 def evaluate_text(

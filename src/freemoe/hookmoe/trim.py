@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from freemoe.artifacts import fingerprint, write_manifest
+from freemoe.environment import environment, peak_memory_bytes
 from freemoe.errors import DataError
 from freemoe.evals.held_out import keep_record
 from freemoe.families.loading import load_base, load_tokenizer
@@ -40,7 +41,7 @@ from freemoe.hookmoe.plans import Plan
 from freemoe.hookmoe.teacher import teach
 from freemoe.hookmoe.training import Material, Schedule, State, train
 from freemoe.recipes import HookTraining, TrimRecipe, dump
-from freemoe.runs import Progress, Quiet, RunFolder, digest, environment, peak_memory_bytes, write_atomic
+from freemoe.runs import Progress, Quiet, RunFolder, digest, write_atomic
 from freemoe.version import __version__
 
 

@@ -20,10 +20,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from freemoe.artifacts import fingerprint, write_manifest
+from freemoe.environment import environment, peak_memory_bytes
 from freemoe.errors import NumericError
 from freemoe.evals.held_out import keep_record
 from freemoe.recipes import ConvertRecipe, dump
-from freemoe.runs import Progress, RunFolder, environment, peak_memory_bytes, write_atomic
+from freemoe.runs import Progress, RunFolder, write_atomic
 from freemoe.tomoe.card import model_card
 from freemoe.tomoe.decide import best_variant, decide, follow, scored
 from freemoe.tomoe.devices import Devices

@@ -20,10 +20,11 @@ from freemoe.bench.real_llm.splitting import Split, divide, mixture, train_route
 from freemoe.bench.real_llm.work import Job
 from freemoe.corpora.blocks import Blocks, pack_blocks, passages
 from freemoe.corpora.text import read_documents
+from freemoe.environment import peak_memory_bytes
 from freemoe.families.loading import load_base
 from freemoe.families.saving import save_checkpoint
 from freemoe.recipes import ConvertRecipe, TrimRecipe, recipe_from
-from freemoe.runs import peak_memory_bytes, write_atomic
+from freemoe.runs import write_atomic
 from freemoe.tomoe.measure import score_text
 
 BLOCK = 256

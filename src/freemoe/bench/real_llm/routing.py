@@ -18,10 +18,10 @@ from freemoe.bench.real_llm.work import Job, joined
 from freemoe.domain_experts.router import train_on_subdomains
 from freemoe.domain_experts.subdomains import Subdomains, features
 from freemoe.domain_experts.switching import switched_off
+from freemoe.environment import peak_memory_bytes
 from freemoe.families.loading import load_base
 from freemoe.families.weights import find_weights
 from freemoe.recipes import RouterSection
-from freemoe.runs import peak_memory_bytes
 
 FEATURE = "embedding"
 

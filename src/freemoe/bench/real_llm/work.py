@@ -30,10 +30,11 @@ from freemoe.bench.real_llm.protocol import Protocol
 from freemoe.domain_experts.expert import decode_positions
 from freemoe.domain_experts.structured.fitting import joined as union
 from freemoe.domain_experts.switching import switched_off
+from freemoe.environment import peak_memory_bytes
 from freemoe.errors import DataError
 from freemoe.families.loading import load_base
 from freemoe.families.weights import find_weights
-from freemoe.runs import peak_memory_bytes, write_atomic
+from freemoe.runs import write_atomic
 
 _PREFILL, _DECODE, _TIMED = 512, 16, 3
 
