@@ -109,7 +109,7 @@ def _counts(text: str) -> int | dict[str, int]:
         raise RecipeError(f"--subdomains is {text!r}; write a number, or one per domain: math=8,code=3") from None
 
 
-def run_build(recipe: BuildRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
+def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
     """Run a build, write its report, print what was found."""
     calm_libraries()
     from freemoe.domain_experts.build import build
@@ -205,4 +205,4 @@ def register(app: typer.Typer) -> None:
         elif dry_run:
             print_plan(recipe, as_json)
         else:
-            run_build(recipe, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
+            run_recipe(recipe, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)

@@ -66,7 +66,7 @@ PATHS = {
 }
 
 
-def run_convert(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
+def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
     """Convert, write the report, print what was found."""
     calm_libraries()
     from freemoe.report.conversion import write_conversion_report
@@ -153,4 +153,4 @@ def register(app: typer.Typer) -> None:
         elif dry_run:
             print_plan(recipe, as_json)
         else:
-            run_convert(recipe, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
+            run_recipe(recipe, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)

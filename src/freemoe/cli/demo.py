@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
         as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
         quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
     ) -> None:
-        from freemoe.cli.build import print_plan, run_build
+        from freemoe.cli.build import print_plan, run_recipe
         from freemoe.domain_experts.demo import demo_recipe
 
         recipe = demo_recipe(output, seed=seed, limit=limit, threads=threads)
@@ -43,4 +43,4 @@ def register(app: typer.Typer) -> None:
         elif dry_run:
             print_plan(recipe, as_json)
         else:
-            run_build(recipe, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
+            run_recipe(recipe, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)

@@ -38,24 +38,28 @@ A trimmed mixture (see trim) is measured against its base and its plan alone; wi
 PATHS = {"base": "base", **SHARED_PATHS}
 
 
-def run_eval(recipe: EvalRecipe, *, overwrite: bool, dry_run: bool, as_json: bool, quiet: bool) -> None:
-    """Score, print a table."""
+def print_plan(recipe: EvalRecipe, as_json: bool) -> None:
+    """Print how many documents would be scored."""
     calm_libraries()
-    if dry_run:
-        from freemoe.domain_experts.workbench import load_domains
-        from freemoe.evals.held_out import read_record, seeded, set_aside
-        from freemoe.families.loading import load_tokenizer
+    from freemoe.domain_experts.workbench import load_domains
+    from freemoe.evals.held_out import read_record, seeded, set_aside
+    from freemoe.families.loading import load_tokenizer
 
-        source = recipe.base or _base_name(recipe.artefact)
-        record = read_record(recipe.artefact)
-        loaded = load_domains(seeded(recipe, record), load_tokenizer(source))
-        domains = {name: set_aside(data, record)[0] for name, data in loaded.items()}
-        plan = {n: f"{len(d.reported)} documents x {len(recipe.experts)} experts" for n, d in domains.items()}
-        if as_json:
-            print_json(plan)
-        for name, line in {} if as_json else plan.items():
-            out.print(f"{name}: {line}", markup=False, highlight=False)
-        return
+    source = recipe.base or _base_name(recipe.artefact)
+    record = read_record(recipe.artefact)
+    loaded = load_domains(seeded(recipe, record), load_tokenizer(source))
+    domains = {name: set_aside(data, record)[0] for name, data in loaded.items()}
+    plan = {n: f"{len(d.reported)} documents x {len(recipe.experts)} experts" for n, d in domains.items()}
+    if as_json:
+        print_json(plan)
+    for name, line in {} if as_json else plan.items():
+        out.print(f"{name}: {line}", markup=False, highlight=False)
+
+
+def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> None:
+    """Score, print a table; there is nothing that could be resumed."""
+    del resume
+    calm_libraries()
     from freemoe.domain_experts.card import gain_text
     from freemoe.domain_experts.evaluation import evaluate
     from freemoe.hookmoe.artefact_files import is_trimmed
@@ -166,5 +170,7 @@ def register(app: typer.Typer) -> None:
         assert isinstance(recipe, EvalRecipe)
         if print_recipe_:
             print_recipe(recipe)
+        elif dry_run:
+            print_plan(recipe, as_json)
         else:
-            run_eval(recipe, overwrite=overwrite, dry_run=dry_run, as_json=as_json, quiet=quiet)
+            run_recipe(recipe, overwrite=overwrite, resume=False, as_json=as_json, quiet=quiet)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
+from freemoe.cli import build, convert, evaluate, trim
 from freemoe.cli.common import apply_sets, print_recipe
-from freemoe.recipes import BuildRecipe, ConvertRecipe, TrimRecipe, load_recipe, recipe_from
+from freemoe.recipes import load_recipe, recipe_from
 
+# A recipe's command -> the file that prints its plan and runs it.
+COMMANDS: dict[str, Any] = {"build": build, "convert": convert, "trim": trim, "eval": evaluate}
 HELP = """Run a recipe: the YAML that --print-recipe prints, or that stands in an artefact as recipe.yaml.
 
 Example:
@@ -40,29 +45,9 @@ def register(app: typer.Typer) -> None:
             loaded = recipe_from(data, f"{recipe} with --set")
         if print_recipe_:
             print_recipe(loaded)
-        elif isinstance(loaded, BuildRecipe):
-            from freemoe.cli.build import print_plan, run_build
-
-            if dry_run:
-                print_plan(loaded, as_json)
-            else:
-                run_build(loaded, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
-        elif isinstance(loaded, TrimRecipe):
-            from freemoe.cli.trim import print_plan as print_outlook
-            from freemoe.cli.trim import run_trim
-
-            if dry_run:
-                print_outlook(loaded, as_json)
-            else:
-                run_trim(loaded, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
-        elif isinstance(loaded, ConvertRecipe):
-            from freemoe.cli import convert
-
-            if dry_run:
-                convert.print_plan(loaded, as_json)
-            else:
-                convert.run_convert(loaded, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
+        elif dry_run:
+            COMMANDS[loaded.command].print_plan(loaded, as_json)
         else:
-            from freemoe.cli.evaluate import run_eval
-
-            run_eval(loaded, overwrite=overwrite, dry_run=dry_run, as_json=as_json, quiet=quiet)
+            COMMANDS[loaded.command].run_recipe(
+                loaded, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet
+            )

@@ -92,7 +92,7 @@ def _layers(text: str) -> str | list[int]:
         raise RecipeError(f"--hooks is {text!r}; write all, one, none, or layer numbers: 0,3") from None
 
 
-def run_trim(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
+def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
     """Run a trim, draw its Pareto list, print what was found."""
     calm_libraries()
     from freemoe.hookmoe.card import headlines
@@ -178,4 +178,4 @@ def register(app: typer.Typer) -> None:
         elif dry_run:
             print_plan(recipe, as_json)
         else:
-            run_trim(recipe, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
+            run_recipe(recipe, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)

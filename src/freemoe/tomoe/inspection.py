@@ -6,16 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from freemoe.artifacts import MANIFEST, read_manifest, require_base
+from freemoe.artifacts import read_manifest, require_base
 from freemoe.families.loading import load_base
 from freemoe.tomoe.card import rows
-
-KIND = "converted"
-
-
-def is_converted(folder: Path) -> bool:
-    """Whether a folder is a finished conversion."""
-    return (folder / MANIFEST).is_file() and read_manifest(folder, check=False).get("kind") == KIND
 
 
 def inspect_converted(folder: Path, base: str | None = None) -> dict[str, Any]:
