@@ -16,8 +16,9 @@ from freemoe.errors import ArtifactError, DataError, FamilyError, NumericError, 
 from freemoe.families.loading import load_base
 from freemoe.recipes import ConvertRecipe, dump, load_recipe, recipe_from
 from freemoe.runs import RunFolder
+from freemoe.systems import SYSTEMS, system_of
 from freemoe.tomoe.convert import convert
-from freemoe.tomoe.inspection import inspect_converted, is_converted
+from freemoe.tomoe.inspection import inspect_converted
 from freemoe.tomoe.train import Trainer
 from tests.tiny import save_base_and_text, tiny_model, tiny_tokenizer
 
@@ -53,7 +54,7 @@ def done(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_written(done: Path, base: Path) -> None:
     manifest = read_manifest(done)
     assert manifest["kind"] == "converted"
-    assert is_converted(done)
+    assert system_of(done) is SYSTEMS.get("converted")
     result = json.loads((done / "result.json").read_text())
     assert set(result["scores"]) == {
         "dense",
