@@ -46,7 +46,7 @@ def test_flags_exist(guide: Path) -> None:
 
 @by_guide
 def test_commands_exist(guide: Path) -> None:
-    named = set(re.findall(r"(?:`|^ {4})freemoe ([a-z]+)", text_of(guide), re.MULTILINE))
+    named = set(re.findall(r"(?:`|^ {4})freemoe ([a-z-]+)", text_of(guide), re.MULTILINE))
     assert named <= set(COMMANDS)
 
 
