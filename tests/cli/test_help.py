@@ -67,6 +67,18 @@ def test_the_overview_lists_every_command(freemoe: Freemoe) -> None:
         assert re.search(rf"^  {command} ", done.out, re.MULTILINE)
 
 
+@pytest.mark.parametrize(("words", "found"), [("freemoe bui", "build"), ("freemoe build --orac", "--oracle")])
+def test_the_shell_completes(words: str, found: str, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "_FREEMOE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }.items():
+        monkeypatch.setenv(name, value)
+    done = freemoe()
+    assert (done.code, done.out.split()) == (0, [found])
+
+
 def test_the_version(freemoe: Freemoe) -> None:
     assert freemoe("--version") == (0, f"freemoe {__version__}\n", "")
 

@@ -31,7 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    add_completion=True,
 )
 for module in (build, convert, trim, evaluate, lm_eval, generate, merge, inspect, report, demo, listing, bench, run):
     module.register(app)
