@@ -82,6 +82,13 @@ def test_another_recipe_is_refused_and_the_fields_are_named(tmp_path: Path) -> N
     assert RunFolder(tmp_path / "out", RECIPE).journal.unit("u", never) == 1
 
 
+def test_another_version_is_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started(tmp_path / "out")
+    monkeypatch.setattr(runs, "versions", lambda packages: {"freemoe": "0.0.1", "torch": torch.__version__})
+    with pytest.raises(ArtifactError, match=r"differs in: .*versions\.freemoe"):
+        RunFolder(tmp_path / "out", RECIPE)
+
+
 def test_no_resume_starts_over(tmp_path: Path) -> None:
     started(tmp_path / "out")
     assert "u" not in RunFolder(tmp_path / "out", RECIPE, resume=False).journal

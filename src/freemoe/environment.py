@@ -7,9 +7,13 @@ import os
 import platform
 import resource
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+DECIDING = ("freemoe", "torch", "transformers")
+"""Packages whose version can change what a unit of work gives."""
 
 _PACKAGES = ("freemoe", "torch", "transformers", "lm-eval", "scikit-learn", "scipy", "numpy", "safetensors")
 
@@ -22,18 +26,23 @@ def note_measured(name: str, value: float) -> None:
     _MEASURED[name] = round(value, 3)
 
 
+def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+    """Versions of those of some packages that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
 def environment() -> dict[str, Any]:
     """Versions, machine and what was measured of it, for the record of a run; no host name, no user, no path."""
-    versions = {}
-    for package in _PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "packages": versions,
+        "packages": versions(),
         **({"measured": dict(_MEASURED)} if _MEASURED else {}),
     }
 

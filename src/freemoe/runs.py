@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from freemoe.environment import DECIDING, versions
 from freemoe.errors import ArtifactError
 
 log = logging.getLogger(__name__)
@@ -176,7 +177,8 @@ class RunFolder:
 
     Args:
         output: Where the finished folder shall stand.
-        identity: Everything that decides the result (the recipe); a resumed run must have the same.
+        identity: Everything that decides the result (the recipe); a resumed run must have the same, and the same versions
+            of the packages that compute it.
         overwrite: Replace a finished folder, and forget an unfinished run of another identity.
         resume: Go on with an unfinished run of the same identity.
 
@@ -194,7 +196,7 @@ class RunFolder:
         self.overwrite = overwrite
         if self.output.exists():
             _check_replaceable(self.output, overwrite)
-        identity = json.loads(json.dumps(identity))
+        identity = json.loads(json.dumps({**identity, "versions": versions(DECIDING)}))
         mark = self.partial / "identity.json"
         self._claim: int | None = None
         if self.partial.exists():
@@ -212,9 +214,9 @@ class RunFolder:
             elif known != identity:
                 self._release()
                 raise ArtifactError(
-                    f"{str(self.partial)!r} holds an unfinished run of another recipe (differs in: "
-                    f"{', '.join(_differences(known, identity))}). Finish it with its own recipe, or choose another "
-                    "-o, or --no-resume to discard it."
+                    f"{str(self.partial)!r} holds an unfinished run of another recipe or version (differs in: "
+                    f"{', '.join(_differences(known, identity))}). Finish it with its own, or choose another -o, or "
+                    "--no-resume to discard it."
                 )
         try:
             self.partial.mkdir(parents=True, exist_ok=True)

@@ -181,7 +181,7 @@ def test_a_build_goes_on_after_ctrl_c(folder: Path, freemoe: Freemoe, monkeypatc
     assert not (folder / "out").exists()
 
     other = freemoe(*SMALL, "--seed", "1")
-    check_refusal(other, ["unfinished run of another recipe (differs in: seed)", "--no-resume"])
+    check_refusal(other, ["unfinished run of another recipe or version (differs in: seed)", "--no-resume"])
 
     # The recipe beside the command line: the same run, spelt differently.
     (folder / "recipe.yaml").write_text(freemoe(*SMALL, "--print-recipe").out)
