@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from freemoe.errors import NumericError
+from freemoe.recipes.build import METRICS as NAMES
 from freemoe.registry import Registry
 
 
@@ -31,7 +32,17 @@ class Metric:
     needs: Literal["norms", "gradients", "seed", "nothing"]
 
 
-METRICS: Registry[Metric] = Registry("metric")
+class Metrics(Registry[Metric]):
+    """Metrics by name. What is added here may stand in a recipe."""
+
+    def add(self, name: str, entry: Metric, about: str) -> Metric:
+        """Register a metric; a name can be taken once only."""
+        if name not in NAMES:
+            NAMES.append(name)
+        return super().add(name, entry, about)
+
+
+METRICS = Metrics("metric")
 
 
 def wanda(weight: Tensor, norm: Tensor | None, gradient: Tensor | None, generator: object = None) -> Tensor:

@@ -9,7 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from freemoe.recipes.sections import Section, Seed
 from freemoe.registry import unknown_name
 
-METRICS = ("saliency", "wanda", "magnitude", "random")
+METRICS = ["saliency", "wanda", "magnitude", "random"]
+"""Names that ``search.metrics`` may hold; a metric that is registered elsewhere adds its own."""
 
 
 class DataSection(Section):
@@ -186,7 +187,7 @@ class UnitSection(Section):
 class SearchSection(Section):
     """How candidates are compared and when one is accepted."""
 
-    metrics: tuple[Literal["saliency", "wanda", "magnitude", "random"], ...] = Field(
+    metrics: tuple[str, ...] = Field(
         default=("saliency", "wanda"),
         description="With units, none unless said; saliency then switches off single weights of what is left.",
     )
@@ -206,7 +207,7 @@ class SearchSection(Section):
             return names
         for name in names:
             if name not in METRICS:
-                raise unknown_name("metric", name, list(METRICS))
+                raise unknown_name("metric", name, METRICS)
             if names.count(name) > 1:
                 raise ValueError(f"metric {name!r} is named twice; name each once")
         return tuple(names)
