@@ -17,9 +17,9 @@ BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
 
 
 def results(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """What `freemoe bench` wrote, in the order of its own table."""
-    found = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in folder.glob("*.json")}
-    return [found[name] for name in BENCHES if name in found]
+    """What `freemoe bench` wrote, in the order of its own table; of a benchmark that ran on several machines all files."""
+    paths = [p for name in BENCHES for p in (folder / f"{name}.json", *sorted(folder.glob(f"{name}-*.json")))]
+    return [json.loads(p.read_text(encoding="utf-8")) for p in paths if p.exists()]
 
 
 def table(found: list[dict[str, Any]]) -> str:
