@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+import freemoe
 from freemoe.domain_experts.build import build
-from freemoe.domain_experts.importance import METRICS, NAMES, Metric
+from freemoe.domain_experts.importance import METRICS, Metric
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.errors import UnknownNameError
+from freemoe.errors import RecipeError, UnknownNameError
+from freemoe.tomoe.convert import convert
+from freemoe.tomoe.rivals import RIVALS
+from freemoe.tomoe.structure import LayerStructure
 from tests.domain_experts.conftest import read_result, task_recipe, world  # noqa: F401
+from tests.tomoe.test_convert import base, recipe  # noqa: F401
 
 
 # ---- from here on what another package would write (RIA: arXiv:2402.02826)
@@ -22,8 +28,22 @@ def relative(weight, norm, gradient, generator=None):
     return shares * norm.float()[:, None, :].sqrt()
 
 
-def add_it() -> None:
+def add_metric() -> None:
     METRICS.add("relative", Metric(relative, "norms"), "relative importance and activations (RIA)")
+
+
+def by_order(seen):
+    """The first neurons and the first dimensions of every head, whatever they do."""
+    layer = seen.layer
+    kept = max(1, int(seen.attention * layer.rotary.head_dim))
+    bits = layer.rotary.sizes.cumsum(0) <= kept
+    values = torch.arange(layer.rotary.head_dim) < kept
+    experts = (torch.arange(layer.width) < seen.width).expand(2, -1).clone()
+    return LayerStructure(bits, values, torch.zeros(2, layer.hidden), torch.zeros(2), experts)
+
+
+def add_rival() -> None:
+    RIVALS.add("by-order", by_order, "the first ones")
 
 
 # ---- up to here
@@ -31,10 +51,12 @@ def add_it() -> None:
 
 @pytest.fixture
 def added() -> Iterator[None]:
-    add_it()
+    add_metric()
+    add_rival()
     yield
-    METRICS._entries.pop("relative")
-    NAMES.remove("relative")
+    for registry, name in ((METRICS, "relative"), (RIVALS, "by-order")):
+        registry._entries.pop(name)
+        registry.allowed.remove(name)  # type: ignore[union-attr]
 
 
 def test_a_metric_from_outside_ranks_is_written_and_read_back(world, added: None, tmp_path) -> None:  # noqa: F811
@@ -57,6 +79,18 @@ def test_a_metric_from_outside_ranks_is_written_and_read_back(world, added: None
     assert not all(same)
 
 
+def test_a_rival_from_outside_is_measured_and_written(base, added: None, tmp_path) -> None:  # noqa: F811
+    result = json.loads((convert(recipe(base, tmp_path / "all")) / "result.json").read_text())
+    assert "by-order" in result["scores"]
+    folder = convert(recipe(base, tmp_path / "one", method="by-order"))
+    alone = json.loads((folder / "result.json").read_text())
+    assert alone["scores"]["converted"]["nll"] == result["scores"]["by-order"]["nll"]
+    assert alone["scores"]["converted"]["nll"] != result["scores"]["static-magnitude"]["nll"]
+    assert freemoe.load(folder, device="cpu").model.config.model_type.startswith("tomoe")
+
+
 def test_without_it_the_name_is_unknown(world, tmp_path) -> None:  # noqa: F811
     with pytest.raises(UnknownNameError, match="relative"):
         task_recipe(world, tmp_path / "out", search={"metrics": ["relative"]})
+    with pytest.raises(RecipeError, match="Unknown method 'by-order'"):
+        recipe(tmp_path, tmp_path / "out", method="by-order")

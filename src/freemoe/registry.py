@@ -27,10 +27,17 @@ def unknown_name(kind: str, name: str, known: list[str], advice: str = "") -> Un
 
 
 class Registry(Generic[T]):
-    """Names to things, each with one line that says what it is (shown by ``freemoe ls``)."""
+    """Names to things, each with one line that says what it is (shown by ``freemoe ls``).
 
-    def __init__(self, kind: str) -> None:
+    Args:
+        kind: What they are, for messages.
+        allowed: Names that a recipe's field may hold; grows with what is added, so that another package's entries may
+            stand in recipes.
+    """
+
+    def __init__(self, kind: str, allowed: list[str] | None = None) -> None:
         self.kind = kind
+        self.allowed = allowed
         self._entries: dict[str, T] = {}
         self._about: dict[str, str] = {}
 
@@ -38,6 +45,8 @@ class Registry(Generic[T]):
         """Register ``entry``; a name can be taken once only."""
         if name in self._entries:
             raise ValueError(f"{self.kind} {name!r} is registered twice")
+        if self.allowed is not None and name not in self.allowed:
+            self.allowed.append(name)
         self._entries[name] = entry
         self._about[name] = about
         return entry

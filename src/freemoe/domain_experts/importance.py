@@ -32,17 +32,7 @@ class Metric:
     needs: Literal["norms", "gradients", "seed", "nothing"]
 
 
-class Metrics(Registry[Metric]):
-    """Metrics by name. What is added here may stand in a recipe."""
-
-    def add(self, name: str, entry: Metric, about: str) -> Metric:
-        """Register a metric; a name can be taken once only."""
-        if name not in NAMES:
-            NAMES.append(name)
-        return super().add(name, entry, about)
-
-
-METRICS = Metrics("metric")
+METRICS: Registry[Metric] = Registry("metric", NAMES)
 
 
 def wanda(weight: Tensor, norm: Tensor | None, gradient: Tensor | None, generator: object = None) -> Tensor:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from freemoe.recipes.sections import Section, Seed
+from freemoe.registry import unknown_name
+
+RIVALS = ["static-magnitude", "static-activation", "activation-split"]
+"""Rivals that ``method`` may name; one that is registered elsewhere adds its own."""
 
 
 class GateSection(Section):
@@ -128,13 +132,20 @@ class ConvertRecipe(Section):
     experts: int = Field(
         default=8, ge=2, description="Experts of every MLP; one expert is static pruning: method static-*."
     )
-    method: Literal["tomoe", "static-magnitude", "static-activation", "activation-split"] = "tomoe"
+    method: str = Field(default="tomoe", description="tomoe, or a rival: a name of RIVALS.")
     profile: Literal["default", "paper", "authors"] = "default"
     mode: Literal["shared", "materialised", "pseudo"] = "shared"
     rivals: bool = Field(default=True, description="Also measure the rivals at the same active share.")
     gates: GateSection = GateSection()
     losses: LossSection = LossSection()
     train: TrainSection = TrainSection()
+
+    @field_validator("method")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in ("tomoe", *RIVALS):
+            raise ValueError(str(unknown_name("method", value, ["tomoe", *RIVALS])))
+        return value
 
     @model_validator(mode="before")
     @classmethod

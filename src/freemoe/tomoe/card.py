@@ -26,9 +26,9 @@ def rows(result: dict[str, Any]) -> list[tuple[str, float, float, float]]:
             active = result["parameters"]["active_share"]
         else:
             active = result["rivals"][name]["active"]
-        shown = NAMES[name]
+        shown = NAMES.get(name, name)
         if name == "converted" and result["recipe"]["method"] != "tomoe":
-            shown = f"converted, {NAMES[result['recipe']['method']]}"
+            shown = f"converted, {NAMES.get(result['recipe']['method'], result['recipe']['method'])}"
         found.append((shown, active, score[f"perplexity@{length}"], score[f"next_token_accuracy@{length}"]))
     return found
 

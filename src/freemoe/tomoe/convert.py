@@ -32,7 +32,7 @@ from freemoe.tomoe.export import export
 from freemoe.tomoe.masked import masked
 from freemoe.tomoe.material import Bench, prepare, same_inputs
 from freemoe.tomoe.measure import TextScore, score_text
-from freemoe.tomoe.rivals import METHODS
+from freemoe.tomoe.rivals import RIVALS
 from freemoe.tomoe.structure import (
     Structure,
     active_parameters,
@@ -146,7 +146,7 @@ def convert(
 
 def _rivals(bench: Bench) -> dict[str, tuple[TextScore, dict[str, float]]]:
     found = {}
-    for method in METHODS:
+    for method in RIVALS.names():
         structure, variant = best_variant(bench, method)
         found[method] = (scored(bench, method, bench.test, structure), variant)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from freemoe.tomoe.finish import structure_of
 from freemoe.tomoe.masked import masked
 from freemoe.tomoe.material import Bench, prepare
 from freemoe.tomoe.measure import TextScore, score_text
-from freemoe.tomoe.rivals import activities, rival
+from freemoe.tomoe.rivals import Activity, activities, rival
 from freemoe.tomoe.start import Worth, clusters, worths
 from freemoe.tomoe.structure import (
     Structure,
@@ -180,10 +181,21 @@ def scored(bench: Bench, name: str, blocks: Blocks, structure: Structure | None,
     return TextScore.from_dict(bench.own_run.journal.unit(f"score|{part}|{name}", work))
 
 
+def _activity(bench: Bench) -> list[Activity]:
+    """What all rivals look at: one pass over the text of the statistics, kept."""
+    names = [field.name for field in fields(Activity)]
+
+    def work() -> dict[str, Tensor]:
+        found = activities(bench.model, bench.sublayers, bench.statistics, _clusters(bench))
+        return {f"{n}.{name}": getattr(own, name).cpu() for n, own in enumerate(found) for name in names}
+
+    kept, device = bench.own_run.tensors("activity", work), bench.model.device
+    return [Activity(*(kept[f"{n}.{name}"].to(device) for name in names)) for n in range(len(bench.sublayers))]
+
+
 def best_variant(bench: Bench, method: str) -> tuple[Structure, dict[str, float]]:
     """A rival with the attention whole and with the attention pruned like the rest: the better on held-out text."""
-    routers = _clusters(bench)
-    activity = activities(bench.model, bench.sublayers, bench.statistics, routers)
+    routers, activity = _clusters(bench), _activity(bench)
     found = []
     for attention in (1.0, bench.recipe.active):
         structure = rival(method, bench.sublayers, activity, routers, bench.recipe.active, attention)

@@ -22,9 +22,10 @@ from torch import Tensor
 from freemoe.corpora.blocks import Blocks
 from freemoe.families.sublayers import Sublayers
 from freemoe.kernels.gates import route, top_k_mask
+from freemoe.recipes.convert import RIVALS as NAMES
+from freemoe.registry import Registry
 from freemoe.tomoe.structure import LayerStructure, Structure, dense_parameters, linear_parameters
 
-METHODS = ("static-magnitude", "static-activation", "activation-split")
 # Half of an expert's neurons are shared by all (CMoE's S3A3E8: 3 of 6 active ones).
 _SHARED = 0.5
 
@@ -93,6 +94,30 @@ def _listen(stack: ExitStack, layer: Sublayers, sums: Activity, weight: Tensor, 
     stack.callback(layer.down.register_forward_pre_hook(on_down).remove)
 
 
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What a rival may look at to make one layer's structure.
+
+    Attributes:
+        layer: The layer.
+        activity: Mean absolute values.
+        router: Weight and bias of the clusters of tokens.
+        width: Neurons of a token.
+        attention: Share of every head's dimensions that stay.
+    """
+
+    layer: Sublayers
+    activity: Activity
+    router: tuple[Tensor, Tensor]
+    width: int
+    attention: float
+
+
+Rival = Callable[[Seen], LayerStructure]
+
+RIVALS: Registry[Rival] = Registry("rival of a conversion", NAMES)
+
+
 def rival(
     method: str,
     sublayers: Sequence[Sublayers],
@@ -104,32 +129,51 @@ def rival(
     """Make one rival's structure.
 
     Args:
-        method: One of ``METHODS``.
+        method: A name of ``RIVALS``.
         sublayers: Of the base.
         activity: From ``activities``, with the same routers.
         routers: Clusters of tokens, from ``start.clusters``.
         share: Active share of the whole.
         attention: Share of every head's dimensions that stay; the MLP takes what is left.
     """
-    neurons = _mlp_width(sublayers, share, attention)
-    found = []
-    for layer, own, (weight, bias), width in zip(sublayers, activity, routers, neurons, strict=True):
-        magnitude = method == "static-magnitude"
-        qk, vo = _attention_scores(layer, own, magnitude)
-        bits = _bits(layer, qk, attention)
-        kept = max(1, int(attention * layer.rotary.head_dim))
-        if method == "activation-split":
-            experts, router = _split(layer, own, width), (weight, bias)
-        else:
-            scores = _read(layer) * _written(layer) if magnitude else own.neurons.sum(dim=0) * _written(layer)
-            experts = top_k_mask(scores, width).bool().expand(2, -1).clone()
-            router = (torch.zeros(2, layer.hidden), torch.zeros(2))
-        found.append(
-            LayerStructure(
-                bits.cpu(), top_k_mask(vo, kept).bool().cpu(), router[0].cpu(), router[1].cpu(), experts.cpu()
-            )
-        )
-    return found
+    make, widths = RIVALS.get(method), _mlp_width(sublayers, share, attention)
+    layers = zip(sublayers, activity, routers, widths, strict=True)
+    return [make(Seen(layer, own, router, width, attention)) for layer, own, router, width in layers]
+
+
+def by_magnitude(seen: Seen) -> LayerStructure:
+    """The neurons and dimensions with the largest weights, the same for every token."""
+    return _static(seen, _read(seen.layer) * _written(seen.layer), magnitude=True)
+
+
+def by_activation(seen: Seen) -> LayerStructure:
+    """The largest products of mean activation and weight, the same for every token."""
+    return _static(seen, seen.activity.neurons.sum(dim=0) * _written(seen.layer), magnitude=False)
+
+
+def by_cluster(seen: Seen) -> LayerStructure:
+    """Often active neurons shared by all experts, the others divided by the tokens that use them."""
+    return _structure(seen, seen.router, _split(seen.layer, seen.activity, seen.width), magnitude=False)
+
+
+def _static(seen: Seen, scores: Tensor, magnitude: bool) -> LayerStructure:
+    experts = top_k_mask(scores, seen.width).bool().expand(2, -1).clone()
+    hidden = seen.layer.hidden
+    return _structure(seen, (torch.zeros(2, hidden), torch.zeros(2)), experts, magnitude)
+
+
+def _structure(seen: Seen, router: tuple[Tensor, Tensor], experts: Tensor, magnitude: bool) -> LayerStructure:
+    qk, vo = _attention_scores(seen.layer, seen.activity, magnitude)
+    kept = max(1, int(seen.attention * seen.layer.rotary.head_dim))
+    bits, values = _bits(seen.layer, qk, seen.attention), top_k_mask(vo, kept).bool()
+    return LayerStructure(bits.cpu(), values.cpu(), router[0].cpu(), router[1].cpu(), experts.cpu())
+
+
+RIVALS.add("static-magnitude", by_magnitude, "the largest weights, for all tokens alike")
+RIVALS.add(
+    "static-activation", by_activation, "mean activation x weight (Wanda for whole neurons), for all tokens alike"
+)
+RIVALS.add("activation-split", by_cluster, "shared neurons, and others by cluster of tokens (in the manner of CMoE)")
 
 
 def _mlp_width(sublayers: Sequence[Sublayers], share: float, attention: float) -> list[int]:
