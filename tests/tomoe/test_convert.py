@@ -17,8 +17,10 @@ from freemoe.families.loading import load_base
 from freemoe.recipes import ConvertRecipe, dump, load_recipe, recipe_from
 from freemoe.runs import RunFolder
 from freemoe.systems import SYSTEMS, system_of
+from freemoe.tomoe import decide
 from freemoe.tomoe.convert import convert
 from freemoe.tomoe.inspection import inspect_converted
+from freemoe.tomoe.rivals import activities
 from freemoe.tomoe.train import Trainer
 from tests.tiny import save_base_and_text, tiny_model, tiny_tokenizer
 
@@ -95,6 +97,18 @@ def test_all_of_the_weights_is_the_dense_model(base: Path, tmp_path: Path) -> No
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
     result = json.loads((folder / "result.json").read_text())
     assert result["scores"]["converted"]["nll"] == result["scores"]["dense"]["nll"]
+
+
+def test_all_rivals_look_at_the_text_once(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def looked(*arguments: Any) -> Any:
+        looks.append(arguments)
+        return activities(*arguments)
+
+    monkeypatch.setattr(decide, "activities", looked)
+    convert(recipe(base, tmp_path / "out"))
+    assert len(looks) == 1
 
 
 @pytest.mark.parametrize("method", ["static-magnitude", "activation-split"])
