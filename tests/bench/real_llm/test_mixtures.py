@@ -45,7 +45,9 @@ def test_a_small_model_is_converted_split_and_trimmed(
     assert trim["plan"]["act"] <= 1 < split["k"] == 2
     assert trim["rows"]["plan"]["kl"] > trim["rows"]["full"]["kl"]
     figures = mixture_figures(bench.finished)
-    assert [math.isnan(f.value) for f in figures] == [True, True, False, False, False]
+    assert [math.isnan(f.value) for f in figures[:4]] == [True, True, False, False]
+    # On a text that the model was not made for, fewer experts may lose nothing that could be won back.
+    assert "Act 2 -> 1 of 2 experts; perplexity: full" in figures[4].note
 
 
 def test_figures_of_a_conversion() -> None:
