@@ -240,7 +240,7 @@ def test_an_unfinished_run_can_be_discarded(world, unbroken, tmp_path, monkeypat
 def test_an_unfinished_run_of_another_recipe(world, tmp_path, monkeypatch):
     stop(world, tmp_path, monkeypatch)
     before = json.loads((tmp_path / "out.partial" / "identity.json").read_text())
-    with pytest.raises(ArtifactError, match=r"another recipe \(differs in: seed\)"):
+    with pytest.raises(ArtifactError, match=r"another recipe or version \(differs in: seed\)"):
         build(small(world, tmp_path, seed=9))
     assert json.loads((tmp_path / "out.partial" / "identity.json").read_text()) == before
     build(small(world, tmp_path))
