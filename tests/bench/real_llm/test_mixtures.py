@@ -12,7 +12,7 @@ from freemoe.bench.harness import Settings
 from freemoe.bench.real_llm import running
 from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.real_llm.dispatch import run_cell
-from freemoe.bench.real_llm.figures_mixtures import mixture_figures
+from freemoe.bench.real_llm.figures_mixtures import mixture_figures, mixture_tables
 from freemoe.families.loading import BUNDLED
 
 CONVERTED = Cell("convert", "wikitext", "tomoe", 0.5)
@@ -64,7 +64,12 @@ def test_figures_of_a_conversion() -> None:
         "training": {"steps": 3, "batch_tokens": 64},
         "experts": 8,
     }
+    record |= {"cell": vars(CONVERTED), "name": CONVERTED.name, "identity": "x"}
     margin, kept = mixture_figures({CONVERTED.name: record})[2:4]
+    (entry,) = mixture_tables({CONVERTED.name: record}).values()
+    assert entry["accuracy"] == {"dense": 0.8, "converted": 0.6, "static": 0.1, "activation-split": 0.4}
+    assert entry["perplexity"]["dense"] == 22.198
+    assert "scores" not in entry
     # Ten nats of ten tokens in both blocks, against the better of the two rivals.
     assert margin.value == pytest.approx(1.0)
     assert kept.value == pytest.approx(75.0)

@@ -13,6 +13,8 @@ from freemoe.bench.real_llm.rows import Finished
 from freemoe.evals.statistics import cluster_bootstrap, share_bootstrap
 
 _OWN = ("dense", "converted")
+_FAMILIES = ("convert", "mixture", "trim")
+_LEFT_OUT = ("cell", "name", "identity", "settings", "scores")
 # The paper keeps 56.07 of 69.00 points at half of the weights (Llama-2-7B, Tab. 2).
 _KEPT, _JUDGED = 81.0, 0.5
 
@@ -30,6 +32,21 @@ def _of(finished: Finished, cell: Cell) -> dict[str, Any] | None:
 def perplexity(score: dict[str, Any]) -> float:
     """Of the ``nll`` and ``tokens`` of a record's documents."""
     return math.exp(min(700.0, sum(score["nll"]) / sum(score["tokens"])))
+
+
+def mixture_tables(finished: Finished) -> dict[str, Any]:
+    """What is kept of these cells: perplexities and costs, without the scores of single blocks."""
+    found: dict[str, Any] = {}
+    for record in finished.values():
+        family = record["cell"]["family"]
+        if family not in _FAMILIES:
+            continue
+        entry = {k: v for k, v in record.items() if k not in _LEFT_OUT}
+        if "scores" in record:
+            entry["perplexity"] = {n: round(perplexity(s), 3) for n, s in record["scores"].items()}
+            entry["accuracy"] = {n: round(sum(s["right"]) / sum(s["tokens"]), 4) for n, s in record["scores"].items()}
+        found[record["name"]] = entry
+    return found
 
 
 # ----------------------------------------------------------------------------------------- convert

@@ -19,6 +19,7 @@ from freemoe.bench.real_llm.cells import Cell, Store
 from freemoe.bench.real_llm.data import MATERIALS, TASKS, find_material
 from freemoe.bench.real_llm.dispatch import run_cell
 from freemoe.bench.real_llm.figures import figures_of
+from freemoe.bench.real_llm.figures_mixtures import mixture_tables
 from freemoe.bench.real_llm.plan import cells, estimates, needs
 from freemoe.bench.real_llm.protocol import (
     Protocol,
@@ -233,6 +234,9 @@ def run(settings: Settings) -> Outcome:
         "protocol": asdict(bench.protocol),
         **tables_of(bench.finished),
     }
+    mixtures = mixture_tables(bench.finished)
+    if mixtures:
+        details["mixtures"] = mixtures
     figures = figures_of(bench.finished)
     if settings.only is not None:
         # Whoever asks for some cells need not read about all others.
