@@ -19,7 +19,7 @@ BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
 def results(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """What `freemoe bench` wrote, in the order of its own table; of a benchmark that ran on several machines all files."""
     paths = [p for name in BENCHES for p in (folder / f"{name}.json", *sorted(folder.glob(f"{name}-*.json")))]
-    return [json.loads(p.read_text(encoding="utf-8")) for p in paths if p.exists()]
+    return [{**json.loads(p.read_text(encoding="utf-8")), "bench": p.stem} for p in paths if p.exists()]
 
 
 def table(found: list[dict[str, Any]]) -> str:
@@ -39,6 +39,11 @@ def table(found: list[dict[str, Any]]) -> str:
     versions = ", ".join(f"{p} {machine['packages'][p]}" for p in ("torch", "transformers", "lm-eval"))
     minutes = sum(r["seconds"] for r in found) / 60
     lines += ["", f"{machine['cpu']}, {machine['cores']} cores; {versions}; {minutes:.0f} minutes in all."]
+    lines += [
+        f"`{r['bench']}`: {r['environment']['cpu']}, {r['environment']['cores']} cores."
+        for r in found
+        if r["environment"]["cpu"] != machine["cpu"]
+    ]
     absent = [f"`{name}`" for name in BENCHES if name not in [r["bench"] for r in found]]
     if absent:
         lines.append(f"Not run in full yet: {', '.join(absent)}.")
