@@ -48,7 +48,9 @@ def test_the_table_of_figures_is_what_the_benchmarks_left():
     spec.loader.exec_module(module)
     found = module.results()
     assert found
-    assert {r["bench"] for r in found} <= set(BENCHES.names())
+    # Of a benchmark that ran on several machines the other files are called NAME-WHAT.json.
+    for result in found:
+        assert any(result["bench"] == name or result["bench"].startswith(f"{name}-") for name in BENCHES.names())
     assert not any(r["quick"] for r in found)
     assert module.rendered(README, found) == README
     # A figure that is missed says so in the table as in the JSON.
