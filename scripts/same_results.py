@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from freemoe.bench.tomoe_quality import bundled_text
+
 ROOT = Path(__file__).resolve().parents[1]
 # Entries that tell of a run rather than of its result.
 OF_THE_RUN = (
@@ -28,14 +30,14 @@ OF_THE_RUN = (
 COMPARED = (".safetensors", ".json")
 
 
-def commands(quick: bool, text: Path) -> dict[str, list[str]]:
+def commands(quick: bool, text: str) -> dict[str, list[str]]:
     """Output folder -> command line, without the output."""
     few = ["--limit", "40"] if quick else []
     steps = "4" if quick else "40"
     return {
         "demo": ["demo", *few],
         "mixture": ["build", "freemoe-demo-moe", "-d", "code=demo:code", "--limit", "40" if quick else "120"],
-        "converted": ["convert", "freemoe-demo", "--text", str(text), "--steps", steps, "--block", "256"],
+        "converted": ["convert", "freemoe-demo", "--text", text, "--steps", steps, "--block", "256"],
         "trimmed": [
             "trim", "freemoe-demo-moe", "--text", "demo:", "--act", "1.0", "--block", "64", "--steps", steps,
             "--limit", "64",
@@ -43,7 +45,7 @@ def commands(quick: bool, text: Path) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
-def run_all(source: Path, out: Path, text: Path, quick: bool) -> None:
+def run_all(source: Path, out: Path, text: str, quick: bool) -> None:
     """Run every command with the package below ``source``."""
     environment = {**os.environ, "PYTHONPATH": str(source / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     for name, command in commands(quick, text).items():
@@ -92,21 +94,6 @@ def compare(before: Path, after: Path) -> list[str]:
     return found
 
 
-def bundled_text(path: Path) -> None:
-    """The bundled benchmark's reference items as text."""
-    lines = []
-    for file in sorted((ROOT / "src" / "freemoe" / "assets" / "benchmark").glob("*.reference.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            said = (
-                record["prompt"] + record["target"]
-                if "target" in record
-                else record["question"] + record["choices"][record["answer"]]
-            )
-            lines.append(json.dumps({"text": said}))
-    path.write_text("\n".join(lines), encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("commit", help="what to compare the working tree with")
@@ -114,8 +101,7 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        text = folder / "text.jsonl"
-        bundled_text(text)
+        text = bundled_text(folder)
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--detach", "--quiet", str(folder / "source"), asked.commit], check=True)
         try:

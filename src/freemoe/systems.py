@@ -149,13 +149,9 @@ def _page_of_conversion(folder: Path) -> Path:
 
 def _load_trimmed(folder: Path, base: str | None, dtype: str, device: str) -> Opened:
     from freemoe.evals.answering import Answering
-    from freemoe.families.loading import load_base
-    from freemoe.hookmoe.adapter import load_adapter
+    from freemoe.hookmoe.adapter import load_trimmed
 
-    manifest = read_manifest(folder)
-    source = base if base is not None else manifest["base_model_name_or_path"]
-    model, tokenizer = load_base(source, manifest.get("revision") if base is None else None, dtype, device)
-    trimmed = load_adapter(folder, model)
+    model, tokenizer, trimmed = load_trimmed(folder, base, dtype, device)
     return Answering(model, tokenizer, {"trimmed": lambda: trimmed.attached(model), "base": nullcontext})
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from freemoe.artifacts import read_manifest, require_base
 from freemoe.errors import ArtifactError
+from freemoe.families.loading import load_base
 from freemoe.families.spec import family_of
 from freemoe.hookmoe.applied import applied, plan_of, probe
 from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS
@@ -98,6 +99,27 @@ def save_adapter(trimmed: Trimmed, model: Any, folder: Path) -> None:
     }
     write_atomic(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
     write_atomic(folder / WEIGHTS, save(trimmed.tensors()))
+
+
+def load_trimmed(folder: str | Path, base: str | None, dtype: str, device: str) -> tuple[Any, Any, Trimmed]:
+    """Load an artefact with its base.
+
+    Args:
+        folder: Written by `freemoe trim`.
+        base: Another place of the base; the artefact's own if absent.
+        dtype: Of the base.
+        device: Where to load it.
+
+    Returns:
+        The base, its tokenizer or None, and what is to be attached.
+
+    Raises:
+        ArtifactError, FamilyError: As `load_adapter`; a damaged artefact before its base is loaded.
+    """
+    manifest = read_manifest(folder)
+    source = base or manifest["base_model_name_or_path"]
+    model, tokenizer = load_base(source, None if base else manifest["revision"], dtype, device)
+    return model, tokenizer, load_adapter(folder, model)
 
 
 def load_adapter(folder: str | Path, model: Any, check_base: bool = True) -> Trimmed:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from freemoe.artifacts import read_manifest
 from freemoe.corpora.blocks import row_texts
 from freemoe.environment import environment
 from freemoe.errors import ArtifactError, DataError, RecipeError
@@ -21,7 +20,7 @@ from freemoe.evals.scorer import Scorer
 from freemoe.evals.statistics import cluster_bootstrap
 from freemoe.evals.tasks import Grader
 from freemoe.families.loading import load_base
-from freemoe.hookmoe.adapter import load_adapter
+from freemoe.hookmoe.adapter import load_adapter, load_trimmed
 from freemoe.hookmoe.material import TextParts, load_text
 from freemoe.hookmoe.trim import measure_rows, rows_of
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe
@@ -97,14 +96,11 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
         torch.set_num_threads(recipe.threads)
     if recipe.output and Path(recipe.output).exists() and not overwrite:
         raise ArtifactError(f"{recipe.output!r} exists already. Choose another -o, or --overwrite to replace it.")
-    manifest = read_manifest(recipe.artefact)
     record = read_record(recipe.artefact)
     recipe = seeded(recipe, record)
     if record is not None and record.warning():
         progress.say(record.warning())
-    source = recipe.base or manifest["base_model_name_or_path"]
-    model, tokenizer = load_base(source, None if recipe.base else manifest["revision"], recipe.dtype, recipe.device)
-    trimmed = load_adapter(recipe.artefact, model)
+    model, tokenizer, trimmed = load_trimmed(recipe.artefact, recipe.base, recipe.dtype, recipe.device)
     # Nothing is chosen here, so the reported split may be read at once.
     choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
     scorer = Scorer(model, tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
