@@ -210,7 +210,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("saliency.budget", 2, "less than or equal to 1"),
     ("saliency.budget", 0, "greater than 0"),
     ("saliency.patience", 0, "greater than or equal to 1"),
-    ("saliency.method", "lerned", "'auto', 'greedy' or 'learned'"),
+    ("saliency.method", "lerned", "'auto', 'greedy', 'learned' or 'both'"),
     ("saliency.checkpointing", "some", "valid boolean"),
     ("saliency.compute", "float16", "'auto', 'own' or 'bfloat16'"),
     ("saliency.steps", 0, "greater than or equal to 1"),

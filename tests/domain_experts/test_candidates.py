@@ -97,8 +97,8 @@ def test_a_build_that_can_prove_nothing_is_refused(world, tmp_path):
     assert [line.split(":")[1].split(", ")[1] for line in told.lines] == ["saliency", "saliency"]
 
 
-def test_large_matrices_are_purified_by_learned_switches_whatever_the_documents():
-    small, large = (find_weights(tiny_model("llama", hidden_size=h, intermediate_size=256)) for h in (128, 192))
+def test_questions_are_purified_greedily_where_the_base_is_small():
+    small, large = (find_weights(tiny_model("llama", hidden_size=h, intermediate_size=4096)) for h in (128, 768))
     section = SaliencySection()
     assert purification.method_of(section, False, small) is purification.METHODS.get("greedy")
     assert purification.method_of(section, False, large) is purification.METHODS.get("learned")
@@ -107,12 +107,37 @@ def test_large_matrices_are_purified_by_learned_switches_whatever_the_documents(
     assert purification.method_of(asked, True, large) is purification.METHODS.get("greedy")
 
 
+@pytest.mark.parametrize(("greedy", "learned", "kept"), [(0.5, 0.7, 1), (0.7, 0.5, 2), (0.5, 0.5, 1), (1.0, 1.0, 0)])
+def test_of_both_ways_the_lower_stopping_loss_is_kept(monkeypatch, greedy, learned, kept):
+    def stub(position, loss):
+        def run(model, weights, gradient, stop, **more):
+            for number, value in ((1, loss), (2, 0.9)):
+                more["on_round"](number, value, 0.0)
+            # The best round is not the last one; a round may be worse than the base.
+            best = int(loss < 1)
+            return Purified({"w": torch.tensor([position])} if best else {}, (1.0, loss, 0.9 + loss), best)
+
+        return run
+
+    monkeypatch.setattr(purification, "purify", stub(1, greedy))
+    monkeypatch.setattr(purification, "learn", stub(2, learned))
+    told = []
+    model = tiny_model("llama")
+    task = purification.Task(model, [], [], [], False, 0, lambda number, loss, off: told.append((number, loss)))
+    section = SaliencySection(method="both", budget=0.01, step=0.001)
+    found = purification.METHODS.get("both").run(task, section)
+    assert {name: at.tolist() for name, at in found.positions.items()} == ({"w": [kept]} if kept else {})
+    # Rounds go on counting, and there is room for all of them.
+    assert told == [(1, greedy), (2, 0.9), (11, learned), (12, 0.9)]
+    assert purification.METHODS.get("both").rounds(section, False) >= 12
+
+
 def test_too_few_documents_to_part(world, tmp_path):
     with pytest.raises(DataError, match=r"'d0/all' has 1 reference documents: too few to give gradients"):
         made(world, tmp_path, [1], search={"metrics": ["saliency"], "select": "argmax"})
 
 
-@pytest.mark.parametrize("method", ["auto", "greedy", "learned"])
+@pytest.mark.parametrize("method", ["auto", "greedy", "learned", "both"])
 @pytest.mark.parametrize("make", [task_recipe, text_recipe], ids=["tasks", "text"])
 def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make):
     calls = []
@@ -135,11 +160,12 @@ def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make
     bench = prepare(recipe, told)
     subs = make_subdomains(bench, divided(bench), None)
     purify_all(bench, RunFolder(tmp_path / "out", {}), subs)
-    expected = {"auto": "learned" if make is text_recipe else "greedy"}.get(method, method)
-    assert [name for name, _ in calls] == [expected] * len(subs)
-    for _, more in calls:
+    asked = ("learned" if make is text_recipe else "greedy") if method == "auto" else method
+    expected = ["greedy", "learned"] if asked == "both" else [asked]
+    assert [name for name, _ in calls] == expected * len(subs)
+    for name, more in calls:
         assert (more["patience"], more["budget"], more["checkpointing"]) == (3, 0.02, True)
-        if expected == "learned":
+        if name == "learned":
             assert (more["steps"], more["every"], more["seed"]) == (70, 20, 1)
         else:
             assert more["step"] == (3e-4 if make is text_recipe else 5e-5)
@@ -147,7 +173,8 @@ def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make
         assert sub.curve == (2.0, 1.0)
         assert sub.positions("saliency")[bench.weights[0].name].tolist() == [1, 4]
     # The bar ends full, though every subdomain took one round only.
-    rounds = 4 if expected == "learned" else int(0.02 / (3e-4 if make is text_recipe else 5e-5))
+    most = {"learned": 4, "greedy": int(0.02 / (3e-4 if make is text_recipe else 5e-5))}
+    rounds = sum(most[name] for name in expected)
     assert told.advanced == told.totals[-1] == len(subs) * rounds
 
 

@@ -174,7 +174,7 @@ def register(app: typer.Typer) -> None:
         select: str = typer.Option(None, help="guarded, or argmax as in the papers. [guarded]"),
         alpha: float = typer.Option(None, help="Level of the guard over all subdomains. [0.05]"),
         purify: str = typer.Option(
-            None, help="Signed purification: greedy, learned or auto (learned for text). [auto]"
+            None, help="Signed purification: greedy, learned, both or auto (learned for text). [auto]"
         ),
         step: float = typer.Option(None, help="Greedy purification of tasks: share switched off per round. [5e-5]"),
         budget: float = typer.Option(None, help="Signed purification: largest share off. [0.01]"),

@@ -188,8 +188,8 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
 
             def on_round(number: int, loss: float, off: float) -> None:
                 nonlocal seen
+                advance(number - seen)
                 seen = number
-                advance(1)
 
             def work(sub: Subdomain = sub, on_round: OnRound = on_round) -> dict[str, Tensor]:
                 gradient, stop, _ = ([sub.split.documents[i] for i in part] for part in sub.parts)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from freemoe.domain_experts.batches import AnswerBatch
 from freemoe.domain_experts.learned import MEASURED_STEPS, MOST_STEPS, ROUNDS, learn, schedule
 from freemoe.domain_experts.precision import compute_dtype, held_in
-from freemoe.domain_experts.running_sums import is_large
 from freemoe.domain_experts.saliency import OnRound, Purified, purify
 from freemoe.families.weights import Weight
 from freemoe.recipes import SaliencySection
 from freemoe.registry import Registry
 
+# A base of fewer weights is small: hundreds of passes over some hundred questions take seconds to minutes.
+_SMALL = 1 << 24
 # Rounds that greedy purification takes before it stops, as seen on small models.
 _TYPICAL_ROUNDS = 25
 # A backward pass costs about two forward passes.
@@ -62,15 +63,13 @@ class Method:
 
 
 def method_of(section: SaliencySection, text: bool, weights: Sequence[Weight]) -> Method:
-    """The way that a recipe asks for; ``auto`` leaves it to the kind of documents and the base.
+    """The way that a recipe asks for; ``auto`` leaves it to the kind of documents and the size of the base.
 
-    Few questions are learned by heart by the switches of a base whose matrices are too small to smooth; greedy rounds are the
-    safer way there, and cost little.
+    A hundred questions make few steps of training, and greedy rounds find more; over a large base they take too long.
     """
     name = section.method
     if name == "auto":
-        smoothed = sum(w.size for w in weights if is_large(w.shape))
-        name = "learned" if text or 2 * smoothed > sum(w.size for w in weights) else "greedy"
+        name = "learned" if text or sum(w.size for w in weights) >= _SMALL else "greedy"
     return METHODS.get(name)
 
 
@@ -132,6 +131,21 @@ def _learned(task: Task, section: SaliencySection) -> Purified:
         )
 
 
+def _both(task: Task, section: SaliencySection) -> Purified:
+    rounds = _greedy_rounds(section, task.text)
+    greedy = _greedy(task, section)
+    learned = _learned(replace(task, on_round=lambda number, *found: task.on_round(rounds + number, *found)), section)
+    return learned if learned.losses[learned.best] < greedy.losses[greedy.best] else greedy
+
+
+def _both_rounds(section: SaliencySection, text: bool) -> int:
+    return _greedy_rounds(section, text) + _learned_rounds(section, text)
+
+
+def _both_cost(section: SaliencySection, text: bool, documents: int, tokens: int) -> float:
+    return sum(cost(section, text, documents, tokens) for cost in (_greedy_cost, _learned_cost))
+
+
 METHODS: Registry[Method] = Registry("way of signed purification")
 METHODS.add(
     "greedy",
@@ -142,4 +156,9 @@ METHODS.add(
     "learned",
     Method(_learned, _learned_rounds, _learned_cost),
     "train which of the candidates are off, within the budget; no value changes",
+)
+METHODS.add(
+    "both",
+    Method(_both, _both_rounds, _both_cost),
+    "greedy, then learned from the start; what is lower on the stopping documents is kept",
 )

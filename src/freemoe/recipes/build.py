@@ -98,8 +98,8 @@ class BandSection(Section):
 class SaliencySection(Section):
     """Signed purification: weights ranked by w * dL/dw, switched off greedily or with learned switches."""
 
-    method: Literal["auto", "greedy", "learned"] = Field(
-        default="auto", description="auto: learned for plain text and for bases of large matrices, else greedy."
+    method: Literal["auto", "greedy", "learned", "both"] = Field(
+        default="auto", description="auto: learned, but greedy for questions to a base of fewer than 17M weights."
     )
     budget: float = Field(default=0.01, gt=0, le=1, description="Largest share of the weights that may be off.")
     patience: int = Field(
