@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from freemoe.bench.real_llm.pictures import draw_all
+from freemoe.bench.real_llm.figures.pictures import draw_all
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from freemoe.bench.tomoe_quality import bundled_text
+from freemoe.bench.tomoe.quality import bundled_text
 
 ROOT = Path(__file__).resolve().parents[1]
 # Entries that tell of a run rather than of its result.

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import freemoe
+from freemoe.core.errors import RecipeError
 from freemoe.domain_experts.build import build
-from freemoe.domain_experts.importance import METRICS, Metric
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.errors import RecipeError, UnknownNameError
+from freemoe.domain_experts.rank.importance import METRICS, Metric
+from freemoe.domain_experts.route.router import LEVELS, Level
+from freemoe.models.spec import FAMILIES, Family
 from freemoe.tomoe.convert import convert
-from freemoe.tomoe.rivals import RIVALS
-from freemoe.tomoe.structure import LayerStructure
+from freemoe.tomoe.structures.rivals import RIVALS
+from freemoe.tomoe.structures.structure import LayerStructure
 from tests.domain_experts.conftest import read_result, task_recipe, world  # noqa: F401
 from tests.tomoe.test_convert import base, recipe  # noqa: F401
 
@@ -46,6 +55,38 @@ def add_rival() -> None:
     RIVALS.add("by-order", by_order, "the first ones")
 
 
+class OddConfig(LlamaConfig):
+    """A model type of its own, for a model that is laid out like Llama."""
+
+    model_type = "odd"
+
+
+class Odd(LlamaForCausalLM):
+    """Its model."""
+
+    config_class = OddConfig
+
+
+def add_family() -> None:
+    AutoConfig.register("odd", OddConfig)
+    AutoModelForCausalLM.register(OddConfig, Odd)
+    linears = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.o_proj",)
+    mlp = ("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",)
+    FAMILIES.add("odd", Family("odd", ("odd",), ("model.layers",), linears, mlp), "a layout of another package")
+
+
+def by_spread(x, y, classes, seed):
+    """Nearest mean after shrinking the dimensions in which a class spreads, as a linear level."""
+    means = np.stack([x[y == k].mean(0) for k in range(len(classes))])
+    weight = means / (1e-6 + np.mean([x[y == k].var(0) for k in range(len(classes))], axis=0))
+    bias = -(weight * means).sum(1) / 2
+    return Level(classes, torch.from_numpy(weight).float(), torch.from_numpy(bias).float())
+
+
+def add_router() -> None:
+    LEVELS.add("by-spread", by_spread, "diagonal discriminant")
+
+
 # ---- up to here
 
 
@@ -53,10 +94,15 @@ def add_rival() -> None:
 def added() -> Iterator[None]:
     add_metric()
     add_rival()
+    add_family()
+    add_router()
     yield
-    for registry, name in ((METRICS, "relative"), (RIVALS, "by-order")):
+    for registry, name in ((METRICS, "relative"), (RIVALS, "by-order"), (LEVELS, "by-spread"), (FAMILIES, "odd")):
         registry._entries.pop(name)
-        registry.allowed.remove(name)  # type: ignore[union-attr]
+        if registry.allowed is not None:
+            registry.allowed.remove(name)
+    CONFIG_MAPPING._extra_content.pop("odd")
+    AutoModelForCausalLM._model_mapping._extra_content.pop(OddConfig)
 
 
 def test_a_metric_from_outside_ranks_is_written_and_read_back(world, added: None, tmp_path) -> None:  # noqa: F811
@@ -89,8 +135,53 @@ def test_a_rival_from_outside_is_measured_and_written(base, added: None, tmp_pat
     assert freemoe.load(folder, device="cpu").model.config.model_type.startswith("tomoe")
 
 
+def test_a_family_and_a_router_from_outside_build_route_and_load(world, added: None, tmp_path) -> None:  # noqa: F811
+    odd = tmp_path / "odd"
+    shutil.copytree(world.base, odd)
+    config = json.loads((odd / "config.json").read_text())
+    (odd / "config.json").write_text(json.dumps({**config, "model_type": "odd", "architectures": ["Odd"]}))
+    recipe = task_recipe(world, tmp_path / "out", router={"level2": "by-spread"}).model_copy(update={"model": str(odd)})
+    moe = FreeMoE.from_pretrained(str(odd), build(recipe), device="cpu")
+    assert isinstance(moe.model, Odd)
+    plain = FreeMoE.from_pretrained(str(world.base), build(task_recipe(world, tmp_path / "plain")), device="cpu")
+    for name, level in moe.router.subdomain.items():
+        assert level.classes == plain.router.subdomain[name].classes
+        assert not torch.equal(level.weight, plain.router.subdomain[name].weight)
+
+
+PLUGIN = """
+from freemoe.domain_experts.rank.importance import METRICS, Metric
+METRICS.add("theirs", Metric(lambda weight, norm, gradient, generator=None: weight.float().abs(), "nothing"), "size")
+"""
+
+
+@pytest.mark.parametrize("module", ["plugin", "plugin_missing"])
+def test_an_entry_point_brings_its_rows_along(tmp_path, module: str) -> None:
+    about = tmp_path / "theirs-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[freemoe]\nmine = {module}\n")
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    code = """
+from freemoe.recipes import BuildRecipe
+recipe = BuildRecipe(model="m", domains={"a": ["b"]}, search={"metrics": ["theirs"]})
+from freemoe.domain_experts.rank.importance import METRICS
+print(METRICS.about("theirs"), recipe.search.metrics)
+"""
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    if module == "plugin":
+        assert done.stdout.strip() == "size ('theirs',)", done.stderr
+    else:
+        assert "Unknown metric 'theirs'" in done.stderr
+        assert "What 'mine' adds to freemoe is left out: plugin_missing cannot be imported" in done.stderr
+
+
 def test_without_it_the_name_is_unknown(world, tmp_path) -> None:  # noqa: F811
-    with pytest.raises(UnknownNameError, match="relative"):
+    with pytest.raises(RecipeError, match="search.metrics: Unknown metric 'relative'"):
         task_recipe(world, tmp_path / "out", search={"metrics": ["relative"]})
+    with pytest.raises(RecipeError, match=r"router.level2: Unknown router level 'liner'.*'linear'"):
+        task_recipe(world, tmp_path / "out", router={"level2": "liner"})
     with pytest.raises(RecipeError, match="Unknown method 'by-order'"):
         recipe(tmp_path, tmp_path / "out", method="by-order")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from freemoe.evals.benchmarks import BENCHMARKS
+from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.recipes import BuildRecipe, ConvertRecipe, load_recipe
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from freemoe.errors import FreeMoEError, RecipeError, UnknownNameError
+from freemoe.core.errors import FreeMoEError, RecipeError
 from freemoe.recipes import BandSection, BuildRecipe, EvalRecipe, dump, load_recipe, recipe_from
 
 SMALLEST: dict[str, dict[str, Any]] = {
@@ -238,7 +238,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("search.select", "best", "'guarded' or 'argmax'"),
     ("search.alpha", 0, "greater than 0"),
     ("search.folds", 1, "greater than or equal to 2"),
-    ("router.level2", "tree", "'linear' or 'centroid'"),
+    ("router.level2", "tree", "Known: linear, centroid"),
     ("router.precision", 0, "greater than 0"),
     ("evidence.controls", -1, "greater than or equal to 0"),
     ("evidence.oracle", "sometimes", "valid boolean"),
@@ -279,7 +279,7 @@ def test_missing_fields_are_all_named_at_once() -> None:
 
 
 def test_an_unknown_metric_comes_with_near_misses() -> None:
-    with pytest.raises(UnknownNameError, match=r"Unknown metric 'wandda'. Did you mean 'wanda'"):
+    with pytest.raises(RecipeError, match=r"Unknown metric 'wandda'. Did you mean 'wanda'"):
         recipe_from(changed("search.metrics", ["wandda"]))
 
 

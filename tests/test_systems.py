@@ -8,16 +8,16 @@ import pytest
 import torch
 
 import freemoe
-from freemoe.artifacts import fingerprint, write_manifest
-from freemoe.errors import ArtifactError, DataError, UnknownNameError
-from freemoe.families.loading import EXPORTED
+from freemoe.core.artifacts import fingerprint, write_manifest
+from freemoe.core.errors import ArtifactError, DataError, UnknownNameError
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
-from freemoe.hookmoe.applied import plan_of
 from freemoe.hookmoe.artefact_files import KIND
-from freemoe.hookmoe.plans import uniform
+from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.plan import uniform
+from freemoe.models.checkpoints.loading import EXPORTED
 from freemoe.tomoe.export import export
 from tests.tiny import tiny_model, tiny_tokenizer
-from tests.tomoe.structures import random_structure
+from tests.tomoe.random_structures import random_structure
 
 PROMPT = "seven stones"
 

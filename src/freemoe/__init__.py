@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from freemoe.version import __version__
+from freemoe.core.version import __version__
 
 if TYPE_CHECKING:
+    from freemoe.core.errors import FreeMoEError
     from freemoe.domain_experts.build import build
     from freemoe.domain_experts.mixture import FreeMoE
-    from freemoe.errors import FreeMoEError
     from freemoe.hookmoe.trim import trim
     from freemoe.recipes import BuildRecipe, ConvertRecipe, TrimRecipe, load_recipe
     from freemoe.systems import load
@@ -21,7 +21,7 @@ _PUBLIC = {
     "BuildRecipe": "freemoe.recipes",
     "ConvertRecipe": "freemoe.recipes",
     "FreeMoE": "freemoe.domain_experts.mixture",
-    "FreeMoEError": "freemoe.errors",
+    "FreeMoEError": "freemoe.core.errors",
     "TrimRecipe": "freemoe.recipes",
     "build": "freemoe.domain_experts.build",
     "convert": "freemoe.tomoe.convert",

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freemoe.artifacts import MANIFEST, read_manifest
-from freemoe.errors import ArtifactError
-from freemoe.registry import Registry
+from freemoe.core.artifacts import MANIFEST, read_manifest
+from freemoe.core.errors import ArtifactError
+from freemoe.core.registry import Registry
 
 if TYPE_CHECKING:
-    from freemoe.evals.answering import Opened
+    from freemoe.evals.engine.answering import Opened
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def load(folder: str | Path, base: str | None = None, *, dtype: str = "auto", de
         raise ArtifactError(f"{str(folder)!r} is no artefact that could be put on a base: it has no {MANIFEST}.")
     if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
         read_manifest(folder)  # which says what is missing
-    from freemoe.evals.answering import Answering
-    from freemoe.families.loading import load_base
+    from freemoe.evals.engine.answering import Answering
+    from freemoe.models.checkpoints.loading import load_base
 
     return Answering(*load_base(folder, None, dtype, device))
 
@@ -117,8 +117,8 @@ def _page_of_experts(folder: Path) -> Path:
 
 
 def _load_converted(folder: Path, base: str | None, dtype: str, device: str) -> Opened:
-    from freemoe.evals.answering import Answering
-    from freemoe.families.loading import load_base
+    from freemoe.evals.engine.answering import Answering
+    from freemoe.models.checkpoints.loading import load_base
 
     if base is not None:
         raise ArtifactError(f"{str(folder)!r} is a whole model: it needs no base. Leave --base out.")
@@ -148,7 +148,7 @@ def _page_of_conversion(folder: Path) -> Path:
 
 
 def _load_trimmed(folder: Path, base: str | None, dtype: str, device: str) -> Opened:
-    from freemoe.evals.answering import Answering
+    from freemoe.evals.engine.answering import Answering
     from freemoe.hookmoe.adapter import load_trimmed
 
     model, tokenizer, trimmed = load_trimmed(folder, base, dtype, device)

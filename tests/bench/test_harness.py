@@ -12,7 +12,7 @@ import pytest
 
 from freemoe.bench import harness
 from freemoe.bench.harness import BENCHES, Figure, Outcome, Settings, in_turns, missed, ratio, run_bench, save_result
-from freemoe.errors import UnknownNameError
+from freemoe.core.errors import UnknownNameError
 
 
 def test_a_figure_is_met_at_its_target_and_missed_beyond() -> None:

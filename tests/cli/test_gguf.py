@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from freemoe.core.errors import ArtifactError, DataError, NumericError
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.errors import ArtifactError, DataError, NumericError
-from freemoe.families.gguf_writing import write_gguf as write_back
-from freemoe.families.loading import load_base
-from freemoe.families.weights import find_weights
+from freemoe.models.checkpoints.gguf_writing import write_gguf as write_back
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.weights import find_weights
 from freemoe.recipes import recipe_from
 from tests.cli.conftest import Freemoe
 from tests.cli.test_refusals import check_refusal
@@ -207,7 +207,7 @@ def test_a_gguf_that_fails_leaves_nothing(
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("freemoe.families.gguf_writing._encoded", full)
+    monkeypatch.setattr("freemoe.models.checkpoints.gguf_writing._encoded", full)
     done = freemoe("merge", str(world.out), EXPERT, "-o", str(tmp_path / "merged"), "--gguf", "f16")
     check_refusal(done, ["could not be written", "No space left"])
     assert list(tmp_path.iterdir()) == []

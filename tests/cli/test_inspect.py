@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from freemoe.domain_experts.inspection import PASSAGE
-from freemoe.families.loading import load_base
-from freemoe.families.weights import find_weights
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.weights import find_weights
 from tests.cli.conftest import Freemoe
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freemoe.errors import ArtifactError
+from freemoe.core.errors import ArtifactError
 from freemoe.systems import SYSTEMS, system_of
 from tests.cli.conftest import Freemoe
 from tests.test_systems import manifest

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from freemoe.runs import Journal
+from freemoe.core.runs import Journal
 from tests.cli.conftest import Done, Freemoe
 
 LAW = ["--domain", "law=law.jsonl"]
@@ -120,7 +120,7 @@ def test_code_needs_permission_before_anything_is_generated(
     def expensive(*_: Any, **__: Any) -> Any:
         raise AssertionError("work was done for programs that may not be run")
 
-    monkeypatch.setattr("freemoe.evals.scorer.Scorer.generate", expensive)
+    monkeypatch.setattr("freemoe.evals.engine.scorer.Scorer.generate", expensive)
     monkeypatch.setattr("freemoe.domain_experts.build.calibrate", expensive)
     task = ["--domain", "code=humaneval", "--data-root", str(data_root), "--limit", "8"]
     done = freemoe(command, "freemoe-demo", *task, *(["--metric", "wanda"] if command == "build" else []))
@@ -158,7 +158,7 @@ def test_ctrl_c_before_any_work(folder: Path, freemoe: Freemoe, monkeypatch: pyt
 
 
 def test_ctrl_c_in_an_evaluation(folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freemoe.domain_experts.scores.Evaluator.score", interrupt)
+    monkeypatch.setattr("freemoe.domain_experts.select.scores.Evaluator.score", interrupt)
     done = freemoe("eval", "freemoe-demo", *LAW, "-o", "result.json")
     assert done.code == 130
     assert "nothing was written. Run the same command" in done.err

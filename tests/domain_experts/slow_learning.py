@@ -4,10 +4,10 @@ import math
 
 import torch
 
-from freemoe.domain_experts.batches import mean_loss
-from freemoe.domain_experts.curvature import measure_curvature
-from freemoe.domain_experts.learned import draw
-from freemoe.domain_experts.switching import switched_off
+from freemoe.domain_experts.purify.batches import mean_loss
+from freemoe.domain_experts.purify.curvature import measure_curvature
+from freemoe.domain_experts.purify.learned import draw
+from freemoe.models.switching import switched_off
 
 
 def masked_gradients(model, weights, mask, rows):

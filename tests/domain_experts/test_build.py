@@ -7,19 +7,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from freemoe.artifacts import MANIFEST, fingerprint, read_manifest
+from freemoe.core.artifacts import MANIFEST, fingerprint, read_manifest
+from freemoe.core.errors import ArtifactError, DataError, FamilyError, FreeMoEError
+from freemoe.core.runs import interrupted
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.scores import Evaluator
-from freemoe.domain_experts.switching import count, switched_off
-from freemoe.errors import ArtifactError, DataError, FamilyError, FreeMoEError
-from freemoe.evals.documents import FrozenChoice
-from freemoe.evals.domains import load_domain
-from freemoe.evals.scorer import Scorer
-from freemoe.families.weights import find_weights
+from freemoe.domain_experts.select.scores import Evaluator
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.tasks.documents import FrozenChoice
+from freemoe.evals.tasks.domains import load_domain
+from freemoe.models.switching import count, switched_off
+from freemoe.models.weights import find_weights
 from freemoe.recipes import load_recipe
-from freemoe.runs import interrupted
 from tests.domain_experts.conftest import choice_rows, read_result, task_recipe, text_recipe, write_jsonl
 from tests.tiny import tiny_model
 
@@ -73,7 +73,7 @@ def test_the_result_is_what_the_experts_do(world, artefact):
 
 
 def _task(data):
-    from freemoe.evals.user_tasks import UserTask
+    from freemoe.evals.tasks.user_tasks import UserTask
 
     (document, *_) = data.reference.documents
 

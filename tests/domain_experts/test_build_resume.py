@@ -9,12 +9,13 @@ import sys
 
 import pytest
 
+from freemoe.core.errors import ArtifactError, DataError
+from freemoe.core.runs import Journal
 from freemoe.domain_experts import build as build_file
-from freemoe.domain_experts import purification, scores
 from freemoe.domain_experts.build import build
-from freemoe.errors import ArtifactError, DataError
+from freemoe.domain_experts.purify import methods as purification
+from freemoe.domain_experts.select import scores
 from freemoe.recipes import dump
-from freemoe.runs import Journal
 from tests.domain_experts.conftest import choice_rows, read_result, task_recipe, write_jsonl
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -131,7 +132,7 @@ def test_killed_without_warning(world, unbroken, tmp_path):
     (tmp_path / "recipe.yaml").write_text(dump(recipe))
     script = f"""
 import os, signal
-from freemoe.runs import Journal
+from freemoe.core.runs import Journal
 unit, count = Journal.unit, 0
 def dying(journal, name, work):
     global count

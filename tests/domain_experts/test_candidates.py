@@ -6,15 +6,15 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from freemoe.domain_experts import purification
+from freemoe.core.errors import DataError, NumericError
+from freemoe.core.runs import RunFolder
 from freemoe.domain_experts.candidates import make_subdomains, purify_all
-from freemoe.domain_experts.saliency import Purified
-from freemoe.domain_experts.subdomains import divide
+from freemoe.domain_experts.purify import methods as purification
+from freemoe.domain_experts.purify.greedy import Purified
+from freemoe.domain_experts.route.subdomains import divide
 from freemoe.domain_experts.workbench import prepare
-from freemoe.errors import DataError, NumericError
-from freemoe.families.weights import find_weights
+from freemoe.models.weights import find_weights
 from freemoe.recipes import SaliencySection
-from freemoe.runs import RunFolder
 from tests.domain_experts.conftest import choice_rows, task_recipe, text_recipe, write_jsonl
 from tests.tiny import tiny_model
 

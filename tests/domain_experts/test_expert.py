@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
 
-from freemoe.domain_experts.bands import Band, Rankings
+from freemoe.core.errors import ArtifactError, DataError
 from freemoe.domain_experts.expert import (
     Expert,
     band_expert,
@@ -17,8 +17,8 @@ from freemoe.domain_experts.expert import (
     random_positions,
     switch_expert,
 )
-from freemoe.errors import ArtifactError, DataError
-from freemoe.families.weights import find_weights
+from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.models.weights import find_weights
 from tests.tiny import tiny_model
 
 

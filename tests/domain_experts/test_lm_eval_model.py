@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from freemoe.cli.lm_eval import command_line
+from freemoe.core.errors import DataError, RecipeError, UnknownNameError
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.errors import DataError, RecipeError, UnknownNameError
 from tests.tiny import tiny_model, tiny_tokenizer
 
 # lm-eval and its libraries warn of their own affairs.

@@ -5,11 +5,11 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from freemoe.core.errors import ArtifactError, DataError, UnknownNameError
 from freemoe.domain_experts import mixture
 from freemoe.domain_experts.expert import switch_expert
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.errors import ArtifactError, DataError, UnknownNameError
-from freemoe.families.weights import find_weights
+from freemoe.models.weights import find_weights
 from tests.domain_experts.test_mixture import EXPERTS, PROMPTS, bits, ids_of, unchanged
 from tests.tiny import tiny_model
 

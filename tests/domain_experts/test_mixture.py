@@ -7,13 +7,13 @@ import shutil
 import pytest
 import torch
 
-from freemoe.artifacts import MANIFEST, write_manifest
+from freemoe.core.artifacts import MANIFEST, write_manifest
+from freemoe.core.errors import ArtifactError, DataError, UnknownNameError
 from freemoe.domain_experts.expert import Expert, switch_expert
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.subdomains import prompt_feature
-from freemoe.domain_experts.switching import switched_off
-from freemoe.errors import ArtifactError, DataError, UnknownNameError
-from freemoe.families.weights import find_weights
+from freemoe.domain_experts.route.subdomains import prompt_feature
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import find_weights
 from tests.memory import bytes_beside
 from tests.tiny import tiny_model, tiny_tokenizer
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from freemoe.domain_experts.batches import mean_loss
+from freemoe.core.errors import DataError
+from freemoe.core.runs import RunFolder
 from freemoe.domain_experts.build import build
-from freemoe.domain_experts.scores import ReportedScores
+from freemoe.domain_experts.purify.batches import mean_loss
+from freemoe.domain_experts.select.scores import ReportedScores
 from freemoe.domain_experts.workbench import prepare
-from freemoe.errors import DataError
-from freemoe.evals.documents import FrozenChoice
-from freemoe.runs import RunFolder
+from freemoe.evals.tasks.documents import FrozenChoice
 from tests.domain_experts.conftest import choice_rows, task_recipe, text_recipe, write_jsonl
 
 

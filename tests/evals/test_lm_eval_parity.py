@@ -5,10 +5,10 @@ import textwrap
 
 import pytest
 
-from freemoe.evals.code_metric import MODULES
-from freemoe.evals.domains import make_task
-from freemoe.evals.lm_eval_rows import official_config
-from freemoe.evals.scorer import Scorer
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.sandbox.code_metric import MODULES
+from freemoe.evals.tasks.domains import make_task
+from freemoe.evals.tasks.lm_eval_rows import official_config
 
 pytestmark = [
     pytest.mark.realdata,

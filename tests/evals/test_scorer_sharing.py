@@ -6,11 +6,11 @@ import random
 import pytest
 import torch
 
-from freemoe.evals import scorer as scorer_module
-from freemoe.evals.likelihoods import branch_mask
-from freemoe.evals.scorer import Pair, Scorer
-from freemoe.evals.shared_cache import SharedCache
-from freemoe.evals.sharing import masks_are_dense, sliding_window, why_not
+from freemoe.evals.engine import scorer as scorer_module
+from freemoe.evals.engine.likelihoods import branch_mask
+from freemoe.evals.engine.scorer import Pair, Scorer
+from freemoe.evals.engine.shared_cache import SharedCache
+from freemoe.evals.engine.sharing import masks_are_dense, sliding_window, why_not
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
 
 # Layers that see 16 tokens only, where the family has such layers.
@@ -186,7 +186,7 @@ def test_plans_are_kept_for_the_same_pairs_and_not_without_end(monkeypatch):
 
 
 def test_text_documents_keep_their_plan():
-    from freemoe.evals.documents import Document
+    from freemoe.evals.tasks.documents import Document
 
     scorer = Scorer(tiny_model("llama"), tiny_tokenizer())
     block = Document("t", "1", "k", "text", "", answers=("ab",), tokens=(9, 8, 7), given=1)

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from freemoe.errors import ArtifactError, DataError
-from freemoe.evals.documents import Document, FrozenChoice, ReferenceSplit, ReportedSplit
+from freemoe.core.errors import ArtifactError, DataError
 from freemoe.evals.held_out import Record, set_aside
 from freemoe.evals.seen import RUN, Seen, own_words, run_hashes, text_hashes, words
-from freemoe.evals.tasks import DomainData
+from freemoe.evals.tasks.documents import Document, FrozenChoice, ReferenceSplit, ReportedSplit
+from freemoe.evals.tasks.task import DomainData
 
 
 def prose(count: int, seed: int = 0) -> list[str]:

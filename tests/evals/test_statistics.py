@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from freemoe.errors import DataError, NumericError
+from freemoe.core.errors import DataError, NumericError
 from freemoe.evals.statistics import (
     cluster_bootstrap,
     cluster_sums,

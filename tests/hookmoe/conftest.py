@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from freemoe.corpora.blocks import Blocks, pack_blocks
+from freemoe.text.blocks import Blocks, pack_blocks
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
 
 MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "gpt_oss"]

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from freemoe.artifacts import fingerprint, write_manifest
-from freemoe.domain_experts.switchboard import Switchboard
-from freemoe.errors import ArtifactError
-from freemoe.families.weights import find_weights
+from freemoe.core.artifacts import fingerprint, write_manifest
+from freemoe.core.errors import ArtifactError
 from freemoe.hookmoe.adapter import Trimmed, load_adapter, save_adapter
-from freemoe.hookmoe.applied import plan_of
 from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.exports import write_exports
-from freemoe.hookmoe.hook import new_hooks
-from freemoe.hookmoe.layers import moe_layers
-from freemoe.hookmoe.plans import Plan, uniform
+from freemoe.hookmoe.hooks.hook import new_hooks
+from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.plan import Plan, uniform
+from freemoe.models.switchboard import Switchboard
+from freemoe.models.weights import find_weights
 from tests.hookmoe.conftest import logits
-from tests.hookmoe.test_hook import stirred
+from tests.hookmoe.hooks.test_hook import stirred
 from tests.tiny import tiny_model
 
 

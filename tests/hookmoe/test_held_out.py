@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from freemoe.artifacts import read_manifest
-from freemoe.errors import DataError
+from freemoe.core.artifacts import read_manifest
+from freemoe.core.errors import DataError
 from freemoe.evals.held_out import SEEN_FILE
 from freemoe.hookmoe.evaluation import evaluate, evaluate_text
 from freemoe.hookmoe.material import load_text

@@ -9,10 +9,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from freemoe.hookmoe.adapter import Trimmed
-from freemoe.hookmoe.applied import applied, plan_of
-from freemoe.hookmoe.hook import Hooks, new_hooks
+from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
 from freemoe.hookmoe.metrics import act_equivalent, act_per_layer, agreement, count_parameters, load_cv, routes, speed
-from freemoe.hookmoe.plans import Plan, uniform
+from freemoe.hookmoe.plans.apply import applied, plan_of
+from freemoe.hookmoe.plans.plan import Plan, uniform
 from tests.hookmoe.conftest import blocks_of, logits
 
 _MIXTRAL = {"vocab_size": 32000, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2}

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from freemoe.errors import ArtifactError, DataError, FamilyError, RecipeError
-from freemoe.families.loading import load_base
+from freemoe.core.errors import ArtifactError, DataError, FamilyError, RecipeError
 from freemoe.hookmoe import trim as trim_module
 from freemoe.hookmoe.adapter import load_adapter
 from freemoe.hookmoe.evaluation import evaluate, evaluate_text
-from freemoe.hookmoe.training import Schedule
+from freemoe.hookmoe.hooks.training import Schedule
 from freemoe.hookmoe.trim import trim
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe, recipe_from
-from freemoe.report.plan_figures import write_pareto
+from freemoe.report.figures.plan_figures import write_pareto
 from tests.hookmoe.conftest import logits
 from tests.tiny import tiny_model, tiny_tokenizer
 

@@ -7,9 +7,9 @@ import re
 import pytest
 import yaml
 
-from freemoe.errors import ArtifactError
+from freemoe.core.errors import ArtifactError
 from freemoe.recipes import BuildRecipe, recipe_from
-from freemoe.report.figures import FIGURES
+from freemoe.report.figures.all_figures import FIGURES
 from freemoe.report.html import render, write_report
 from tests.report.page import Page
 from tests.report.synthetic import make_domain, make_result

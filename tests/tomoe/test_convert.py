@@ -11,17 +11,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from freemoe.artifacts import read_manifest
-from freemoe.errors import ArtifactError, DataError, FamilyError, NumericError, RecipeError
-from freemoe.families.loading import load_base
+from freemoe.core.artifacts import read_manifest
+from freemoe.core.errors import ArtifactError, DataError, FamilyError, NumericError, RecipeError
+from freemoe.core.runs import RunFolder
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import ConvertRecipe, dump, load_recipe, recipe_from
-from freemoe.runs import RunFolder
 from freemoe.systems import SYSTEMS, system_of
-from freemoe.tomoe import decide
 from freemoe.tomoe.convert import convert
+from freemoe.tomoe.gates.train import Trainer
 from freemoe.tomoe.inspection import inspect_converted
-from freemoe.tomoe.rivals import activities
-from freemoe.tomoe.train import Trainer
+from freemoe.tomoe.structures import methods as decide
+from freemoe.tomoe.structures.rivals import activities
 from tests.tiny import save_base_and_text, tiny_model, tiny_tokenizer
 
 
@@ -75,7 +75,7 @@ def test_what_is_written(done: Path, base: Path) -> None:
 
 
 def test_the_scores_are_the_written_models(done: Path, base: Path) -> None:
-    from freemoe.corpora.blocks import pack_blocks
+    from freemoe.text.blocks import pack_blocks
     from freemoe.tomoe.material import read_text
     from freemoe.tomoe.measure import score_text
 
@@ -135,7 +135,7 @@ def test_a_killed_run_comes_to_the_same_model(
     base: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """Killed right after its n-th unit of work was written, and run again."""
-    from freemoe.runs import Journal
+    from freemoe.core.runs import Journal
 
     own = recipe(base, tmp_path / "out")
     units = 0
@@ -215,7 +215,7 @@ def test_another_base_is_told(done: Path, tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_leaves_nothing_half_done(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from freemoe.tomoe import train
+    from freemoe.tomoe.gates import train
 
     own = recipe(base, tmp_path / "out")
     with monkeypatch.context() as patched:

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from freemoe.errors import ArtifactError, DataError, FamilyError, RecipeError
-from freemoe.families.loading import load_base
+from freemoe.core.errors import ArtifactError, DataError, FamilyError, RecipeError
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.tomoe.export import CODE, converted, export
-from freemoe.tomoe.masked import masked
+from freemoe.tomoe.structures.masked import masked
 from tests.tiny import tiny_model, tiny_tokenizer
-from tests.tomoe.structures import random_structure
+from tests.tomoe.random_structures import random_structure
 
 IDS = torch.randint(3, 200, (2, 9), generator=torch.Generator().manual_seed(0))
 
@@ -97,7 +97,7 @@ def test_the_folder_says_what_it_is(exported: tuple[Path, Any, Any]) -> None:
 def test_load_base_knows_the_folder_in_a_fresh_process(exported: tuple[Path, Any, Any]) -> None:
     code = f"""
 import torch
-from freemoe.families.loading import load_base
+from freemoe.models.checkpoints.loading import load_base
 model, tokenizer = load_base({str(exported[0])!r}, device="cpu")
 assert tokenizer is not None
 print(type(model).__module__, float(model(torch.full((1, 3), 7)).logits.double().sum()))

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from freemoe.artifacts import read_manifest
-from freemoe.domain_experts.evaluation import evaluate
-from freemoe.errors import DataError
-from freemoe.evals.documents import FrozenChoice
-from freemoe.evals.domains import load_domain
+from freemoe.core.artifacts import read_manifest
+from freemoe.core.errors import DataError
+from freemoe.domain_experts.prove.evaluation import evaluate
 from freemoe.evals.held_out import SEEN_FILE
 from freemoe.evals.seen import words
+from freemoe.evals.tasks.documents import FrozenChoice
+from freemoe.evals.tasks.domains import load_domain
 from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
 from freemoe.tomoe.convert import convert
 from freemoe.tomoe.material import read_text

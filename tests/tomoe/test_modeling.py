@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from freemoe.families.sublayers import CONVERTIBLE, find_sublayers
 from freemoe.kernels.attention import LEAST
 from freemoe.kernels.crossover import Crossover
+from freemoe.models.sublayers import CONVERTIBLE, find_sublayers
 from freemoe.tomoe import modules
 from freemoe.tomoe.export import converted
-from freemoe.tomoe.layout import equal_widths
-from freemoe.tomoe.masked import masked
 from freemoe.tomoe.modeling import CLASSES, MODES
-from freemoe.tomoe.structure import whole
+from freemoe.tomoe.structures.layout import equal_widths
+from freemoe.tomoe.structures.masked import masked
+from freemoe.tomoe.structures.structure import whole
 from tests.tiny import tiny_model
-from tests.tomoe.structures import random_structure
+from tests.tomoe.random_structures import random_structure
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
 # Left padding, and tokens enough that every expert has some.

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from freemoe.environment import environment
-from freemoe.registry import Registry
-from freemoe.runs import Progress, Quiet, write_atomic
+from freemoe.core.environment import environment
+from freemoe.core.registry import Registry
+from freemoe.core.runs import Progress, Quiet, write_atomic
 
 
 @dataclass(frozen=True)
@@ -107,17 +107,21 @@ Benchmark = Callable[[Settings], Outcome]
 
 # Name -> module with a function ``run(settings) -> Outcome``, loaded when asked for.
 BENCHES: Registry[str] = Registry("benchmark")
-BENCHES.add("scorer", "freemoe.bench.scorer", "choice scoring against lm-eval's HF backend (T1)")
-BENCHES.add("sweep", "freemoe.bench.sweep", "bands x clusters against the plain loop (T2)")
-BENCHES.add("calibrate", "freemoe.bench.calibrate", "all domains and norms over a plain forward pass (T3)")
-BENCHES.add("artefact", "freemoe.bench.artefact", "size of an expert against its base; regeneration (T4)")
-BENCHES.add("switch", "freemoe.bench.switch", "switching an expert in memory against copying weights (T5)")
-BENCHES.add("router", "freemoe.bench.router", "accuracy and latency of the router (T11)")
-BENCHES.add("hookmoe", "freemoe.bench.hookmoe", "fewer experts per token: speed, and what hooks win back (T10)")
-BENCHES.add("gain", "freemoe.bench.gain", "held-out gain, and against LoRA and full tuning (T7, T7b, T7c, T7d)")
-BENCHES.add("tomoe-speed", "freemoe.bench.tomoe_speed", "a converted model against its dense one (T8)")
-BENCHES.add("tomoe-quality", "freemoe.bench.tomoe_quality", "what a conversion keeps, beside its rivals (T9)")
-BENCHES.add("purify-step", "freemoe.bench.purify_step", "a step of learned switches against LoRA's (T18)")
+BENCHES.add("scorer", "freemoe.bench.speed.scorer", "choice scoring against lm-eval's HF backend (T1)")
+BENCHES.add("sweep", "freemoe.bench.speed.sweep", "bands x clusters against the plain loop (T2)")
+BENCHES.add("calibrate", "freemoe.bench.speed.calibrate", "all domains and norms over a plain forward pass (T3)")
+BENCHES.add("artefact", "freemoe.bench.speed.artefact", "size of an expert against its base; regeneration (T4)")
+BENCHES.add("switch", "freemoe.bench.speed.switch", "switching an expert in memory against copying weights (T5)")
+BENCHES.add("router", "freemoe.bench.speed.router", "accuracy and latency of the router (T11)")
+BENCHES.add(
+    "hookmoe", "freemoe.bench.hookmoe.benchmark", "fewer experts per token: speed, and what hooks win back (T10)"
+)
+BENCHES.add(
+    "gain", "freemoe.bench.gain.benchmark", "held-out gain, and against LoRA and full tuning (T7, T7b, T7c, T7d)"
+)
+BENCHES.add("tomoe-speed", "freemoe.bench.tomoe.speed", "a converted model against its dense one (T8)")
+BENCHES.add("tomoe-quality", "freemoe.bench.tomoe.quality", "what a conversion keeps, beside its rivals (T9)")
+BENCHES.add("purify-step", "freemoe.bench.speed.purify_step", "a step of learned switches against LoRA's (T18)")
 BENCHES.add(
     "real", "freemoe.bench.real_llm.running", "a real LLM: switches, LoRA and others, cell by cell (T13, T14, T17)"
 )

@@ -21,8 +21,8 @@ from freemoe.cli import (
     run,
     trim,
 )
-from freemoe.errors import FreeMoEError
-from freemoe.version import __version__
+from freemoe.core.errors import FreeMoEError
+from freemoe.core.version import __version__
 
 app = typer.Typer(
     name="freemoe",

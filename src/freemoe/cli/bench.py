@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from freemoe.cli.common import Bars, calm_libraries, print_json, say
-from freemoe.errors import DataError
+from freemoe.core.errors import DataError
 
 HELP = """Measure what freemoe promises: one line per figure, its target beside it; exit code 1 when one is missed.
 

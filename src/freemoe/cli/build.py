@@ -24,7 +24,7 @@ from freemoe.cli.common import (
     set_path,
     stopped,
 )
-from freemoe.errors import RecipeError
+from freemoe.core.errors import RecipeError
 from freemoe.recipes import BuildRecipe, recipe_from
 
 HELP = """Find, prove and write the domain experts of a base model.
@@ -112,11 +112,11 @@ def _counts(text: str) -> int | dict[str, int]:
 def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
     """Run a build, write its report, print what was found."""
     calm_libraries()
+    from freemoe.core.runs import interrupted
     from freemoe.domain_experts.build import build
-    from freemoe.domain_experts.card import headlines
+    from freemoe.domain_experts.prove.card import headlines
     from freemoe.report.html import write_report
     from freemoe.report.tables import summary_table
-    from freemoe.runs import interrupted
 
     try:
         folder = build(recipe, progress=Bars(quiet or as_json), overwrite=overwrite, resume=resume)
@@ -137,7 +137,7 @@ def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, as_json: b
 def print_plan(recipe: BuildRecipe, as_json: bool) -> None:
     """Print what a build would do: units of work, memory, time."""
     calm_libraries()
-    from freemoe.domain_experts.plan import plan
+    from freemoe.domain_experts.dry_run import plan
 
     found = plan(recipe)
     print_outlook(found, as_json)

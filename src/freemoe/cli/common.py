@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from freemoe.errors import RecipeError
+from freemoe.core.errors import RecipeError
 from freemoe.recipes import Recipe, dump
 
 console = Console(stderr=True)
@@ -58,7 +58,7 @@ def calm_libraries() -> None:
     """Keep other libraries' bars, warnings and network calls out of the way; called once per command."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
     # What became of a base while it was loaded belongs to the output.
-    logging.getLogger("freemoe.families").setLevel(logging.INFO)
+    logging.getLogger("freemoe.models").setLevel(logging.INFO)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # transformers' reader of GGUF files draws its bar whatever its own switch says.
@@ -139,7 +139,7 @@ def apply_sets(target: dict[str, Any], sets: list[str]) -> None:
 
 def read_domains(texts: list[str]) -> dict[str, tuple[str, ...]]:
     """Read the ``--domain NAME=TASK[,TASK]`` options."""
-    from freemoe.evals.domains import parse_domain
+    from freemoe.evals.tasks.domains import parse_domain
 
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:
@@ -171,7 +171,7 @@ def numbers(text: str, flag: str, count: int, kind: type = float) -> list[Any]:
 
 def require_artefact(path: Path) -> None:
     """Say early that a folder is no artefact."""
-    from freemoe.artifacts import read_manifest
+    from freemoe.core.artifacts import read_manifest
 
     read_manifest(path, check=False)
 

@@ -69,8 +69,8 @@ PATHS = {
 def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
     """Convert, write the report, print what was found."""
     calm_libraries()
+    from freemoe.core.runs import interrupted
     from freemoe.report.conversion import write_conversion_report
-    from freemoe.runs import interrupted
     from freemoe.tomoe.card import headlines, rows
     from freemoe.tomoe.convert import convert
     from freemoe.tomoe.devices import Devices
@@ -99,7 +99,7 @@ def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, as_json:
 def print_plan(recipe: ConvertRecipe, as_json: bool) -> None:
     """Print what a conversion would do."""
     calm_libraries()
-    from freemoe.tomoe.plan import plan
+    from freemoe.tomoe.dry_run import plan
 
     found = plan(recipe)
     print_outlook(found, as_json)

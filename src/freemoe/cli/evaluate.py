@@ -43,7 +43,7 @@ def print_plan(recipe: EvalRecipe, as_json: bool) -> None:
     calm_libraries()
     from freemoe.domain_experts.workbench import load_domains
     from freemoe.evals.held_out import read_record, seeded, set_aside
-    from freemoe.families.loading import load_tokenizer
+    from freemoe.models.checkpoints.loading import load_tokenizer
 
     source = recipe.base or _base_name(recipe.artefact)
     record = read_record(recipe.artefact)
@@ -60,8 +60,8 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, as_json: bo
     """Score, print a table; there is nothing that could be resumed."""
     del resume
     calm_libraries()
-    from freemoe.domain_experts.card import gain_text
-    from freemoe.domain_experts.evaluation import evaluate
+    from freemoe.domain_experts.prove.card import gain_text
+    from freemoe.domain_experts.prove.evaluation import evaluate
     from freemoe.hookmoe.artefact_files import is_trimmed
 
     if is_trimmed(recipe.artefact):
@@ -119,7 +119,7 @@ def _run_trimmed_text(artefact: str, base: str | None, flags: dict[str, Any]) ->
 def _base_name(artefact: str) -> str:
     from pathlib import Path
 
-    from freemoe.artifacts import MANIFEST, read_manifest
+    from freemoe.core.artifacts import MANIFEST, read_manifest
 
     if (Path(artefact) / MANIFEST).is_file():
         return read_manifest(artefact)["base_model_name_or_path"]

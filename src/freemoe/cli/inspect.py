@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from freemoe.cli.common import calm_libraries, out, print_json, say
-from freemoe.errors import RecipeError
+from freemoe.core.errors import RecipeError
 
 HELP = """Show what an artefact holds, and check that it is whole; with --base, that it fits that base.
 
@@ -53,8 +53,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         calm_libraries()
         from freemoe.domain_experts.inspection import inspect_model
-        from freemoe.families.gguf_header import is_gguf
-        from freemoe.families.loading import BUNDLED, BUNDLED_MOE
+        from freemoe.models.checkpoints.gguf_header import is_gguf
+        from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE
         from freemoe.systems import SYSTEMS, system_of
 
         if text is not None and not super_weights:

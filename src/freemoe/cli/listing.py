@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 
 from freemoe.cli.common import calm_libraries, out, print_json
-from freemoe.registry import unknown_name
+from freemoe.core.registry import unknown_name
 
 HELP = """List what freemoe knows by name: families, tasks, metrics, searches, mixes, benchmarks.
 
@@ -21,20 +21,20 @@ KINDS = ("families", "tasks", "metrics", "searches", "mixes", "benchmarks")
 
 def _rows(kind: str) -> list[dict[str, str]]:
     if kind == "tasks":
-        from freemoe.evals.benchmarks import BENCHMARKS
+        from freemoe.evals.tasks.benchmarks import BENCHMARKS
 
         return [
             {"name": b.name, "about": b.about, "metric": b.metric, "splits (local files)": b.split_note}
             for b in BENCHMARKS.values()
         ]
     if kind == "families":
-        from freemoe.families.spec import FAMILIES as registry
+        from freemoe.models.spec import FAMILIES as registry
     elif kind == "metrics":
-        from freemoe.domain_experts.importance import METRICS as registry
+        from freemoe.domain_experts.rank.importance import METRICS as registry
     elif kind == "searches":
-        from freemoe.domain_experts.search import SEARCHES as registry
+        from freemoe.domain_experts.select.search import SEARCHES as registry
     elif kind == "mixes":
-        from freemoe.corpora.mixes import MIXES as registry
+        from freemoe.text.mixes import MIXES as registry
     else:
         from freemoe.bench.harness import BENCHES as registry
     return [{"name": n, "about": registry.about(n)} for n in registry]

@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
         if dry_run:
             print_json(line) if as_json else say(shlex.join(["lm_eval", *line]))
             return
-        from freemoe.evals.lm_eval_rows import require_lm_eval
+        from freemoe.evals.tasks.lm_eval_rows import require_lm_eval
 
         require_lm_eval()
         from lm_eval.__main__ import cli_evaluate

@@ -21,7 +21,7 @@ from freemoe.cli.common import (
     set_path,
     stopped,
 )
-from freemoe.errors import RecipeError
+from freemoe.core.errors import RecipeError
 from freemoe.recipes import TrimRecipe, recipe_from
 
 HELP = """Run fewer experts of a mixture model, and train small hooks that win back what that costs (HookMoE).
@@ -95,12 +95,12 @@ def _layers(text: str) -> str | list[int]:
 def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
     """Run a trim, draw its Pareto list, print what was found."""
     calm_libraries()
+    from freemoe.core.runs import interrupted
     from freemoe.hookmoe.card import headlines
     from freemoe.hookmoe.trim import trim
-    from freemoe.report.plan_figures import write_pareto
+    from freemoe.report.figures.plan_figures import write_pareto
     from freemoe.report.tables import trimmed_table
     from freemoe.report.trimmed import write_trimmed_report
-    from freemoe.runs import interrupted
 
     try:
         folder = trim(recipe, progress=Bars(quiet or as_json), overwrite=overwrite, resume=resume)
@@ -124,7 +124,7 @@ def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bo
 def print_plan(recipe: TrimRecipe, as_json: bool) -> None:
     """Print what a trim would do."""
     calm_libraries()
-    from freemoe.hookmoe.outlook import outlook
+    from freemoe.hookmoe.dry_run import outlook
 
     found = outlook(recipe)
     print_outlook(found, as_json)

@@ -18,25 +18,25 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from freemoe.artifacts import write_manifest
-from freemoe.domain_experts.calibrate import Batch, Norms, calibrate, parts_of
+from freemoe.core.artifacts import write_manifest
+from freemoe.core.environment import environment, peak_memory_bytes
+from freemoe.core.errors import DataError
+from freemoe.core.runs import Progress, RunFolder, digest, write_atomic
+from freemoe.core.version import __version__
 from freemoe.domain_experts.candidates import choose_all, make_expert, make_subdomains, purify_all, shrink_all
-from freemoe.domain_experts.card import model_card
-from freemoe.domain_experts.evidence import overall
-from freemoe.domain_experts.importance import METRICS
-from freemoe.domain_experts.results import reported_evidence
-from freemoe.domain_experts.router import Router, train_on_subdomains
-from freemoe.domain_experts.subdomains import Subdomains, divide, features
+from freemoe.domain_experts.prove.card import model_card
+from freemoe.domain_experts.prove.evidence import overall
+from freemoe.domain_experts.prove.results import reported_evidence
+from freemoe.domain_experts.rank.calibrate import Batch, Norms, calibrate, parts_of
+from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.domain_experts.route.router import Router, train_on_subdomains
+from freemoe.domain_experts.route.subdomains import Subdomains, divide, features
 from freemoe.domain_experts.workbench import Workbench, prepare
-from freemoe.environment import environment, peak_memory_bytes
-from freemoe.errors import DataError
-from freemoe.evals.documents import FrozenChoice, digest_documents
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.seen import Seen
-from freemoe.families.loading import origin
+from freemoe.evals.tasks.documents import FrozenChoice, digest_documents
+from freemoe.models.checkpoints.loading import origin
 from freemoe.recipes import BuildRecipe, dump
-from freemoe.runs import Progress, RunFolder, digest, write_atomic
-from freemoe.version import __version__
 
 # Batches of a calibration after which its sums are written down.
 CALIBRATION_PART = 32

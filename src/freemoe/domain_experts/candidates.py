@@ -9,26 +9,26 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from freemoe.domain_experts.bands import Band, Rankings, grid
-from freemoe.domain_experts.calibrate import Norms
-from freemoe.domain_experts.choice import Verdict, accept, adjust, best_case, cross_fit, enough, held_out, shares
-from freemoe.domain_experts.curvature import Forecast
-from freemoe.domain_experts.evidence import is_text
+from freemoe.core.errors import DataError, NumericError, RecipeError
+from freemoe.core.runs import RunFolder
 from freemoe.domain_experts.expert import Expert, band_expert, switch_expert, unit_expert
-from freemoe.domain_experts.importance import METRICS
-from freemoe.domain_experts.purification import Task, method_of
-from freemoe.domain_experts.saliency import OnRound
-from freemoe.domain_experts.scores import Score, ScoreTable
-from freemoe.domain_experts.search import SEARCHES
+from freemoe.domain_experts.prove.evidence import is_text
+from freemoe.domain_experts.purify.curvature import Forecast
+from freemoe.domain_experts.purify.greedy import OnRound
+from freemoe.domain_experts.purify.methods import Task, method_of
+from freemoe.domain_experts.rank.bands import Band, Rankings, grid
+from freemoe.domain_experts.rank.calibrate import Norms
+from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.domain_experts.route.subdomains import Subdomains
+from freemoe.domain_experts.select.choice import Verdict, accept, adjust, best_case, cross_fit, enough, held_out, shares
+from freemoe.domain_experts.select.scores import Score, ScoreTable
+from freemoe.domain_experts.select.search import SEARCHES
 from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits, fit_units, multiple_of
 from freemoe.domain_experts.structured.training import OnLook
 from freemoe.domain_experts.structured.units import find_units, numbers_off
-from freemoe.domain_experts.subdomains import Subdomains
 from freemoe.domain_experts.workbench import Workbench
-from freemoe.errors import DataError, NumericError, RecipeError
-from freemoe.evals.documents import ReferenceSplit
+from freemoe.evals.tasks.documents import ReferenceSplit
 from freemoe.recipes import BuildRecipe
-from freemoe.runs import RunFolder
 
 SALIENCY = "saliency"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from freemoe.assets import DOMAINS
-from freemoe.families.loading import BUNDLED
+from freemoe.models.checkpoints.loading import BUNDLED
 from freemoe.recipes import BuildRecipe, recipe_from
 
 

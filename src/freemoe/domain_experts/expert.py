@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freemoe.domain_experts.bands import Band, positions_between
-from freemoe.domain_experts.importance import METRICS
-from freemoe.errors import ArtifactError, DataError
-from freemoe.families.weights import Weight
+from freemoe.core.errors import ArtifactError, DataError
+from freemoe.domain_experts.rank.bands import Band, positions_between
+from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.models.weights import Weight
 
 Ends = dict[str, tuple[Tensor | None, Tensor | None]]
 

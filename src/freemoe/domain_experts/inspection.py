@@ -8,17 +8,17 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from freemoe.artifacts import read_manifest, require_base
-from freemoe.corpora.text import read_text_file
-from freemoe.domain_experts.batches import AnswerBatch, answer_batches
-from freemoe.domain_experts.curvature import measure_curvature
-from freemoe.domain_experts.curvature import super_weights as largest_disturbances
+from freemoe.core.artifacts import read_manifest, require_base
+from freemoe.core.errors import DataError
 from freemoe.domain_experts.expert import Expert
-from freemoe.domain_experts.switching import count, share
-from freemoe.errors import DataError
-from freemoe.evals.tokens import context_length
-from freemoe.families.loading import load_base, load_tokenizer, origin
-from freemoe.families.weights import describe, find_weights
+from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
+from freemoe.domain_experts.purify.curvature import measure_curvature
+from freemoe.domain_experts.purify.curvature import super_weights as largest_disturbances
+from freemoe.evals.engine.tokens import context_length
+from freemoe.models.checkpoints.loading import load_base, load_tokenizer, origin
+from freemoe.models.switching import count, share
+from freemoe.models.weights import describe, find_weights
+from freemoe.text.files import read_text_file
 
 # Tokens per block, per batch and in all: what a curvature needs is two vectors per matrix.
 _BLOCK, _BATCH, _MOST = 256, 2048, 8192

@@ -18,12 +18,12 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from freemoe.core.errors import DataError, RecipeError
 from freemoe.domain_experts.mixture import AUTO, BASE, FreeMoE
-from freemoe.domain_experts.witness import Witness, is_model
-from freemoe.errors import DataError, RecipeError
+from freemoe.domain_experts.seen_requests import Witness, is_model
+from freemoe.evals.engine.scorer import Pair, Scorer
 from freemoe.evals.held_out import read_record
-from freemoe.evals.scorer import Pair, Scorer
-from freemoe.families.loading import load_base
+from freemoe.models.checkpoints.loading import load_base
 
 # What a request may say about its generation: the rest would change greedy texts.
 SETTINGS = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "min_p")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from freemoe.artifacts import read_manifest
+from freemoe.core.artifacts import read_manifest
+from freemoe.core.errors import ArtifactError, DataError, RecipeError
+from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.expert import require_zeros_say
 from freemoe.domain_experts.mixture import BASE, FreeMoE
 from freemoe.domain_experts.structured.merging import merge_shrunk, require_units
-from freemoe.domain_experts.switching import count
-from freemoe.errors import ArtifactError, DataError, RecipeError
-from freemoe.families.gguf_header import is_gguf
-from freemoe.families.gguf_writing import require_file_type, write_gguf
-from freemoe.registry import unknown_name
+from freemoe.models.checkpoints.gguf_header import is_gguf
+from freemoe.models.checkpoints.gguf_writing import require_file_type, write_gguf
+from freemoe.models.switching import count
 
 
 def merge(

@@ -15,17 +15,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from freemoe.artifacts import read_manifest, require_base
+from freemoe.core.artifacts import read_manifest, require_base
+from freemoe.core.errors import ArtifactError, DataError
+from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.expert import Expert, require_zeros_say
-from freemoe.domain_experts.router import Route, Router
-from freemoe.domain_experts.subdomains import prompt_feature
-from freemoe.domain_experts.switchboard import Switchboard
-from freemoe.errors import ArtifactError, DataError
-from freemoe.evals.answering import AUTO, prompt_ids
-from freemoe.families.loading import load_base
-from freemoe.families.saving import require_free, save_checkpoint, whole_or_nothing
-from freemoe.families.weights import find_weights
-from freemoe.registry import unknown_name
+from freemoe.domain_experts.route.router import Route, Router
+from freemoe.domain_experts.route.subdomains import prompt_feature
+from freemoe.evals.engine.answering import AUTO, prompt_ids
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
+from freemoe.models.switchboard import Switchboard
+from freemoe.models.weights import find_weights
 
 BASE = "base"
 

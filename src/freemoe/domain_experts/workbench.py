@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.artifacts import fingerprint
-from freemoe.domain_experts.batches import AnswerBatch, answer_batches
-from freemoe.domain_experts.scores import Evaluator, ReportedScores, Score
-from freemoe.domain_experts.switching import switched_off
-from freemoe.errors import DataError
-from freemoe.evals.documents import Document, ReferenceSplit
-from freemoe.evals.domains import domain_of
-from freemoe.evals.sandbox import require_permission
-from freemoe.evals.scorer import Scorer
-from freemoe.evals.tasks import DomainData
-from freemoe.families.loading import load_base, load_tokenizer
-from freemoe.families.weights import Weight, find_weights
+from freemoe.core.artifacts import fingerprint
+from freemoe.core.errors import DataError
+from freemoe.core.runs import Progress, Quiet, RunFolder, digest
+from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
+from freemoe.domain_experts.select.scores import Evaluator, ReportedScores, Score
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.sandbox.runner import require_permission
+from freemoe.evals.tasks.documents import Document, ReferenceSplit
+from freemoe.evals.tasks.domains import domain_of
+from freemoe.evals.tasks.task import DomainData
+from freemoe.models.checkpoints.loading import load_base, load_tokenizer
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import Weight, find_weights
 from freemoe.recipes import BuildRecipe, EvalRecipe
-from freemoe.runs import Progress, Quiet, RunFolder, digest
 
 
 @dataclass(eq=False)

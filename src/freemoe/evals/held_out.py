@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from freemoe.artifacts import MANIFEST, read_manifest
-from freemoe.errors import DataError
-from freemoe.evals.documents import Document
+from freemoe.core.artifacts import MANIFEST, read_manifest
+from freemoe.core.errors import DataError
+from freemoe.core.runs import write_atomic
 from freemoe.evals.seen import WHY, Seen
-from freemoe.evals.tasks import DomainData
+from freemoe.evals.tasks.documents import Document
+from freemoe.evals.tasks.task import DomainData
 from freemoe.recipes import EvalRecipe, load_recipe
-from freemoe.runs import write_atomic
 
 SEEN_FILE = "seen.safetensors"
 

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from freemoe.errors import ArtifactError
-from freemoe.evals.documents import Document
+from freemoe.core.errors import ArtifactError
+from freemoe.evals.tasks.documents import Document
 
 RUN = 13
 """Words of a run: as many as GPT-3's authors took to tell copies from turns of phrase (Brown et al. 2020, app. C)."""

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import binom
 from scipy.stats import t as student
 
-from freemoe.errors import DataError, NumericError
+from freemoe.core.errors import DataError, NumericError
 
 # Above this many non-zero clusters the sign-flip test draws its flips instead of listing all of them.
 _EXACT_CLUSTERS = 14

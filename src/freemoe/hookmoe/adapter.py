@@ -21,16 +21,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from freemoe.artifacts import read_manifest, require_base
-from freemoe.errors import ArtifactError
-from freemoe.families.loading import load_base
-from freemoe.families.spec import family_of
-from freemoe.hookmoe.applied import applied, plan_of, probe
+from freemoe.core.artifacts import read_manifest, require_base
+from freemoe.core.errors import ArtifactError
+from freemoe.core.runs import write_atomic
 from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS
-from freemoe.hookmoe.hook import Hook, Hooks
-from freemoe.hookmoe.layers import moe_layers
-from freemoe.hookmoe.plans import Plan, parse_plan
-from freemoe.runs import write_atomic
+from freemoe.hookmoe.hooks.hook import Hook, Hooks
+from freemoe.hookmoe.plans.apply import applied, plan_of, probe
+from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.plan import Plan, parse_plan
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.spec import family_of
 
 
 @dataclass(frozen=True, eq=False)

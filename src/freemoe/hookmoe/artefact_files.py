@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from freemoe.artifacts import MANIFEST, read_manifest
+from freemoe.core.artifacts import MANIFEST, read_manifest
 
 KIND = "trimmed-moe"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from freemoe.corpora.blocks import row_texts
-from freemoe.environment import environment
-from freemoe.errors import ArtifactError, DataError, RecipeError
-from freemoe.evals.documents import Document, FrozenChoice
-from freemoe.evals.domains import domain_of
+from freemoe.core.environment import environment
+from freemoe.core.errors import ArtifactError, DataError, RecipeError
+from freemoe.core.runs import Progress, Quiet, digest, write_atomic
+from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.held_out import Record, read_record, seeded, set_aside, set_aside_text
-from freemoe.evals.scorer import Scorer
 from freemoe.evals.statistics import cluster_bootstrap
-from freemoe.evals.tasks import Grader
-from freemoe.families.loading import load_base
+from freemoe.evals.tasks.documents import Document, FrozenChoice
+from freemoe.evals.tasks.domains import domain_of
+from freemoe.evals.tasks.task import Grader
 from freemoe.hookmoe.adapter import load_adapter, load_trimmed
 from freemoe.hookmoe.material import TextParts, load_text
 from freemoe.hookmoe.trim import measure_rows, rows_of
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe
-from freemoe.runs import Progress, Quiet, digest, write_atomic
+from freemoe.text.blocks import row_texts
 
 
 def evaluate_text(

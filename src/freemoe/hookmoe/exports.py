@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from freemoe.families.spec import family_of
-from freemoe.hookmoe.plans import Plan
-from freemoe.runs import write_atomic
+from freemoe.core.runs import write_atomic
+from freemoe.hookmoe.plans.plan import Plan
+from freemoe.models.spec import family_of
 
 
 def overrides(model: Any, k: int) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from freemoe.artifacts import read_manifest
+from freemoe.core.artifacts import read_manifest
 from freemoe.hookmoe.artefact_files import CONFIG, WEIGHTS
 
 
@@ -19,8 +19,8 @@ def inspect_trimmed(folder: Path, base: str | None = None) -> dict[str, Any]:
     manifest = read_manifest(folder)
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     if base is not None:
-        from freemoe.families.loading import load_base
         from freemoe.hookmoe.adapter import load_adapter
+        from freemoe.models.checkpoints.loading import load_base
 
         load_adapter(folder, load_base(base)[0])
     counts = [k for k in config["top_k"] if k is not None]

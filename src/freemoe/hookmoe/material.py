@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from freemoe.assets.tiny_world import World
-from freemoe.corpora.blocks import Blocks, pack_blocks, passages, row_texts, split
-from freemoe.corpora.text import read_documents
 from freemoe.evals.seen import Seen
 from freemoe.recipes import TrimRecipe
+from freemoe.text.blocks import Blocks, pack_blocks, passages, row_texts, split
+from freemoe.text.files import read_documents
 
 DEMO = "demo:"
 """The bundled world's documents, drawn anew: what the bundled mixture was trained on, but not the same documents."""

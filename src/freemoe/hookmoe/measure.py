@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from freemoe.corpora.blocks import Blocks
-from freemoe.errors import NumericError
+from freemoe.core.errors import NumericError
 from freemoe.evals.statistics import Interval
-from freemoe.hookmoe.teacher import Teacher, divergence, logits_of
+from freemoe.hookmoe.hooks.teacher import Teacher, divergence, logits_of
+from freemoe.text.blocks import Blocks
 
 
 @dataclass(frozen=True)

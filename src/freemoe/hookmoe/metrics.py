@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freemoe.corpora.blocks import Blocks
 from freemoe.hookmoe.adapter import Trimmed
-from freemoe.hookmoe.hook import Hooks
-from freemoe.hookmoe.layers import moe_layers
-from freemoe.hookmoe.plans import Plan
-from freemoe.hookmoe.teacher import logits_of
+from freemoe.hookmoe.hooks.hook import Hooks
+from freemoe.hookmoe.hooks.teacher import logits_of
+from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.plan import Plan
+from freemoe.text.blocks import Blocks
 
 
 @dataclass(frozen=True)

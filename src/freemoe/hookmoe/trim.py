@@ -19,30 +19,30 @@ from typing import Any
 
 import torch
 
-from freemoe.artifacts import fingerprint, write_manifest
-from freemoe.environment import environment, peak_memory_bytes
-from freemoe.errors import DataError
+from freemoe.core.artifacts import fingerprint, write_manifest
+from freemoe.core.environment import environment, peak_memory_bytes
+from freemoe.core.errors import DataError
+from freemoe.core.runs import Progress, Quiet, RunFolder, digest, write_atomic
+from freemoe.core.version import __version__
 from freemoe.evals.held_out import keep_record
-from freemoe.families.loading import load_base, load_tokenizer
-from freemoe.families.spec import family_of
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
-from freemoe.hookmoe.applied import applied, expert_counts, plan_of, probe
 from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.card import model_card
-from freemoe.hookmoe.closed_form import fit_scale_bias, ridge_start
 from freemoe.hookmoe.exports import write_exports
-from freemoe.hookmoe.hook import Hooks, new_hooks
-from freemoe.hookmoe.layers import moe_layers
+from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, ridge_start
+from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
+from freemoe.hookmoe.hooks.teacher import teach
+from freemoe.hookmoe.hooks.training import Material, Schedule, State, train
 from freemoe.hookmoe.material import TextParts, load_text
 from freemoe.hookmoe.measure import Quality, as_json, measure, recovered
 from freemoe.hookmoe.metrics import act_equivalent, act_per_layer, agreement, count_parameters, load_cv, routes, speed
-from freemoe.hookmoe.planning import check_asked, find_plan, find_rescale, hook_widths, kl_drop
-from freemoe.hookmoe.plans import Plan
-from freemoe.hookmoe.teacher import teach
-from freemoe.hookmoe.training import Material, Schedule, State, train
+from freemoe.hookmoe.plans.apply import applied, expert_counts, plan_of, probe
+from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.methods import check_asked, find_plan, find_rescale, hook_widths, kl_drop
+from freemoe.hookmoe.plans.plan import Plan
+from freemoe.models.checkpoints.loading import load_base, load_tokenizer
+from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe, dump
-from freemoe.runs import Progress, Quiet, RunFolder, digest, write_atomic
-from freemoe.version import __version__
 
 
 @dataclass(frozen=True)

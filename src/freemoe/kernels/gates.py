@@ -1,7 +1,7 @@
 """The gates of a converted layer as functions of tensors: which value dimensions, and which expert, a token uses.
 
 They compute in float32 whatever the model's precision: a rounded score would choose otherwise. A converted model's own
-code (`tomoe.modeling`) and the masks on the dense model (`tomoe.masked`) call the very same functions.
+code (`tomoe.modeling`) and the masks on the dense model (`tomoe.structures.masked`) call the very same functions.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from freemoe.recipes.build import (
     METRICS,
+    ROUTERS,
     BandSection,
     BuildRecipe,
     DataSection,
@@ -24,6 +25,7 @@ from freemoe.recipes.trim import HookSection, HookTraining, PlanSection, TrimRec
 
 __all__ = [
     "METRICS",
+    "ROUTERS",
     "BandSection",
     "BuildRecipe",
     "ConvertRecipe",

@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from freemoe.core.registry import check_name
 from freemoe.recipes.sections import Section, Seed
-from freemoe.registry import unknown_name
 
 METRICS = ["saliency", "wanda", "magnitude", "random"]
+ROUTERS = ["linear", "centroid"]
 """Names that ``search.metrics`` may hold; a metric that is registered elsewhere adds its own."""
 
 
@@ -206,8 +207,7 @@ class SearchSection(Section):
         if not isinstance(names, list | tuple):
             return names
         for name in names:
-            if name not in METRICS:
-                raise unknown_name("metric", name, METRICS)
+            check_name("metric", name, METRICS)
             if names.count(name) > 1:
                 raise ValueError(f"metric {name!r} is named twice; name each once")
         return tuple(names)
@@ -216,13 +216,18 @@ class SearchSection(Section):
 class RouterSection(Section):
     """The two-level router (MoDE Eq. 8-9)."""
 
-    level2: Literal["linear", "centroid"] = "linear"
+    level2: str = Field(default="linear", description="Second level: linear, or the nearest centroid (MoDE Eq. 4).")
     precision: float = Field(
         default=0.9,
         gt=0,
         le=1,
         description="The router abstains below the confidence that gives this share of right routes.",
     )
+
+    @field_validator("level2")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return check_name("router level", value, ROUTERS)
 
 
 class EvidenceSection(Section):

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from freemoe.core.registry import check_name
 from freemoe.recipes.sections import Section, Seed
-from freemoe.registry import unknown_name
 
-RIVALS = ["static-magnitude", "static-activation", "activation-split"]
-"""Rivals that ``method`` may name; one that is registered elsewhere adds its own."""
+METHODS = ["tomoe", "static-magnitude", "static-activation", "activation-split"]
+"""What ``method`` may name: learned gates, or a rival; one that is registered elsewhere adds its own."""
 
 
 class GateSection(Section):
@@ -132,7 +132,9 @@ class ConvertRecipe(Section):
     experts: int = Field(
         default=8, ge=2, description="Experts of every MLP; one expert is static pruning: method static-*."
     )
-    method: str = Field(default="tomoe", description="tomoe, or a rival: a name of RIVALS.")
+    method: str = Field(
+        default="tomoe", description="tomoe, or a rival: static-magnitude, static-activation, activation-split."
+    )
     profile: Literal["default", "paper", "authors"] = "default"
     mode: Literal["shared", "materialised", "pseudo"] = "shared"
     rivals: bool = Field(default=True, description="Also measure the rivals at the same active share.")
@@ -143,9 +145,7 @@ class ConvertRecipe(Section):
     @field_validator("method")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in ("tomoe", *RIVALS):
-            raise ValueError(str(unknown_name("method", value, ["tomoe", *RIVALS])))
-        return value
+        return check_name("method", value, METHODS)
 
     @model_validator(mode="before")
     @classmethod

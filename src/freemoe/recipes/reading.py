@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from freemoe.errors import RecipeError
+from freemoe.core.errors import RecipeError
 from freemoe.recipes.build import BuildRecipe, EvalRecipe
 from freemoe.recipes.convert import ConvertRecipe
 from freemoe.recipes.trim import TrimRecipe

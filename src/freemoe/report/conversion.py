@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from freemoe.evals.held_out import record_text
-from freemoe.report.drawing import PALETTE, styled
+from freemoe.report.figures.drawing import PALETTE, styled
 from freemoe.report.page import plain_page, write_page
 from freemoe.tomoe.card import headlines, rows
 

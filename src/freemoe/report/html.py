@@ -13,9 +13,10 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from freemoe.domain_experts.card import ROWS
-from freemoe.report.drawing import ROW_COLOURS
-from freemoe.report.figures import svgs
+from freemoe.core.runs import write_atomic
+from freemoe.domain_experts.prove.card import ROWS
+from freemoe.report.figures.all_figures import svgs
+from freemoe.report.figures.drawing import ROW_COLOURS
 from freemoe.report.reading import (
     COMPARED,
     READINGS,
@@ -32,7 +33,6 @@ from freemoe.report.reading import (
     overview,
     percent,
 )
-from freemoe.runs import write_atomic
 
 REPORT = "report.html"
 

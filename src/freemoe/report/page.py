@@ -11,9 +11,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from freemoe.report.drawing import to_svg
+from freemoe.core.runs import write_atomic
+from freemoe.report.figures.drawing import to_svg
 from freemoe.report.html import REPORT
-from freemoe.runs import write_atomic
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>

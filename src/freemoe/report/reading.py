@@ -11,8 +11,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from freemoe.domain_experts.card import ROWS
-from freemoe.errors import ArtifactError
+from freemoe.core.errors import ArtifactError
+from freemoe.domain_experts.prove.card import ROWS
 
 FORMAT = 1
 KIND = "domain-experts"

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from freemoe.domain_experts.card import ROWS
+from freemoe.domain_experts.prove.card import ROWS
 from freemoe.hookmoe.card import HEADER
 from freemoe.hookmoe.card import table as trimmed_rows
 from freemoe.report.reading import accepted, gain_words, is_text, number, percent

@@ -10,9 +10,9 @@ from matplotlib.ticker import MaxNLocator
 
 from freemoe.evals.held_out import record_text
 from freemoe.hookmoe.card import HEADER, headlines, table
-from freemoe.report.drawing import PALETTE, heading, new_figure, styled
+from freemoe.report.figures.drawing import PALETTE, heading, new_figure, styled
+from freemoe.report.figures.plan_figures import pareto_figure
 from freemoe.report.page import plain_page, write_page
-from freemoe.report.plan_figures import pareto_figure
 
 
 def write_trimmed_report(folder: str | Path) -> Path:

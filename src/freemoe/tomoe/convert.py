@@ -19,28 +19,28 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from freemoe.artifacts import fingerprint, write_manifest
-from freemoe.environment import environment, peak_memory_bytes
-from freemoe.errors import NumericError
+from freemoe.core.artifacts import fingerprint, write_manifest
+from freemoe.core.environment import environment, peak_memory_bytes
+from freemoe.core.errors import NumericError
+from freemoe.core.runs import Progress, RunFolder, write_atomic
+from freemoe.core.version import __version__
 from freemoe.evals.held_out import keep_record
 from freemoe.recipes import ConvertRecipe, dump
-from freemoe.runs import Progress, RunFolder, write_atomic
 from freemoe.tomoe.card import model_card
-from freemoe.tomoe.decide import best_variant, decide, follow, scored
 from freemoe.tomoe.devices import Devices
 from freemoe.tomoe.export import export
-from freemoe.tomoe.masked import masked
+from freemoe.tomoe.gates.train import History
 from freemoe.tomoe.material import Bench, prepare, same_inputs
 from freemoe.tomoe.measure import TextScore, score_text
-from freemoe.tomoe.rivals import RIVALS
-from freemoe.tomoe.structure import (
+from freemoe.tomoe.structures.masked import masked
+from freemoe.tomoe.structures.methods import best_variant, decide, follow, scored
+from freemoe.tomoe.structures.rivals import RIVALS
+from freemoe.tomoe.structures.structure import (
     Structure,
     active_parameters,
     dense_parameters,
     to_tensors,
 )
-from freemoe.tomoe.train import History
-from freemoe.version import __version__
 
 STRUCTURE = "structure.safetensors"
 """What the conversion decided, beside the model that it was written as."""

@@ -16,11 +16,18 @@ import torch
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
-from freemoe.errors import ArtifactError, FamilyError, RecipeError
-from freemoe.families.sublayers import Sublayers, find_sublayers
+from freemoe.core.errors import ArtifactError, FamilyError, RecipeError
+from freemoe.models.sublayers import Sublayers, find_sublayers
 from freemoe.tomoe import modeling
-from freemoe.tomoe.layout import runs, union_order
-from freemoe.tomoe.structure import LayerStructure, Structure, ValueGate, active_parameters, check, dense_parameters
+from freemoe.tomoe.structures.layout import runs, union_order
+from freemoe.tomoe.structures.structure import (
+    LayerStructure,
+    Structure,
+    ValueGate,
+    active_parameters,
+    check,
+    dense_parameters,
+)
 
 CODE = "modeling_tomoe.py"
 """The file of a folder that ``trust_remote_code`` loads; what it needs lies beside it."""

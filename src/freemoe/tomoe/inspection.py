@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from freemoe.artifacts import read_manifest, require_base
-from freemoe.families.loading import load_base
+from freemoe.core.artifacts import read_manifest, require_base
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.tomoe.card import rows
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from freemoe.corpora.blocks import Blocks, Parts, pack_blocks, passages, row_texts, split
-from freemoe.corpora.mixes import read_mix
-from freemoe.corpora.text import read_documents
-from freemoe.errors import DataError
+from freemoe.core.errors import DataError
+from freemoe.core.runs import Progress, Quiet, RunFolder, digest
 from freemoe.evals.seen import Seen
-from freemoe.families.loading import load_base
-from freemoe.families.sublayers import Sublayers, find_sublayers
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.sublayers import Sublayers, find_sublayers
 from freemoe.recipes import ConvertRecipe
-from freemoe.runs import Progress, Quiet, RunFolder, digest
+from freemoe.text.blocks import Blocks, Parts, pack_blocks, passages, row_texts, split
+from freemoe.text.files import read_documents
+from freemoe.text.mixes import read_mix
 
 # Text for the statistics that training and rivals begin with.
 STATISTICS_TOKENS = 65536

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from freemoe.corpora.blocks import Blocks
+from freemoe.text.blocks import Blocks
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,22 @@ from safetensors.torch import load_file, save
 
 from freemoe.bench.harness import Settings
 from freemoe.bench.real_llm import plan as planned
-from freemoe.bench.real_llm import routing, running
+from freemoe.bench.real_llm import running
 from freemoe.bench.real_llm.cells import ALL, Cell
 from freemoe.bench.real_llm.data import MATERIALS, load_parts
 from freemoe.bench.real_llm.dispatch import run_cell
-from freemoe.bench.real_llm.figures import figures_of
-from freemoe.bench.real_llm.methods import METHODS, Stand, per_document, with_adapter
+from freemoe.bench.real_llm.figures.text_and_tasks import figures_of
+from freemoe.bench.real_llm.methods import routing
+from freemoe.bench.real_llm.methods.weights import METHODS, Stand, per_document, with_adapter
 from freemoe.bench.real_llm.protocol import quick_protocol
 from freemoe.bench.real_llm.work import Job, joined
+from freemoe.core.errors import DataError, NumericError
+from freemoe.core.runs import write_atomic
 from freemoe.domain_experts.expert import encode_positions
-from freemoe.domain_experts.router import Router
-from freemoe.domain_experts.switching import switched_off
-from freemoe.errors import DataError, NumericError
-from freemoe.families.loading import load_base
-from freemoe.families.weights import find_weights
-from freemoe.runs import write_atomic
+from freemoe.domain_experts.route.router import Router
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import find_weights
 from tests.bench.real_llm.records import text_record
 
 PLAN = [Cell("text", "wikitext"), Cell("text", "wikitext", "learned", 0.01), Cell("text", "wikitext", "greedy", 0.01)]

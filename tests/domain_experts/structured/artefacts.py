@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from freemoe.artifacts import fingerprint, write_manifest
+from freemoe.core.artifacts import fingerprint, write_manifest
 from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
 from freemoe.domain_experts.structured.units import find_units
 from tests.tiny import tiny_model, tiny_tokenizer

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from freemoe.core.errors import ArtifactError, RecipeError
 from freemoe.domain_experts.merging import outlook
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.merging import merge_shrunk
-from freemoe.errors import ArtifactError, RecipeError
 from tests.domain_experts.structured.artefacts import mixture_artefact, unit_artefact
 
 IDS = torch.arange(5, 33).reshape(2, 14)

@@ -8,14 +8,14 @@ import weakref
 import pytest
 import torch
 
-from freemoe.domain_experts import activations
-from freemoe.domain_experts.batches import AnswerBatch, mean_loss
+from freemoe.core.errors import DataError, RecipeError
+from freemoe.domain_experts.purify import activations
+from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.structured.masks import masked, ones, units_off
 from freemoe.domain_experts.structured.ranking import Worth, orders, worth
 from freemoe.domain_experts.structured.rivals import random_scores, rival_scores, taylor_scores, wanda_scores
 from freemoe.domain_experts.structured.training import Scores, train_units
 from freemoe.domain_experts.structured.units import find_units, lowest
-from freemoe.errors import DataError, RecipeError
 from tests.tiny import tiny_model
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from freemoe.core.errors import FamilyError, RecipeError
 from freemoe.domain_experts.structured.masks import masked, masks_of, ones, units_off
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import even_count, find_units, lowest, numbers_off
-from freemoe.domain_experts.switching import switched_off
-from freemoe.errors import FamilyError, RecipeError
-from freemoe.families.weights import find_weights
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import find_weights
 from tests.tiny import DENSE, MIXTURES, tiny_model
 
 # Families whose plain configuration fixes a head's size by the number of heads.

@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from freemoe.bench.real import needed
+from freemoe.bench.gain.materials import needed
 from freemoe.bench.real_llm.protocol import Protocol
-from freemoe.corpora.text import read_documents, read_json_lines, read_text_file
-from freemoe.domain_experts.choice import shares
-from freemoe.errors import DataError
-from freemoe.evals.benchmarks import BENCHMARKS, find_benchmark
-from freemoe.evals.documents import Document, FrozenChoice, content_key
-from freemoe.evals.domains import join_tasks, load_domain
-from freemoe.evals.lm_eval_rows import MBPP_IDS
-from freemoe.evals.splits import draw
-from freemoe.evals.tasks import DomainData, Grader, Response, grade_choice
-from freemoe.evals.text_tasks import TextTask
+from freemoe.core.errors import DataError
+from freemoe.domain_experts.select.choice import shares
+from freemoe.evals.tasks.benchmarks import BENCHMARKS, find_benchmark
+from freemoe.evals.tasks.documents import Document, FrozenChoice, content_key
+from freemoe.evals.tasks.domains import join_tasks, load_domain
+from freemoe.evals.tasks.lm_eval_rows import MBPP_IDS
+from freemoe.evals.tasks.splits import draw
+from freemoe.evals.tasks.task import DomainData, Grader, Response, grade_choice
+from freemoe.evals.tasks.text_tasks import TextTask
 from freemoe.recipes import SaliencySection
+from freemoe.text.files import read_documents, read_json_lines, read_text_file
 
 Texts = tuple[list[str], list[str] | None]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from freemoe.bench.real_llm import mixtures
-from freemoe.bench.real_llm.null import null_builds
-from freemoe.bench.real_llm.routing import routed
+from freemoe.bench.real_llm.methods import mixtures
+from freemoe.bench.real_llm.methods.null import null_builds
+from freemoe.bench.real_llm.methods.routing import routed
 from freemoe.bench.real_llm.work import Job, measure_cell
 
 _OWN_WAYS: dict[str, Callable[[Job], dict[str, Any]]] = {

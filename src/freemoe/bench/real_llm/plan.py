@@ -9,9 +9,9 @@ from typing import Any
 
 from freemoe.bench.real_llm.cells import ALL, BASE, EVERYTHING, Cell
 from freemoe.bench.real_llm.data import MATERIALS, TASKS, TEXTS
-from freemoe.bench.real_llm.methods_structured import SETTINGS, TARGET, begins_with, passes, tiny_cells
+from freemoe.bench.real_llm.methods.structured import SETTINGS, TARGET, begins_with, passes, tiny_cells
 from freemoe.bench.real_llm.protocol import Protocol
-from freemoe.domain_experts.purification import METHODS as PURIFICATIONS
+from freemoe.domain_experts.purify.methods import METHODS as PURIFICATIONS
 
 RATES = (2e-3, 5e-3, 8e-4)
 FULL_RATES = (3e-4, 1e-4, 3e-5)

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from freemoe.bench.gain.rivals import Schedule
 from freemoe.bench.real_llm.cells import Cell
-from freemoe.bench.rivals import Schedule
-from freemoe.errors import DataError
-from freemoe.runs import write_atomic
+from freemoe.core.errors import DataError
+from freemoe.core.runs import write_atomic
 
 FORMAT = 1
 VERSIONS: dict[str, int] = {
@@ -105,8 +105,8 @@ def model_digest(model: str) -> str:
         kinds = (".safetensors", ".json", ".gguf", ".bin", ".model", ".txt")
         names = sorted(p for p in path.iterdir() if p.suffix in kinds)
         return hashlib.sha256("".join(f"{p.name}:{file_sum(p)};" for p in names).encode()).hexdigest()[:16]
-    from freemoe.artifacts import fingerprint
-    from freemoe.families.loading import load_base
+    from freemoe.core.artifacts import fingerprint
+    from freemoe.models.checkpoints.loading import load_base
 
     return fingerprint(load_base(model, dtype="float32", device="cpu")[0])[:16]
 
@@ -141,7 +141,7 @@ def faster_format(folder: Path, model: str) -> str:
     kept = folder / f"format-{model_digest(model)}.json"
     if kept.exists():
         return json.loads(kept.read_text(encoding="utf-8"))["faster"]
-    from freemoe.families.loading import load_base
+    from freemoe.models.checkpoints.loading import load_base
 
     base, _ = load_base(model, dtype="float32", device="cpu")
     ids = torch.randint(0, base.config.vocab_size, (_TRIED // 256, 256), generator=torch.Generator().manual_seed(0))

@@ -18,8 +18,9 @@ from freemoe.bench.harness import Outcome, Settings
 from freemoe.bench.real_llm.cells import Cell, Store
 from freemoe.bench.real_llm.data import MATERIALS, TASKS, find_material
 from freemoe.bench.real_llm.dispatch import run_cell
-from freemoe.bench.real_llm.figures import figures_of
-from freemoe.bench.real_llm.figures_mixtures import mixture_tables
+from freemoe.bench.real_llm.figures.mixtures import mixture_tables
+from freemoe.bench.real_llm.figures.tables import tables_of
+from freemoe.bench.real_llm.figures.text_and_tasks import figures_of
 from freemoe.bench.real_llm.plan import cells, estimates, needs
 from freemoe.bench.real_llm.protocol import (
     Protocol,
@@ -29,10 +30,9 @@ from freemoe.bench.real_llm.protocol import (
     model_digest,
     quick_protocol,
 )
-from freemoe.bench.real_llm.tables import tables_of
 from freemoe.bench.real_llm.work import Job
-from freemoe.errors import DataError, FreeMoEError
-from freemoe.runs import Progress
+from freemoe.core.errors import DataError, FreeMoEError
+from freemoe.core.runs import Progress
 
 
 @dataclass(eq=False)

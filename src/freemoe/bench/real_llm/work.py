@@ -17,7 +17,8 @@ from torch import Tensor
 
 from freemoe.bench.real_llm.cells import BASE, EVERYTHING, Cell
 from freemoe.bench.real_llm.data import MATERIALS, TEXTS, Parts, load_parts
-from freemoe.bench.real_llm.methods import (
+from freemoe.bench.real_llm.methods.structured import METHODS
+from freemoe.bench.real_llm.methods.weights import (
     POSITIONS,
     SHOTS,
     Stand,
@@ -25,16 +26,15 @@ from freemoe.bench.real_llm.methods import (
     per_document,
     with_adapter,
 )
-from freemoe.bench.real_llm.methods_structured import METHODS
 from freemoe.bench.real_llm.protocol import Protocol
+from freemoe.core.environment import peak_memory_bytes
+from freemoe.core.errors import DataError
+from freemoe.core.runs import write_atomic
 from freemoe.domain_experts.expert import decode_positions
 from freemoe.domain_experts.structured.fitting import joined as union
-from freemoe.domain_experts.switching import switched_off
-from freemoe.environment import peak_memory_bytes
-from freemoe.errors import DataError
-from freemoe.families.loading import load_base
-from freemoe.families.weights import find_weights
-from freemoe.runs import write_atomic
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import find_weights
 
 _PREFILL, _DECODE, _TIMED = 512, 16, 3
 

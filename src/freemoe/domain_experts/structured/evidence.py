@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from freemoe.domain_experts.evidence import ScoreUnder, mean_scores, summary
+from freemoe.core.errors import FreeMoEError
+from freemoe.domain_experts.prove.evidence import ScoreUnder, mean_scores, summary
 from freemoe.domain_experts.structured.fitting import FoundUnits
 from freemoe.domain_experts.structured.measure import cost
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import UnitsOff
-from freemoe.errors import FreeMoEError
-from freemoe.evals.documents import Document
+from freemoe.evals.tasks.documents import Document
 
 
 def no_worse(row: dict[str, Any]) -> bool:

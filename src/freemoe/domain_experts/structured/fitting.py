@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.domain_experts.batches import AnswerBatch
-from freemoe.domain_experts.precision import compute_dtype, held_in
-from freemoe.domain_experts.purification import Task, method_of
+from freemoe.domain_experts.purify.batches import AnswerBatch
+from freemoe.domain_experts.purify.methods import Task, method_of
 from freemoe.domain_experts.structured.ranking import worth
 from freemoe.domain_experts.structured.rivals import random_scores, rival_scores
 from freemoe.domain_experts.structured.training import Curve, OnLook, Point, train_units
 from freemoe.domain_experts.structured.units import Units, UnitsOff, lowest
-from freemoe.domain_experts.switching import Positions, switched_off
-from freemoe.families.weights import Weight
+from freemoe.models.precision import compute_dtype, held_in
+from freemoe.models.switching import Positions, switched_off
+from freemoe.models.weights import Weight
 from freemoe.recipes import SaliencySection, UnitSection
 
 UNITS = "units"

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freemoe.domain_experts.gates import narrowed
 from freemoe.domain_experts.structured.units import LayerUnits, Units, UnitsOff
+from freemoe.models.gates import narrowed
 
 Masks = Mapping[int, Tensor]
 """Number of a decoder layer to (count,) floats, one per unit."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from freemoe.families.weights import find_weights
+from freemoe.models.weights import find_weights
 
 PREFILL = 512
 _DECODED, _TURNS = 24, 5

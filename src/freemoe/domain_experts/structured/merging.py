@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from freemoe.core.errors import ArtifactError, NumericError
+from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import find_units
-from freemoe.errors import ArtifactError, NumericError
-from freemoe.families.saving import require_free, save_checkpoint, whole_or_nothing
-from freemoe.registry import unknown_name
+from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
 
 # Largest difference of logits, relative to the largest logit, that another order of sums may make.
 _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-6}

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freemoe.domain_experts.activations import bytes_per_token, parts
-from freemoe.domain_experts.batches import AnswerBatch, answer_loss
-from freemoe.domain_experts.gradients import gradients_to
+from freemoe.core.errors import NumericError
+from freemoe.domain_experts.purify.activations import bytes_per_token, parts
+from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
+from freemoe.domain_experts.purify.gradients import gradients_to
 from freemoe.domain_experts.structured.masks import masked, ones
 from freemoe.domain_experts.structured.units import LayerUnits, Units
-from freemoe.errors import NumericError
-from freemoe.families.weights import find_weights
+from freemoe.models.weights import find_weights
 
 
 @dataclass(frozen=True, eq=False)

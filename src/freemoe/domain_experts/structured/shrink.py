@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.domain_experts.gates import EXPERT_COUNTS
+from freemoe.core.errors import FamilyError, RecipeError
 from freemoe.domain_experts.structured.units import Part, Units, UnitsOff
-from freemoe.errors import FamilyError, RecipeError
-from freemoe.families.spec import family_of, find_layers
+from freemoe.models.gates import EXPERT_COUNTS
+from freemoe.models.spec import family_of, find_layers
 
 # Names of the MLP's width in configurations; a model has one of them.
 _WIDTHS = ("n_inner", "ffn_dim", "intermediate_size")

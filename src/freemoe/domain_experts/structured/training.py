@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.domain_experts.batches import AnswerBatch, mean_loss
-from freemoe.domain_experts.gradients import Checkpointing, backward, gradients_to
-from freemoe.domain_experts.learned import draw
+from freemoe.core.errors import DataError, NumericError, RecipeError
+from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
+from freemoe.domain_experts.purify.gradients import Checkpointing, backward, gradients_to
+from freemoe.domain_experts.purify.learned import draw
 from freemoe.domain_experts.structured.masks import masked, masks_of, units_off
 from freemoe.domain_experts.structured.ranking import Worth, orders, worth
 from freemoe.domain_experts.structured.units import Units, lowest, numbers_off
-from freemoe.errors import DataError, NumericError, RecipeError
 
 OnLook = Callable[[int, float, float], None]
 """Called after every look at the stopping documents: steps done, loss, share of the units off."""

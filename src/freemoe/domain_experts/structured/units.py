@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from freemoe.errors import FamilyError, RecipeError
-from freemoe.families.spec import Family, family_of, find_layers
-from freemoe.families.weights import Weight, find_weights
+from freemoe.core.errors import FamilyError, RecipeError
+from freemoe.models.spec import Family, family_of, find_layers
+from freemoe.models.weights import Weight, find_weights
 
 Kind = Literal["neuron", "kv_group", "layer", "expert"]
 KINDS: tuple[Kind, ...] = ("neuron", "kv_group", "layer", "expert")

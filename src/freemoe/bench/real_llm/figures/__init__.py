@@ -1,0 +1,1 @@
+"""From finished cells to figures, tables and pictures."""

@@ -1,0 +1,228 @@
+"""The table and the pictures of `real.json`: gain against bytes, the figure against speed, gain against home or far.
+
+Everything is drawn from the committed JSON alone, so that a picture can always be made again without a model.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from freemoe.report.figures.drawing import PALETTE, SOFT, heading, new_figure, plain, style
+
+Entry = dict[str, Any]
+
+_UNROUTED = (
+    "Gain over the base with the expert left on everywhere. A router that keeps an expert inside its own domain makes every "
+    "other column 0."
+)
+_MARKERS = "osD^vPX*"
+_COLUMNS = 4
+
+
+def tables(details: dict[str, Any]) -> str:
+    """Markdown: one table per family, one row per material and method."""
+    parts = [f"Base: {details['model']}; {details['cells']['done']} of {details['cells']['planned']} cells."]
+    for family, title in (("text", "Text"), ("task", "Questions"), ("count", "Number of documents"), ("home", "Bases")):
+        if details.get(family):
+            parts += [f"## {title}", _table(details[family])]
+    if details.get("forgetting"):
+        parts += ["## On the other materials", _UNROUTED, _forgetting(details["forgetting"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(entries: Sequence[Entry]) -> str:
+    head = "| material | method | figure | gain [95 %] | of LoRA r=1 | guard p | off | ships | s | MB | prefill, decode tokens/s |"
+    lines = [head, "|" + "---|" * 11]
+    for e in entries:
+        figure = f"{e['perplexity']:.2f}" if "perplexity" in e else f"{e['accuracy']:.1f} %"
+        where = "/".join(str(e[k]) for k in ("base", "material", "reference_documents") if k in e)
+        rate = f", lr {e['rate'][0]:g}" if "rate" in e else ""
+        cells = [
+            where,
+            e["method"] + rate,
+            figure,
+            _interval(e.get("gain"), 3 if "perplexity" in e else 1),
+            _interval([v if v is None else 100 * v for v in e.get("share_of_lora_r1") or []], 0, " %", False),
+            f"{e['guard']['p']:.3f}" if "guard" in e else "",
+            f"{e['share_off']:.2%}" if "share_off" in e else "",
+            _bytes(e.get("bytes")),
+            f"{e.get('seconds', 0):.0f}",
+            str(e.get("memory_mb", "")),
+            _speeds(e),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+        if "oracle" in e:
+            shown = _interval(e["oracle"]["gain"], 3 if "perplexity" in e else 1)
+            lines.append(f"| {where} | {e['method']}, oracle (selected on test) | | {shown} |" + " |" * 7)
+    return "\n".join(lines)
+
+
+def _forgetting(entries: Sequence[Entry]) -> str:
+    columns = list(dict.fromkeys(name for e in entries for name in e["gains"]))
+    lines = ["| expert | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 1)]
+    for e in entries:
+        cells = [_interval(e["gains"].get(c), 2) for c in columns]
+        lines.append(f"| {e['expert']}, {e['method']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _interval(values: Sequence[float | None] | None, digits: int, unit: str = "", signed: bool = True) -> str:
+    if not values or values[0] is None:
+        return ""
+    sign = "+" if signed else ""
+    mean, *ends = [("?" if v is None else f"{v:{sign}.{digits}f}") for v in values]
+    return f"{mean}{unit} [{', '.join(ends)}]"
+
+
+def _bytes(number: float | None) -> str:
+    if not number:
+        return "-"
+    return f"{number / 1e6:.2f} MB" if number >= 1e5 else f"{number / 1e3:.1f} KB"
+
+
+# ---------------------------------------------------------------------------------------- pictures
+
+
+def pictures(details: dict[str, Any]) -> dict[str, Callable[[], Figure | None]]:
+    """Name of the file -> what draws it."""
+    return {
+        "real-gain-bytes": lambda: _scatter(details, _bytes_of, "bytes shipped", True),
+        "real-figure-speed": lambda: _scatter(
+            details, _speed_of, "prefill, tokens/s against the base's", False, needed="prefill_against_dense"
+        ),
+        "real-home-or-far": lambda: home_or_far(details.get("home_or_far", [])),
+    }
+
+
+def _speeds(entry: Entry) -> str:
+    if "prefill_tokens_per_second" not in entry:
+        return "-"
+    return f"{entry['prefill_tokens_per_second']:.0f}, {entry['decode_tokens_per_second']:.1f}"
+
+
+def _bytes_of(entry: Entry, base: Entry) -> float | None:
+    return entry.get("bytes")
+
+
+def _speed_of(entry: Entry, base: Entry) -> float | None:
+    # A model that was cut is measured in turns with the whole one; any other has the base's shape, and so its speed.
+    return entry.get("prefill_against_dense", 1.0) if "prefill_tokens_per_second" in entry else None
+
+
+def _scatter(
+    details: dict[str, Any],
+    across: Callable[[Entry, Entry], float | None],
+    label: str,
+    logarithmic: bool,
+    needed: str = "gain",
+) -> Figure | None:
+    """One panel per material, some of whose entries have what is ``needed``: gain with its interval over what a method costs."""
+    entries = [*details.get("text", []), *details.get("task", [])]
+    materials = list(dict.fromkeys(e["material"] for e in entries))
+    drawn = [m for m in materials if any("gain" in e and needed in e for e in entries if e["material"] == m)]
+    if not drawn:
+        return None
+    rows = math.ceil(len(drawn) / _COLUMNS)
+    figure = new_figure(3.0 * min(_COLUMNS, len(drawn)) + 0.6, 2.5 * rows + 0.8)
+    axes = figure.subplots(rows, min(_COLUMNS, len(drawn)), squeeze=False).flatten()
+    kinds = list(dict.fromkeys(_kind(e) for e in entries if "gain" in e))
+    for panel, material in zip(axes, drawn, strict=False):
+        mine = [e for e in entries if e["material"] == material]
+        _panel(panel, material, mine, across, kinds)
+        panel.set_xlabel(label)
+        if logarithmic:
+            panel.set_xscale("log")
+    for panel in axes[len(drawn) :]:
+        panel.set_visible(False)
+    handles, labels = axes[0].get_legend_handles_labels()
+    for panel in axes[1:]:
+        for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
+            if name not in labels:
+                handles, labels = [*handles, handle], [*labels, name]
+    figure.legend(handles, labels, loc="outside upper left", ncols=6)
+    return figure
+
+
+def _kind(entry: Entry) -> str:
+    return str(entry["method"]).split("-")[0]
+
+
+def _panel(
+    axes: Axes,
+    material: str,
+    entries: Sequence[Entry],
+    across: Callable[[Entry, Entry], float | None],
+    kinds: Sequence[str],
+) -> None:
+    base = next(e for e in entries if "gain" not in e)
+    axes.axhline(0, color=SOFT, linewidth=0.8)
+    for entry in entries:
+        x = across(entry, base) if "gain" in entry else None
+        if not x:
+            continue
+        number = kinds.index(_kind(entry))
+        mean, low, high = entry["gain"]
+        colour, marker = PALETTE[number % len(PALETTE)], _MARKERS[number % len(_MARKERS)]
+        seen = axes.get_legend_handles_labels()[1]
+        label = _kind(entry) if _kind(entry) not in seen else None
+        axes.errorbar(
+            x, mean, [[mean - low], [high - mean]], fmt=marker, color=colour, markersize=5, linewidth=1, label=label
+        )
+        short = str(entry["method"]).partition("-")[2]
+        axes.annotate(plain(short), (x, mean), (4, 3), textcoords="offset points", fontsize=6.5, color=SOFT)
+    unit = next((e["unit"] for e in entries if "unit" in e), "")
+    heading(axes, material, f"gain, {unit}")
+
+
+def home_or_far(points: Sequence[Entry]) -> Figure | None:
+    """Gain over the base's own perplexity, all materials and bases: how far from home it begins, how much it gains."""
+    if not points:
+        return None
+    with style():
+        figure = new_figure(6.5, 4.0)
+        axes = figure.subplots()
+        kinds = list(dict.fromkeys(p["method"] for p in points))
+        for number, kind in enumerate(kinds):
+            mine = [p for p in points if p["method"] == kind]
+            axes.scatter(
+                [p["base_perplexity"] for p in mine],
+                [p["gain"] for p in mine],
+                marker=_MARKERS[number % len(_MARKERS)],
+                color=PALETTE[number % len(PALETTE)],
+                label=kind,
+                s=24,
+            )
+        for place in {(p["material"], p["base"], p["base_perplexity"]) for p in points}:
+            highest = max(p["gain"] for p in points if (p["material"], p["base"]) == place[:2])
+            name = place[0] + (f" ({Path(place[1]).name})" if place[1] else "")
+            axes.annotate(plain(name), (place[2], highest), (0, 6), textcoords="offset points", fontsize=7, color=SOFT)
+        axes.axhline(0, color=SOFT, linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set_xlabel("perplexity of the base on the material")
+        axes.set_ylabel("gain, nats per token")
+        axes.legend(ncols=2)
+        return figure
+
+
+def draw_all(details: dict[str, Any], folder: Path) -> list[Path]:
+    """Write `real.md` and every picture for which there are records; the same input gives the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / "real.md"]
+    written[0].write_text(tables(details), encoding="utf-8")
+    for name, draw in pictures(details).items():
+        with style():
+            figure = draw()
+            if figure is None:
+                continue
+            stream = io.StringIO()
+            figure.savefig(stream, format="svg", metadata={"Date": None})
+        written.append(folder / f"{name}.svg")
+        written[-1].write_text(stream.getvalue(), encoding="utf-8")
+    return written

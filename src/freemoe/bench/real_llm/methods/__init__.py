@@ -1,0 +1,1 @@
+"""What a cell measures: methods and their settings."""

@@ -1,0 +1,1 @@
+"""Benchmarks of time and size: both sides in one process, in turns."""

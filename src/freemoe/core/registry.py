@@ -1,0 +1,94 @@
+"""One registry for everything that is chosen by name: metrics, families, tasks, searches, routers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from freemoe.core.errors import UnknownNameError
+from freemoe.core.plugins import load_rows
+
+T = TypeVar("T")
+
+
+def unknown_name(kind: str, name: str, known: list[str], advice: str = "") -> UnknownNameError:
+    """Build the error for a name that nothing answers to, with near misses first.
+
+    Args:
+        kind: What was looked for, e.g. ``"metric"``.
+        name: The name that was asked for.
+        known: Every name that would have worked.
+        advice: One more sentence: what to do.
+    """
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    listed = ", ".join(known) if known else "none"
+    return UnknownNameError(f"Unknown {kind} {name!r}.{hint} Known: {listed}.{' ' + advice if advice else ''}")
+
+
+def check_name(kind: str, name: str, allowed: list[str]) -> str:
+    """Check a name in a recipe, where the registry itself is not loaded.
+
+    Returns:
+        The name.
+
+    Raises:
+        ValueError: When it is none of those that are built in or that another package adds; pydantic says where it stands.
+    """
+    if name not in allowed:
+        load_rows()
+    if name not in allowed:
+        raise ValueError(str(unknown_name(kind, name, allowed)))
+    return name
+
+
+class Registry(Generic[T]):
+    """Names to things, each with one line that says what it is (shown by ``freemoe ls``).
+
+    What other packages add (`plugins`) is there from the first look on.
+
+    Args:
+        kind: What they are, for messages.
+        allowed: Names that a recipe's field may hold; grows with what is added, so that another package's entries may
+            stand in recipes.
+    """
+
+    def __init__(self, kind: str, allowed: list[str] | None = None) -> None:
+        self.kind = kind
+        self.allowed = allowed
+        self._entries: dict[str, T] = {}
+        self._about: dict[str, str] = {}
+
+    def add(self, name: str, entry: T, about: str) -> T:
+        """Register ``entry``; a name can be taken once only."""
+        if name in self._entries:
+            raise ValueError(f"{self.kind} {name!r} is registered twice")
+        if self.allowed is not None and name not in self.allowed:
+            self.allowed.append(name)
+        self._entries[name] = entry
+        self._about[name] = about
+        return entry
+
+    def get(self, name: str) -> T:
+        """Return the entry, or raise an error that lists near misses and all names."""
+        load_rows()
+        if name not in self._entries:
+            raise unknown_name(self.kind, name, self.names())
+        return self._entries[name]
+
+    def names(self) -> list[str]:
+        """All names, in the order of registration."""
+        load_rows()
+        return list(self._entries)
+
+    def about(self, name: str) -> str:
+        """The line that describes an entry."""
+        return self._about[name]
+
+    def __contains__(self, name: object) -> bool:
+        load_rows()
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())

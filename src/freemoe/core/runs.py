@@ -1,0 +1,378 @@
+"""A run folder: a journal of finished units of work, so that a run that was killed goes on where it stopped.
+
+While a run lasts its folder is ``OUTPUT.partial``; it becomes ``OUTPUT`` in one rename when all is written, so that
+a folder named ``OUTPUT`` is always whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from freemoe.core.environment import DECIDING, versions
+from freemoe.core.errors import ArtifactError
+
+log = logging.getLogger(__name__)
+
+# Where there are no such locks (Windows), two runs on one folder are not told apart.
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
+
+MANIFEST = "freemoe_config.json"
+"""The file that makes a folder an artefact (`artifacts`); only such a folder is ever replaced."""
+
+RUNNING = "running.pid"
+"""In a working folder: the process that writes it, locked while that one lives."""
+
+
+class Progress(Protocol):
+    """Where long work reports how far it is; the command line draws bars from it."""
+
+    def stage(self, name: str, total: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        """Open a stage of ``total`` steps; yields a function that takes finished steps."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        ...
+
+
+class Quiet:
+    """A progress that shows nothing but log lines."""
+
+    @contextlib.contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Open a stage that draws nothing."""
+        log.debug("%s: %d steps", name, total)
+        yield lambda steps: None
+
+    def say(self, line: str) -> None:
+        """Log the line."""
+        log.info("%s", line)
+
+
+def digest(value: object) -> str:
+    """Short stable hash of anything JSON can hold."""
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    ).hexdigest()[:16]
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all, and survives a power cut."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise _disk_error(error, path) from error
+
+
+def _disk_error(error: OSError, path: Path) -> ArtifactError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ArtifactError(
+            f"The disk is full: {path} could not be written. Free some space and run the same command again; finished "
+            "work is kept and not done twice."
+        )
+    return ArtifactError(f"{path} could not be written: {error.strerror or error}.")
+
+
+class Journal:
+    """An append-only file of finished units: one JSON line each, ``{"unit", "value", "sum"}``.
+
+    A line that was cut short by a crash does not count; neither does anything behind it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._values: dict[str, Any] = {}
+        self.reused = 0
+        self.done = 0
+        if path.exists():
+            whole = self._read()
+            if whole < path.stat().st_size:
+                log.warning("The journal's last entry was cut short by a crash; that unit is done again.")
+                with path.open("r+b") as stream:
+                    stream.truncate(whole)
+
+    def _read(self) -> int:
+        """Load whole entries; return how many bytes they take."""
+        whole = 0
+        with self.path.open("rb") as stream:
+            for line in stream:
+                try:
+                    entry = json.loads(line)
+                    good = line.endswith(b"\n") and entry["sum"] == digest([entry["unit"], entry["value"]])
+                except (ValueError, KeyError, TypeError):
+                    good = False
+                if not good:
+                    return whole
+                self._values[entry["unit"]] = entry["value"]
+                whole += len(line)
+        return whole
+
+    def __contains__(self, unit: str) -> bool:
+        return unit in self._values
+
+    def unit(self, name: str, work: Callable[[], Any]) -> Any:
+        """Return the unit's value: from the journal if it is finished, else by doing the work and writing it down.
+
+        The value is what JSON gives back, so that a resumed run sees the same as an unbroken one.
+        """
+        if name in self._values:
+            self.reused += 1
+            return self._values[name]
+        value = json.loads(json.dumps(work()))
+        line = json.dumps({"unit": name, "value": value, "sum": digest([name, value])}) + "\n"
+        whole = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("ab") as stream:
+                stream.write(line.encode())
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, whole)
+            raise _disk_error(error, self.path) from error
+        self._values[name] = value
+        self.done += 1
+        return value
+
+
+def _partial_of(output: Path) -> Path:
+    return output.with_name(output.name + ".partial")
+
+
+def _unit_file(partial: Path, name: str) -> Path:
+    return partial / "units" / f"{digest(name)}.safetensors"
+
+
+def interrupted(output: str | Path) -> str:
+    """What to tell someone who stopped a run."""
+    partial = _partial_of(Path(output))
+    with contextlib.suppress(OSError):
+        if (partial / "journal.jsonl").exists():
+            return f"Stopped. Finished work is kept in {str(partial)!r}; run the same command again to go on."
+    return "Stopped before any unit of work was finished."
+
+
+class RunFolder:
+    """The working folder of one run and its journal.
+
+    Args:
+        output: Where the finished folder shall stand.
+        identity: Everything that decides the result (the recipe); a resumed run must have the same, and the same versions
+            of the packages that compute it.
+        overwrite: Replace a finished folder, and forget an unfinished run of another identity.
+        resume: Go on with an unfinished run of the same identity.
+
+    Raises:
+        ArtifactError: When something is in the way, cannot be written to, or another process is writing there.
+    """
+
+    def __init__(
+        self, output: str | Path, identity: dict[str, Any], overwrite: bool = False, resume: bool = True
+    ) -> None:
+        self.output = Path(output)
+        if self.output.name in ("", ".."):
+            raise ArtifactError(f"{str(output)!r} names no new folder. Choose another -o.")
+        self.partial = _partial_of(self.output)
+        self.overwrite = overwrite
+        if self.output.exists():
+            _check_replaceable(self.output, overwrite)
+        identity = json.loads(json.dumps({**identity, "versions": versions(DECIDING)}))
+        mark = self.partial / "identity.json"
+        self._claim: int | None = None
+        if self.partial.exists():
+            _check_unfinished(self.partial)
+            self._claim = _claim(self.partial)
+            try:
+                known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else None
+            except ValueError:
+                known = {}
+            # A run that stopped before its first unit of work (a misspelt task, a missing file) is in nobody's way.
+            idle = not (self.partial / "journal.jsonl").exists()
+            if not resume or (known != identity and (overwrite or idle)):
+                shutil.rmtree(self.partial)
+                self._release()
+            elif known != identity:
+                self._release()
+                raise ArtifactError(
+                    f"{str(self.partial)!r} holds an unfinished run of another recipe or version (differs in: "
+                    f"{', '.join(_differences(known, identity))}). Finish it with its own, or choose another -o, or "
+                    "--no-resume to discard it."
+                )
+        try:
+            self.partial.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _disk_error(error, self.partial) from error
+        if self._claim is None:
+            self._claim = _claim(self.partial)
+        if not mark.exists():
+            try:
+                write_atomic(mark, json.dumps(identity).encode())
+            except ArtifactError:
+                (self.partial / RUNNING).unlink(missing_ok=True)
+                self._release()
+                raise
+        self.journal = Journal(self.partial / "journal.jsonl")
+
+    def discard_if_idle(self) -> None:
+        """Remove the working folder if no unit of work was finished: nothing is lost, and nothing lies about."""
+        if not self.journal.path.exists():
+            shutil.rmtree(self.partial, ignore_errors=True)
+        self._release()
+
+    def _release(self) -> None:
+        """Let other processes have the folder; ends by itself with this process."""
+        if self._claim is not None:
+            os.close(self._claim)
+        self._claim = None
+
+    def tensors(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Like `Journal.unit` for a dict of tensors: kept in a safetensors file named in the journal."""
+        from safetensors.torch import load_file, save
+
+        path = _unit_file(self.partial, name)
+        if name in self.journal and path.exists():
+            expected = self.journal.unit(name, dict)
+            if hashlib.sha256(path.read_bytes()).hexdigest() == expected["sha256"]:
+                return load_file(path)
+        try:
+            path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise _disk_error(error, path.parent) from error
+        blob = save({k: v.contiguous() for k, v in work().items()})
+        write_atomic(path, blob)
+        seen = self.journal.unit(name, lambda: {"sha256": hashlib.sha256(blob).hexdigest()})
+        if seen["sha256"] != hashlib.sha256(blob).hexdigest():
+            raise ArtifactError(
+                f"{path} is damaged, and doing the unit {name!r} again gives another result. Start over with --no-resume."
+            )
+        return load_file(path)
+
+    @staticmethod
+    def peek(output: str | Path, name: str) -> dict[str, Any]:
+        """The tensors of a unit of a run that another process keeps."""
+        from safetensors.torch import load_file
+
+        return load_file(_unit_file(_partial_of(Path(output)), name))
+
+    def has(self, name: str) -> bool:
+        """Whether the tensors of a unit are there, and not only remembered."""
+        return name in self.journal and _unit_file(self.partial, name).exists()
+
+    def drop(self, name: str) -> None:
+        """Delete the tensors of a unit that a later one has replaced; nothing where there are none."""
+        with contextlib.suppress(OSError):
+            _unit_file(self.partial, name).unlink(missing_ok=True)
+
+    def publish(self) -> Path:
+        """Make the finished folder appear under its name, in one step.
+
+        What only a resumed run needs goes last: whoever is killed before that can still resume.
+
+        Raises:
+            ArtifactError: When a folder appeared under the name meanwhile, or the disk refuses.
+        """
+        old = None
+        try:
+            if self.output.exists():
+                _check_replaceable(self.output, self.overwrite)
+                old = Path(tempfile.mkdtemp(prefix=f"{self.output.name}.old-", dir=self.output.parent))
+                self.output.rename(old / "replaced")
+            self.partial.rename(self.output)
+        except OSError as error:
+            if old is not None and (old / "replaced").exists() and not self.output.exists():
+                (old / "replaced").rename(self.output)
+                old.rmdir()
+            if isinstance(error, ArtifactError):
+                raise
+            raise _disk_error(error, self.output) from error
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(self.output / "units", ignore_errors=True)
+        for name in (RUNNING, "identity.json"):
+            (self.output / name).unlink(missing_ok=True)
+        self._release()
+        return self.output
+
+
+def _claim(partial: Path) -> int | None:
+    """Lock a working folder for this process; returns what must stay open, None where nothing can be locked.
+
+    Raises:
+        ArtifactError: When another process has it.
+    """
+    if fcntl is None:
+        return None
+    path = partial / RUNNING
+    try:
+        opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise _disk_error(error, path) from error
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.read(opened, 32).decode(errors="replace").strip()
+        os.close(opened)
+        # This process itself may come back to a run that it left; a file system without locks refuses nobody.
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES) or owner == str(os.getpid()):
+            return None
+        raise ArtifactError(
+            f"{str(partial)!r} is being written by another run (process {owner or 'unknown'}). Wait until it ends, stop it, or "
+            "choose another -o."
+        ) from None
+    os.ftruncate(opened, 0)
+    os.write(opened, str(os.getpid()).encode())
+    return opened
+
+
+def _check_replaceable(output: Path, overwrite: bool) -> None:
+    """Raise unless the folder that stands at the output may be replaced: it is an artefact, or empty."""
+    if not overwrite:
+        raise ArtifactError(
+            f"{str(output)!r} exists already. Choose another -o, or --overwrite to replace it; a finished run is never "
+            "changed."
+        )
+    if not output.is_dir() or (any(output.iterdir()) and not (output / MANIFEST).is_file()):
+        raise ArtifactError(
+            f"{str(output)!r} is not an artefact of freemoe (it has no {MANIFEST}) and is not replaced. Choose another -o, "
+            "or move it away."
+        )
+
+
+def _check_unfinished(partial: Path) -> None:
+    """Raise unless a folder is an unfinished run, or one that was killed before its first file was whole."""
+    known = partial.is_dir() and (
+        (partial / "identity.json").is_file()
+        or all(p.name in ("identity.json.tmp", RUNNING) for p in partial.iterdir())
+    )
+    if not known:
+        raise ArtifactError(
+            f"{str(partial)!r} is not an unfinished run of freemoe (it has no identity.json). Move it away, or choose another "
+            "-o."
+        )
+
+
+def _differences(a: Any, b: Any, path: str = "") -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = list(dict.fromkeys([*a, *b]))
+        return [d for k in keys for d in _differences(a.get(k), b.get(k), f"{path}.{k}" if path else k)]
+    return [] if a == b else [path]

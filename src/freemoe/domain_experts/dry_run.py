@@ -1,0 +1,125 @@
+"""`--dry-run`: what a build would do, counted on the real data, timed on one real batch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from freemoe.domain_experts.prove.evidence import is_text
+from freemoe.domain_experts.purify.activations import bytes_per_token, most_held
+from freemoe.domain_experts.purify.gradients import gradients_to
+from freemoe.domain_experts.purify.methods import method_of
+from freemoe.domain_experts.purify.running_sums import state_bytes
+from freemoe.domain_experts.rank.bands import grid
+from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.domain_experts.route.subdomains import divide, features
+from freemoe.domain_experts.structured.fitting import documents_to_fit
+from freemoe.domain_experts.workbench import Workbench, prepare
+from freemoe.evals.tasks.documents import Document
+from freemoe.models.precision import compute_dtype, held_in
+from freemoe.recipes import BuildRecipe
+
+
+def plan(recipe: BuildRecipe) -> dict[str, Any]:
+    """Count units of work, memory and time of a build; loads data and base, writes nothing.
+
+    Returns:
+        Name of each figure to its value, in the order to print them.
+    """
+    bench = prepare(recipe)
+    fitted = any(METRICS.get(m).needs == "gradients" for m in recipe.search.metrics)
+    subdomains, reference, reported, purified = [], 0, 0, 0.0
+    for name, data in bench.domains.items():
+        ids = [bench.scorer.prompt_ids(d) for d in data.reference.documents]
+        part = divide(
+            name, data.reference, features(bench.model, ids, recipe.subdomains.feature), recipe.subdomains, recipe.seed
+        )
+        subdomains += list(part.names)
+        reference += len(data.reference)
+        reported += len(data.reported)
+        purified += _documents_to_fit(bench, data.reference.documents, part.labels, fitted)
+    bands = sum(
+        len(grid(recipe.bands, m, recipe.seed)) for m in recipe.search.metrics if METRICS.get(m).needs != "gradients"
+    )
+    per_document = _seconds_per_document(bench)
+    # Halving scores everything on an eighth or so, and half as many candidates on twice as much each round.
+    share = 1.0 if recipe.search.method == "exhaustive" else min(1.0, (2 + math.log2(max(2, bands))) / max(1, bands))
+    passes = {
+        "calibration": float(any(METRICS.get(m).needs == "norms" for m in recipe.search.metrics)),
+        "search": 1 + bands * share + fitted * 0.3,
+    }
+    evidence = 2 + recipe.evidence.controls + ((bands + fitted) if recipe.evidence.oracle else 0)
+    seconds = per_document * (reference * sum(passes.values()) + purified + reported * evidence)
+    parameters = sum(p.numel() * p.element_size() for p in bench.model.parameters())
+    trained = _bytes_to_purify(bench) if fitted else 0
+    orders = sum(w.size for w in bench.weights) * 2 if bands else 0
+    return {
+        "domains": ", ".join(
+            f"{n} ({len(d.reference)} reference, {len(d.reported)} reported)" for n, d in bench.domains.items()
+        ),
+        "splits": "; ".join(note for d in bench.domains.values() for note in d.notes),
+        "subdomains": len(subdomains),
+        "bands_per_subdomain": bands,
+        "units_of_work": (
+            f"{len(subdomains) * bands} candidate bands, {len(subdomains) * fitted} purifications, "
+            f"{round(reference * passes['search'])} document scores to search, {round(reported * evidence)} to report"
+        ),
+        "memory": f"about {(parameters + trained + orders) / 2**20:,.0f} MiB beside the libraries",
+        "time": f"about {_words(seconds)} on this machine, from one batch of this model ({per_document * 1000:.1f} ms a document)",
+        "output": recipe.output,
+    }
+
+
+def _documents_to_fit(bench: Workbench, documents: Sequence[Document], labels: Sequence[int], purify: bool) -> float:
+    """Cost of what is fitted to a domain's subdomains, units and single weights, as documents scored once."""
+    units, section, text = bench.recipe.units, bench.recipe.saliency, is_text(documents)
+    if not (units.unit or purify):
+        return 0.0
+    total = 0.0
+    for number in dict.fromkeys(labels):
+        members = [d for d, label in zip(documents, labels, strict=True) if label == number]
+        tokens = sum(len(answer) for _, answer in bench.rows(members))
+        if units.unit:
+            total += documents_to_fit(units, section.stop_share, section.gradient_share, len(members), tokens)
+        if purify:
+            total += method_of(section, text, bench.weights).cost(section, text, len(members), tokens)
+    return total
+
+
+def _bytes_to_purify(bench: Workbench) -> int:
+    """Memory of purification beside the model.
+
+    A pass's activations; the mean, the evidence and its best state; one weight's gradient and its ranking; copies of the weights in
+    the format that passes multiply in.
+    """
+    section = bench.recipe.saliency
+    compute = compute_dtype(section.compute, bench.model)
+    nothing = gradients_to(bench.model, bench.weights, lambda *_: None, checkpointing=False)
+    with held_in(bench.model, compute), nothing:
+        a_token = bytes_per_token(bench.model)
+    held = min(most_held(bench.model), int(bench.recipe.batch_tokens * a_token))
+    largest = max(w.size * (w.parameter.element_size() + 16) for w in bench.weights)
+    state = 3 * sum(state_bytes(w.shape) for w in bench.weights)
+    copies = 0 if compute is None else sum(w.size * compute.itemsize for w in bench.weights)
+    return held + largest + copies + (0 if section.method == "greedy" else state)
+
+
+def _seconds_per_document(bench: Workbench) -> float:
+    """Time of scoring some documents; the first pass warms up, the second is measured."""
+    elapsed, scored = 0.0, 0
+    for _ in range(2):
+        start, scored = time.perf_counter(), 0
+        for name, data in bench.domains.items():
+            documents = data.reference.documents[:32]
+            bench.evaluators[name].score(documents)
+            scored += len(documents)
+        elapsed = time.perf_counter() - start
+    return elapsed / scored
+
+
+def _words(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,247 @@
+"""What the experts do on the reported split, beside the base, a control and the papers' oracle.
+
+Nothing here chooses: the reported documents open only for a `FrozenChoice`, and every number goes to `result.json`.
+Rows of a domain:
+
+* ``base``: nothing switched off.
+* ``expert``: each document under the expert of its known subdomain ("DENoise" / "DOWP" in the papers).
+* ``routed``: under the expert that the router picks, or the base where it abstains ("MoDE" / "Free-MoE").
+* ``control``: random weights switched off, as many per matrix as the expert of the subdomain has.
+* ``oracle``: per subdomain the candidate that is best *on these very documents*: the papers' protocol, not a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from freemoe.domain_experts.select.scores import Score
+from freemoe.evals.statistics import Interval, cluster_bootstrap, mcnemar, mean_of_bootstraps, ratio_bootstrap
+from freemoe.evals.tasks.documents import Document
+from freemoe.models.weights import Weight
+
+# (unit name, positions to switch off, documents) -> scores
+ScoreUnder = Callable[[str, dict[str, Tensor], Sequence[Document]], Sequence[Score]]
+
+
+def is_text(documents: Sequence[Document]) -> bool:
+    """Whether the reported figure is perplexity rather than a share of right answers."""
+    return bool(documents) and documents[0].kind == "text"
+
+
+def perplexity(scores: Sequence[Score]) -> float:
+    """Exp of the mean negative log-likelihood per token over all documents."""
+    return math.exp(-sum(s.loglikelihood for s in scores) / max(1, sum(s.tokens for s in scores)))
+
+
+def figure(scores: Sequence[Score], documents: Sequence[Document]) -> float:
+    """The reported figure alone: per cent right, or perplexity."""
+    return perplexity(scores) if is_text(documents) else 100 * float(np.mean([s.value for s in scores]))
+
+
+def summary(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[Document], seed: int) -> dict[str, Any]:
+    """One row of a table: the score, its paired gain over the base with a 95 % interval, items won and lost.
+
+    Scores and gains of tasks are in per cent and points; of text, the score is perplexity and ``ratio`` its quotient to
+    the base's.
+    """
+    keys = [d.key for d in documents]
+    gains = [a.value - b.value for a, b in zip(scores, base, strict=True)]
+    if is_text(documents):
+        ratio = ratio_bootstrap(
+            [-s.loglikelihood for s in scores], [-s.loglikelihood for s in base], [s.tokens for s in base], keys, seed
+        )
+        gain = cluster_bootstrap(gains, keys, seed)
+        return {
+            "score": figure(scores, documents),
+            "gain": _interval(gain),
+            "ratio": _interval(ratio),
+            "documents": len(scores),
+        }
+    gain = cluster_bootstrap(gains, keys, seed).scaled(100)
+    row = {"score": figure(scores, documents), "gain": _interval(gain), "documents": len(scores)}
+    if all(s.value in (0.0, 1.0) for s in [*scores, *base]):
+        won, lost, p = mcnemar([s.value for s in base], [s.value for s in scores])
+        row |= {"won": won, "lost": lost, "mcnemar_p": p}
+    return row
+
+
+def _interval(interval: Any) -> dict[str, float]:
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
+
+
+def mean_scores(runs: Sequence[Sequence[Score]]) -> list[Score]:
+    """Scores averaged over several runs, document by document: the control's rows."""
+    return [
+        Score(
+            float(np.mean([s.value for s in column])),
+            float(np.mean([s.loglikelihood for s in column])),
+            column[0].tokens,
+        )
+        for column in zip(*runs, strict=True)
+    ]
+
+
+def scatter(parts: Sequence[tuple[Sequence[int], Sequence[Score]]], default: Sequence[Score]) -> list[Score]:
+    """Lay scores of parts of the documents over a default row."""
+    row = list(default)
+    for indices, scores in parts:
+        for i, s in zip(indices, scores, strict=True):
+            row[i] = s
+    return row
+
+
+def where_off(positions: dict[str, Tensor], weights: Sequence[Weight]) -> list[dict[str, Any]]:
+    """Where in the network the switched-off weights lie: share per layer and sublayer."""
+    cells: dict[tuple[int, str], list[int]] = {}
+    for weight in weights:
+        cell = cells.setdefault((weight.layer, weight.sublayer), [0, 0])
+        cell[0] += len(positions.get(weight.name, ()))
+        cell[1] += weight.size
+    return [
+        {"layer": layer, "sublayer": sublayer, "off": off, "of": size}
+        for (layer, sublayer), (off, size) in cells.items()
+    ]
+
+
+def domain_evidence(
+    documents: Sequence[Document],
+    known: Sequence[int],
+    names: Sequence[str],
+    routes: Sequence[tuple[str, str, float]],
+    experts: dict[str, dict[str, Tensor]],
+    candidates: dict[str, dict[str, Callable[[], dict[str, Tensor]]]],
+    controls: Callable[[str, int], dict[str, Tensor]],
+    control_seeds: int,
+    score: ScoreUnder,
+    seed: int,
+) -> dict[str, Any]:
+    """Score one domain's reported documents in every row.
+
+    Args:
+        documents: The opened reported documents.
+        known: Known subdomain of each document, an index into ``names``.
+        names: The domain's subdomains.
+        routes: For each document the expert the router picked (``base`` where it abstained), the subdomain it saw, and
+            its confidence.
+        experts: Positions of every accepted expert of the build, by subdomain.
+        candidates: Per subdomain, every candidate's positions, made when asked for; empty without the oracle.
+        controls: ``(subdomain, number) -> positions`` of a random mask of the expert's size.
+        control_seeds: How many controls.
+        score: Scores documents under switched-off positions; journalled.
+        seed: Of the bootstrap.
+    """
+    base = score("base", {}, documents)
+    groups = {name: [i for i in range(len(documents)) if known[i] == k] for k, name in enumerate(names)}
+
+    def under(unit: str, positions: dict[str, Tensor], indices: Sequence[int]) -> Sequence[Score]:
+        return score(unit, positions, [documents[i] for i in indices])
+
+    own = {n: under(f"expert {n}", experts[n], g) for n, g in groups.items() if n in experts and g}
+    expert = scatter([(groups[n], s) for n, s in own.items()], base)
+
+    routed = list(base)
+    elsewhere: dict[str, list[int]] = {}
+    for i, (picked, _, _) in enumerate(routes):
+        if picked in experts:
+            if picked == names[known[i]]:
+                routed[i] = expert[i]
+            else:
+                elsewhere.setdefault(picked, []).append(i)
+    for picked, indices in elsewhere.items():
+        for i, s in zip(indices, under(f"routed to {picked}", experts[picked], indices), strict=True):
+            routed[i] = s
+
+    # Where no expert was accepted a control has nothing to match, and the row is left out.
+    control_runs: list[list[Score]] = []
+    for r in range(control_seeds if own else 0):
+        parts = [(groups[n], under(f"control {r} {n}", controls(n, r), groups[n])) for n in own]
+        control_runs.append(scatter(parts, base))
+    control = mean_scores(control_runs) if control_runs else None
+
+    swept: dict[str, dict[str, Sequence[Score]]] = {}
+    oracle_parts = []
+    oracle_picks: dict[str, str] = {}
+    for name, group in groups.items():
+        if not group or not candidates.get(name):
+            continue
+        swept[name] = {c: under(f"oracle {name} {c}", make(), group) for c, make in candidates[name].items()}
+        ranked = {"base": [base[i] for i in group], **swept[name]}
+        oracle_picks[name] = max(ranked, key=lambda c: sum(s.value for s in ranked[c]))
+        oracle_parts.append((group, ranked[oracle_picks[name]]))
+    oracle = scatter(oracle_parts, base) if swept else None
+
+    table = {"base": base, "expert": expert, "routed": routed, "control": control, "oracle": oracle}
+    rows = {k: summary(v, base, documents, seed) for k, v in table.items() if v is not None}
+    if control:
+        rows["control"]["seeds"] = [summary(run, base, documents, seed)["gain"]["mean"] for run in control_runs]
+    subdomains = {}
+    for name, group in groups.items():
+        if not group:
+            continue
+        part = [documents[i] for i in group]
+        subdomains[name] = {
+            "rows": {
+                k: summary([v[i] for i in group], [base[i] for i in group], part, seed)
+                for k, v in table.items()
+                if v is not None
+            },
+            "candidates": {c: figure(s, part) for c, s in swept.get(name, {}).items()},
+            "oracle_candidate": oracle_picks.get(name),
+        }
+    return {
+        "rows": rows,
+        "router": _router_on(routes, [names[k] for k in known]),
+        "subdomains": subdomains,
+        "documents": [
+            {
+                "id": f"{d.task}/{d.id}",
+                "key": d.key,
+                "subdomain": names[known[i]],
+                "routed_to": routes[i][0],
+                "router_saw": routes[i][1],
+                "confidence": routes[i][2],
+                **{k: v[i].value for k, v in table.items() if v is not None},
+            }
+            for i, d in enumerate(documents)
+        ],
+    }
+
+
+def _router_on(routes: Sequence[tuple[str, str, float]], known: Sequence[str]) -> dict[str, float]:
+    """How often the router was right on reported documents, whether or not it then abstained."""
+    return {
+        "domain_accuracy": float(
+            np.mean([saw.split("/")[0] == k.split("/")[0] for (_, saw, _), k in zip(routes, known, strict=True)])
+        ),
+        "subdomain_accuracy": float(np.mean([saw == k for (_, saw, _), k in zip(routes, known, strict=True)])),
+        "abstained": float(np.mean([picked == "base" for picked, _, _ in routes])),
+    }
+
+
+def gains(domain: dict[str, Any], row: str) -> tuple[list[float], list[str]]:
+    """A row's paired differences to the base, and the content keys; a row that the domain lacks counts as its base."""
+    documents = domain["documents"]
+    return [doc.get(row, doc["base"]) - doc["base"] for doc in documents], [doc["key"] for doc in documents]
+
+
+def mean_gain(domains: Sequence[dict[str, Any]], row: str, seed: int) -> Interval:
+    """Mean over domains, each counting the same, of a row's gain in points."""
+    return mean_of_bootstraps([gains(d, row) for d in domains], seed).scaled(100)
+
+
+def overall(domains: Sequence[dict[str, Any]], seed: int) -> dict[str, Any]:
+    """Average over the task domains of the gain in points, each domain counting the same, with its 95 % interval.
+
+    A row that a domain lacks (no expert, so no control) counts as its base there.
+    """
+    tasks = [d for d in domains if d["unit"] == "points"]
+    found: dict[str, Any] = {"domains": [d["name"] for d in tasks]}
+    for row in ("expert", "routed", "control", "oracle"):
+        if any(row in d["rows"] for d in tasks):
+            found[row] = _interval(mean_gain(tasks, row, seed))
+    return found

@@ -1,0 +1,163 @@
+"""The reported split, scored for the artefact as it was written, and put into words and plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from freemoe.domain_experts.candidates import SALIENCY, Subdomain
+from freemoe.domain_experts.expert import Expert, random_positions
+from freemoe.domain_experts.prove.evidence import domain_evidence, is_text, where_off
+from freemoe.domain_experts.route.router import Router, calibration_errors
+from freemoe.domain_experts.route.subdomains import Subdomains, features
+from freemoe.domain_experts.select.scores import Score
+from freemoe.domain_experts.structured.evidence import cut_evidence, unit_evidence
+from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits, joined
+from freemoe.domain_experts.workbench import Workbench
+from freemoe.evals.tasks.documents import Document, FrozenChoice
+from freemoe.models.switching import count, share
+from freemoe.recipes import BuildRecipe
+
+
+def reported_evidence(
+    bench: Workbench,
+    divided: dict[str, Subdomains],
+    subdomains: list[Subdomain],
+    experts: list[Expert],
+    router: Router,
+    choice: FrozenChoice,
+) -> list[dict[str, Any]]:
+    """Score the reported split in every row, domain by domain."""
+    recipe = bench.recipe
+    # Regenerated from what is written to disk, so that the report is about the artefact.
+    stored = {k: v for e in experts for k, v in e.to_tensors().items()}
+    accepted = {
+        e.name: Expert.from_parts(e.describe(), stored).positions(bench.weights) for e in experts if e.kind != "base"
+    }
+    by_name = {s.name: s for s in subdomains}
+
+    def controls(name: str, number: int) -> dict[str, Tensor]:
+        seed, units = 1000 * (recipe.seed + 1) + number, by_name[name].units
+        if units is not None and (choice := by_name[name].choice) is not None and choice.candidate == UNITS:
+            # Random units, and where single weights are off too, as many random ones beside them.
+            singles = random_positions(units.singles, bench.weights, seed)
+            return joined(units.units.positions(units.random(units.best, seed)), singles)
+        return random_positions(accepted[name], bench.weights, seed)
+
+    found = []
+    with bench.progress.stage("report", len(divided)) as advance:
+        for domain, part in divided.items():
+            documents = bench.domains[domain].reported.open(choice)
+            feature = features(bench.model, [bench.scorer.prompt_ids(d) for d in documents], recipe.subdomains.feature)
+            seen = router.route(feature)
+            routes = [("base" if router.abstains(r) else r.subdomain, r.subdomain, r.confidence) for r in seen]
+            known = part.assign(documents, feature)
+            candidates = {n: {c: _deferred(by_name[n], c) for c in _candidates(by_name[n])} for n in part.names}
+            evidence = domain_evidence(
+                documents,
+                known,
+                part.names,
+                routes,
+                accepted,
+                candidates if recipe.evidence.oracle else {},
+                controls,
+                recipe.evidence.controls,
+                lambda unit, positions, docs, domain=domain: bench.reported_scores(domain, unit, positions, docs),
+                recipe.seed,
+            )
+            evidence["router"] |= calibration_errors(seen, [domain] * len(seen), [part.names[k] for k in known])
+            found.append(_domain_result(bench, domain, part, by_name, accepted, evidence))
+            for k, (name, entry) in enumerate(zip(part.names, found[-1]["subdomains"], strict=True)):
+                if (units := by_name[name].units) is not None:
+                    own = [d for d, number in zip(documents, known, strict=True) if number == k]
+                    entry["units"] = _units_of(bench, domain, name, units, own)
+            for name in part.names:
+                by_name[name].rankings.forget()
+            advance(1)
+    return found
+
+
+def _units_of(
+    bench: Workbench, domain: str, name: str, units: FoundUnits, documents: Sequence[Document]
+) -> dict[str, Any]:
+    """The curve of a subdomain's units on its reported documents, and what cutting them saves."""
+    recipe = bench.recipe
+
+    def score(unit: str, positions: dict[str, Tensor], docs: Sequence[Document]) -> Sequence[Score]:
+        return bench.reported_scores(domain, f"curve {name} {unit}", positions, docs)
+
+    found = unit_evidence(units, documents, score, controls=recipe.evidence.controls, seed=recipe.seed)
+    return {**found, "layout": recipe.units.layout, "cut": cut_evidence(bench.model, units)}
+
+
+def _candidates(sub: Subdomain) -> list[str]:
+    fitted = ((SALIENCY, sub.fitted), (UNITS, sub.units))
+    return [*(name for name, found in fitted if found is not None), *sub.bands]
+
+
+def _deferred(sub: Subdomain, candidate: str) -> Callable[[], dict[str, Tensor]]:
+    return lambda: sub.positions(candidate)
+
+
+def _domain_result(
+    bench: Workbench,
+    domain: str,
+    part: Subdomains,
+    by_name: dict[str, Subdomain],
+    accepted: dict[str, dict[str, Tensor]],
+    evidence: dict[str, Any],
+) -> dict[str, Any]:
+    data = bench.domains[domain]
+    subdomains = []
+    for name in part.names:
+        sub = by_name[name]
+        off = accepted.get(name, {})
+        best = max(sub.verdicts, key=lambda v: v.gain)
+        shown = off or sub.positions(best.candidate)
+        subdomains.append(
+            {
+                "name": name,
+                "reference_documents": len(sub.split),
+                "chosen": sub.choice.candidate if sub.choice else "base",
+                "verdict": _verdict_in_words(sub, bench.recipe),
+                "verdicts": [vars(v) for v in sub.verdicts],
+                "off": count(off),
+                "off_share": share(bench.weights, off),
+                "where_off": where_off(shown, bench.weights),
+                "where_off_is": "chosen" if off else f"best candidate, turned down: {best.candidate}",
+                "purification_curve": sub.curve,
+                "forecast": asdict(sub.forecast) if sub.forecast else None,
+                "bands": {n: [b.metric, b.start, b.end] for n, b in sub.bands.items()},
+                **evidence["subdomains"].get(name, {"rows": {}, "candidates": {}}),
+            }
+        )
+    metrics = dict.fromkeys(grader.metric for grader in data.graders.values())
+    text = "ratio" in evidence["rows"]["base"]
+    return {
+        "name": domain,
+        "metric": "perplexity" if text else ", ".join(metrics),
+        "unit": "perplexity" if text else "points",
+        "notes": list(data.notes) + list(part.notes),
+        "by": part.by,
+        "reference_documents": len(data.reference),
+        "reported_documents": len(data.reported),
+        "rows": evidence["rows"],
+        "router": evidence["router"],
+        "subdomains": subdomains,
+        "documents": evidence["documents"],
+    }
+
+
+def _verdict_in_words(sub: Subdomain, recipe: BuildRecipe) -> str:
+    best = sub.choice or min(sub.verdicts, key=lambda v: (v.holm if v.holm is not None else 1.0, -v.gain))
+    unit = "nats per token" if is_text(sub.split.documents) else "points"
+    gain = best.gain if unit != "points" else 100 * best.gain
+    shown = f"{best.candidate}: {gain:+.2f} {unit} on {best.tested} documents that did not choose it, Holm p = {best.holm:.2g}"
+    if sub.choice is not None:
+        return (
+            f"{sub.choice.candidate} accepted ({shown})" if recipe.search.select == "guarded" else f"argmax ({shown})"
+        )
+    return f"no reliable gain ({shown})"

@@ -1,0 +1,1 @@
+"""Signed purification: which weights hurt, by gradients; greedy rounds and learned switches."""

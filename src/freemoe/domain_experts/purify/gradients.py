@@ -1,0 +1,221 @@
+"""Gradients of a few weights, handed over tensor by tensor as a backward pass makes them, and dropped at once.
+
+Never more than one weight's gradient is alive. A reader keeps what it needs of each: the largest products, or the
+entries of its candidates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.core.errors import NumericError
+from freemoe.domain_experts.purify.activations import bytes_per_token, fits, parts
+from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
+from freemoe.domain_experts.purify.strongest import strongest
+from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.models.spec import family_of, find_layers
+from freemoe.models.weights import Weight
+
+# Leaders that even a small matrix remembers: it may hold all of a small cut.
+_FEWEST = 1024
+
+Take = Callable[[Weight, Tensor], None]
+"""Reader of a gradient: the weight, and its gradient (experts, rows, columns)."""
+
+Checkpointing = bool | Literal["auto"]
+"""Whether layers make their activations again in the backward pass: always, never, or when memory asks for it."""
+
+
+@contextlib.contextmanager
+def gradients_to(
+    model: nn.Module,
+    weights: Sequence[Weight],
+    take: Take,
+    *,
+    checkpointing: Checkpointing,
+) -> Iterator[None]:
+    """Inside, every backward pass hands the gradients of ``weights`` to ``take``; flags and gradients come back after.
+
+    Args:
+        model: A causal LM.
+        weights: The weights that shall have gradients; nothing else does.
+        take: Called once per weight and backward pass. It must not keep the gradient itself.
+        checkpointing: Whether layers forget their activations and make them again in the backward pass; ``"auto"``: in
+            passes whose activations would not fit into half of the free memory.
+    """
+    before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+
+    def hook(parameter: Tensor, weight: Weight) -> None:
+        gradient = parameter.grad
+        parameter.grad = None
+        if gradient is not None:
+            take(weight, weight.arrange(gradient))
+
+    with contextlib.ExitStack() as stack:
+        try:
+            for p, _, _ in before:
+                p.requires_grad_(False)
+                p.grad = None
+            for weight in weights:
+                weight.parameter.requires_grad_(True)
+                handle = weight.parameter.register_post_accumulate_grad_hook(partial(hook, weight=weight))
+                stack.callback(handle.remove)
+            if weights:
+                # Measured before layers forget what they keep.
+                bytes_per_token(model)
+            if checkpointing:
+                stack.enter_context(_checkpointed_layers(model, checkpointing is True))
+            yield
+        finally:
+            for p, flag, grad in before:
+                p.requires_grad_(flag)
+                p.grad = grad
+
+
+@contextlib.contextmanager
+def _checkpointed_layers(model: nn.Module, always: bool) -> Iterator[None]:
+    """Run every decoder layer under activation checkpointing, always or in passes that would not fit.
+
+    transformers' own switch acts in training mode only, which would also turn dropout on.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    _, layers = find_layers(model, family_of(model))
+    forget = always
+
+    def run(forward: Callable[..., Any], first: bool, *args: Any, **kwargs: Any) -> Any:
+        nonlocal forget
+        # Asked once per pass, by its first layer; a layer that runs again in the backward pass runs below this.
+        if first and not always:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            forget = not fits(model, hidden.shape[0], hidden.shape[1])
+        if not forget:
+            return forward(*args, **kwargs)
+        # Nothing random runs in evaluation mode, so no generator's state need be kept for the second run.
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    try:
+        for number, layer in enumerate(layers):
+            layer.forward = partial(run, layer.forward, number == 0)
+        yield
+    finally:
+        for layer in layers:
+            layer.__dict__.pop("forward", None)
+
+
+def backward(model: Any, batches: Sequence[AnswerBatch]) -> float:
+    """Take the gradient of the mean answer cross-entropy over all batches together; return it, in nats per token.
+
+    A batch whose activations would take much memory goes in several passes; see `activations.parts`.
+
+    Args:
+        model: A causal LM, inside `gradients_to`.
+        batches: Prompts with their answers.
+    """
+    tokens = sum(b.answer_tokens for b in batches)
+    total = 0.0
+    for batch in batches:
+        for part in parts(model, batch):
+            loss = answer_loss(model, part) / tokens
+            loss.backward()
+            total += float(loss.detach())
+    return total
+
+
+def finite(gradient: Tensor, weight: Weight) -> Tensor:
+    """Return (a part of) a weight's gradient.
+
+    Raises:
+        NumericError: When it is NaN or infinite; names the weight.
+    """
+    if not bool(torch.isfinite(gradient).all()):
+        raise NumericError(
+            f"The gradient of {weight.name!r} is NaN or infinite. Try --dtype float32; half precision can overflow."
+        )
+    return gradient
+
+
+class Leaders:
+    """The weights with the largest positive w * dL/dw less a toll, from gradients that come tensor by tensor, batch by batch.
+
+    To first order, switching w off changes the loss L by minus that product; the toll is what it costs beyond. Products are
+    summed over the batches, but each tensor remembers the sums of its leaders only. One batch, or leaders that are the whole
+    tensor, give the exact answer; otherwise a weight that falls behind for a while loses its sum of before.
+
+    Args:
+        weights: The weights to rank.
+        count: How many to name at most.
+        spread: Leaders of a tensor, as a multiple of its fair part of ``count``; at least 1.
+        toll: ``(experts, rows, columns)`` fp32 of a weight, not below 0; None for no toll.
+    """
+
+    def __init__(
+        self, weights: Sequence[Weight], count: int, spread: float, toll: Callable[[Weight], Tensor] | None = None
+    ) -> None:
+        self._count = count
+        self._share = spread * count / sum(w.size for w in weights)
+        self._toll = toll
+        self._names = [w.name for w in weights]
+        self._leaders: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def take(self, weight: Weight, gradient: Tensor) -> None:
+        """Add one batch's gradient ``(experts, rows, columns)`` of one weight; it is not kept.
+
+        Raises:
+            NumericError: When it is NaN or infinite.
+        """
+        gains = METRICS.get("saliency").scores(weight.view(), None, finite(gradient, weight), None).flatten()
+        scores = gains if self._toll is None else gains - self._toll(weight).flatten()
+        if weight.name in self._leaders:
+            # Their sums have paid the toll.
+            where, sums = self._leaders[weight.name]
+            scores[where] = gains[where] + sums
+        keep = min(weight.size, max(math.ceil(self._share * weight.size), _FEWEST))
+        where = torch.topk(scores, keep).indices.sort().values
+        self._leaders[weight.name] = where, scores[where]
+
+    def _sums(self, name: str) -> Callable[[], Tensor]:
+        return lambda: self._leaders[name][1]
+
+    def choose(self) -> tuple[dict[str, Tensor], float]:
+        """The weights, and the sum of their scores.
+
+        Returns:
+            Name of a weight to its sorted flat positions in (experts, rows, columns) order, those with none being absent;
+            and what switching them off should gain in nats per token.
+        """
+        reached = [name for name in self._names if name in self._leaders]
+        picked = strongest([self._sums(name) for name in reached], self._count).positions
+        found = {name: self._leaders[name][0][at] for name, at in zip(reached, picked, strict=True) if len(at)}
+        gain = sum(
+            float(self._leaders[n][1][at].sum(dtype=torch.float64)) for n, at in zip(reached, picked, strict=True)
+        )
+        return found, gain
+
+
+def noise_weights(
+    model: Any,
+    weights: Sequence[Weight],
+    batches: Sequence[AnswerBatch],
+    count: int,
+    *,
+    spread: float,
+    toll: Callable[[Weight], Tensor] | None = None,
+    checkpointing: Checkpointing = False,
+) -> tuple[dict[str, Tensor], float]:
+    """The ``count`` weights that stand against documents most, in one pass, and what that should gain; see `Leaders.choose`.
+
+    Raises:
+        NumericError: When the loss or a gradient is NaN or infinite.
+    """
+    leaders = Leaders(weights, count, spread, toll)
+    with gradients_to(model, weights, leaders.take, checkpointing=checkpointing):
+        backward(model, batches)
+    return leaders.choose()

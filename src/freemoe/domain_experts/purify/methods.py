@@ -1,0 +1,164 @@
+"""The ways of signed purification, by name: `saliency.method` of a recipe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from freemoe.core.registry import Registry
+from freemoe.domain_experts.purify.batches import AnswerBatch
+from freemoe.domain_experts.purify.greedy import OnRound, Purified, purify
+from freemoe.domain_experts.purify.learned import MEASURED_STEPS, MOST_STEPS, ROUNDS, learn, schedule
+from freemoe.models.precision import compute_dtype, held_in
+from freemoe.models.weights import Weight
+from freemoe.recipes import SaliencySection
+
+# A base of fewer weights is small: hundreds of passes over some hundred questions take seconds to minutes.
+_SMALL = 1 << 24
+# Rounds that greedy purification takes before it stops, as seen on small models.
+_TYPICAL_ROUNDS = 25
+# A backward pass costs about two forward passes.
+_BACKWARD = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """One subdomain to purify for.
+
+    Attributes:
+        model: A causal LM; bit-equal afterwards.
+        weights: Weights that may be switched off.
+        gradient: Documents that say which.
+        stop: Other documents, which say when to stop.
+        text: Whether the documents are plain text rather than prompts with answers.
+        seed: Of everything random.
+        on_round: Told after every round.
+    """
+
+    model: Any
+    weights: Sequence[Weight]
+    gradient: Sequence[AnswerBatch]
+    stop: Sequence[AnswerBatch]
+    text: bool
+    seed: int
+    on_round: OnRound
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of purifying.
+
+    Attributes:
+        run: Purifies for one subdomain.
+        rounds: Most rounds it can take, given whether the documents are text.
+        cost: What it takes, as documents scored once, given whether they are text, how many reference documents the
+            subdomain has and how many answer tokens these have.
+    """
+
+    run: Callable[[Task, SaliencySection], Purified]
+    rounds: Callable[[SaliencySection, bool], int]
+    cost: Callable[[SaliencySection, bool, int, int], float]
+
+
+def method_of(section: SaliencySection, text: bool, weights: Sequence[Weight]) -> Method:
+    """The way that a recipe asks for; ``auto`` leaves it to the kind of documents and the size of the base.
+
+    A hundred questions make few steps of training, and greedy rounds find more; over a large base they take too long.
+    """
+    name = section.method
+    if name == "auto":
+        name = "learned" if text or sum(w.size for w in weights) >= _SMALL else "greedy"
+    return METHODS.get(name)
+
+
+def _step(section: SaliencySection, text: bool) -> float:
+    return section.text_step if text else section.step
+
+
+def _greedy_rounds(section: SaliencySection, text: bool) -> int:
+    return max(1, int(section.budget / _step(section, text)))
+
+
+def _greedy_cost(section: SaliencySection, text: bool, documents: int, tokens: int) -> float:
+    rounds = min(_TYPICAL_ROUNDS, _greedy_rounds(section, text))
+    return rounds * documents * (_BACKWARD * section.gradient_share + section.stop_share)
+
+
+def _greedy(task: Task, section: SaliencySection) -> Purified:
+    with held_in(task.model, compute_dtype(section.compute, task.model)):
+        return purify(
+            task.model,
+            task.weights,
+            task.gradient,
+            task.stop,
+            step=_step(section, task.text),
+            budget=section.budget,
+            patience=section.patience,
+            part_tokens=section.part_tokens,
+            checkpointing=section.checkpointing,
+            on_round=task.on_round,
+        )
+
+
+def _learned_rounds(section: SaliencySection, text: bool) -> int:
+    # As long as no one has counted the tokens; a bar that ends early jumps to its end.
+    return ROUNDS if section.every is None else math.ceil((section.steps or MOST_STEPS) / section.every)
+
+
+def _learned_cost(section: SaliencySection, text: bool, documents: int, tokens: int) -> float:
+    steps, each = schedule(max(1, round(section.gradient_share * tokens)), section.step_tokens, section.steps)
+    looks = (ROUNDS if section.every is None else math.ceil(steps / section.every)) * section.stop_share * documents
+    return _BACKWARD * (steps + MEASURED_STEPS) * each * documents / max(1, tokens) + looks
+
+
+def _learned(task: Task, section: SaliencySection) -> Purified:
+    with held_in(task.model, compute_dtype(section.compute, task.model)):
+        return learn(
+            task.model,
+            task.weights,
+            task.gradient,
+            task.stop,
+            budget=section.budget,
+            steps=section.steps,
+            step_tokens=section.step_tokens,
+            every=section.every,
+            patience=section.patience,
+            seed=task.seed,
+            checkpointing=section.checkpointing,
+            on_round=task.on_round,
+        )
+
+
+def _both(task: Task, section: SaliencySection) -> Purified:
+    rounds = _greedy_rounds(section, task.text)
+    greedy = _greedy(task, section)
+    learned = _learned(replace(task, on_round=lambda number, *found: task.on_round(rounds + number, *found)), section)
+    return learned if learned.losses[learned.best] < greedy.losses[greedy.best] else greedy
+
+
+def _both_rounds(section: SaliencySection, text: bool) -> int:
+    return _greedy_rounds(section, text) + _learned_rounds(section, text)
+
+
+def _both_cost(section: SaliencySection, text: bool, documents: int, tokens: int) -> float:
+    return sum(cost(section, text, documents, tokens) for cost in (_greedy_cost, _learned_cost))
+
+
+METHODS: Registry[Method] = Registry("way of signed purification")
+METHODS.add(
+    "greedy",
+    Method(_greedy, _greedy_rounds, _greedy_cost),
+    "cut the strongest few weights, rank anew, until the stopping documents no longer gain",
+)
+METHODS.add(
+    "learned",
+    Method(_learned, _learned_rounds, _learned_cost),
+    "train which of the candidates are off, within the budget; no value changes",
+)
+METHODS.add(
+    "both",
+    Method(_both, _both_rounds, _both_cost),
+    "greedy, then learned from the start; what is lower on the stopping documents is kept",
+)

@@ -1,0 +1,1 @@
+"""Which expert answers a prompt: subdomains and the two-level router."""

@@ -1,0 +1,386 @@
+"""The two-level router (MoDE Eq. 8-10): a domain, then a subdomain in it, or the base when it is not sure.
+
+Each level is one linear layer with softmax, trained by cross-entropy (multinomial logistic regression) on standardised
+features of reference documents. Level 2 can be the nearest centroid instead (MoDE Eq. 4). A temperature per level,
+fitted on documents that the level did not see, makes its probabilities mean what they say.
+
+Shapes: N documents, H feature size, K classes.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freemoe.core.registry import Registry
+from freemoe.domain_experts.route.confidence import (
+    abstention_threshold,
+    expected_calibration_error,
+    fit_temperature,
+    most_likely,
+)
+from freemoe.domain_experts.route.subdomains import Subdomains
+from freemoe.domain_experts.select.choice import folds
+from freemoe.recipes import ROUTERS, RouterSection
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where a prompt goes: its domain, its subdomain, and how sure the router is.
+
+    Attributes:
+        domain: The most likely domain.
+        subdomain: The most likely subdomain in it.
+        confidence: Probability of both levels together: their product.
+        domain_confidence: Probability of the domain alone.
+    """
+
+    domain: str
+    subdomain: str
+    confidence: float
+    domain_confidence: float
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """One decision: ``softmax((weight @ x + bias) / temperature)``; with centroids, minus half the squared distance.
+
+    Attributes:
+        classes: Names, in the order of the rows.
+        weight: ``(K, H)``: linear weights, or the centroids.
+        bias: ``(K,)``; empty for centroids.
+        temperature: Above 1 it makes the level less sure, below 1 surer; the most likely class stays.
+    """
+
+    classes: tuple[str, ...]
+    weight: Tensor
+    bias: Tensor
+    temperature: float = 1.0
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Unnormalised log-probabilities of standardised features, before the temperature: ``(N, H) -> (N, K)``."""
+        if not self.bias.numel():
+            # Per dimension, so that the sharpness does not grow with the feature size.
+            return -(torch.cdist(x, self.weight) ** 2) / (2 * x.shape[1] ** 0.5)
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Class probabilities of standardised features: ``(N, H) -> (N, K)``."""
+        return torch.softmax(self.logits(x) / self.temperature, dim=1)
+
+    def decide(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Probability of the most likely class, and its number: ``(N, H) -> (N,), (N,)``."""
+        return most_likely(self.logits(x), self.temperature)
+
+
+FitLevel = Callable[[np.ndarray, np.ndarray, tuple[str, ...], int], Level]
+"""Trains a level: standardised features ``(N, H)``, class numbers ``(N,)``, the classes' names, the solver's seed."""
+
+LEVELS: Registry[FitLevel] = Registry("router level", ROUTERS)
+
+
+def fit_level(x: np.ndarray, labels: Sequence[str], classes: Sequence[str], kind: str, seed: int) -> Level:
+    """Train one level.
+
+    Args:
+        x: ``(N, H)`` standardised features.
+        labels: Class of each document.
+        classes: All classes, in order; those that no document has are left out.
+        kind: A name of `LEVELS`.
+        seed: Of the solver.
+    """
+    present = tuple(c for c in classes if c in labels)
+    y = np.array([present.index(label) for label in labels])
+    return LEVELS.get(kind)(x, y, present, seed)
+
+
+def _nearest(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], seed: int) -> Level:
+    centres = np.stack([x[y == k].mean(0) for k in range(len(classes))])
+    return Level(classes, torch.from_numpy(centres).float(), torch.empty(0))
+
+
+def _logistic(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], seed: int) -> Level:
+    if len(classes) == 1:
+        return Level(classes, torch.zeros(1, x.shape[1]), torch.zeros(1))
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    with warnings.catch_warnings():
+        # Separable classes never converge fully; the direction is good long before.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = LogisticRegression(max_iter=300, random_state=seed).fit(x, y)
+    weight, bias = found.coef_, found.intercept_
+    if len(classes) == 2:
+        # scikit-learn gives one row for two classes; softmax of (-z/2, z/2) is the same sigmoid.
+        weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
+    # Laid out as it comes back from disk, so that it multiplies in the same order there.
+    return Level(classes, torch.from_numpy(weight).float().contiguous(), torch.from_numpy(bias).float())
+
+
+LEVELS.add("linear", _logistic, "multinomial logistic regression (MoDE Eq. 8-9)")
+LEVELS.add("centroid", _nearest, "the nearest mean feature (MoDE Eq. 4)")
+
+
+@dataclass(frozen=True, eq=False)
+class Router:
+    """A trained router.
+
+    Attributes:
+        mean: ``(H,)`` mean of the features it was trained on.
+        scale: ``(H,)`` their standard deviation.
+        domain: Level 1.
+        subdomain: Level 2 by domain.
+        threshold: Confidence below which it abstains: the base answers.
+        feature: Kind of feature it reads.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    domain: Level
+    subdomain: dict[str, Level]
+    threshold: float
+    feature: str = "embedding"
+
+    def standardise(self, feature: Tensor) -> Tensor:
+        """Features as the levels read them: ``(N, H) -> (N, H)`` fp32 on the CPU."""
+        return (feature.float().cpu() - self.mean) / self.scale
+
+    def route(self, feature: Tensor) -> list[Route]:
+        """Route features ``(N, H)``; ask `abstains` whether to follow. One matrix product per level and domain seen."""
+        x = self.standardise(feature)
+        first, domain = (t.tolist() for t in self.domain.decide(x))
+        routes: dict[int, Route] = {}
+        for k in dict.fromkeys(domain):
+            rows = [i for i, seen in enumerate(domain) if seen == k]
+            name = self.domain.classes[k]
+            level = self.subdomain[name]
+            # A lone prompt is not gathered: waking other threads for it would cost more than the whole route.
+            second, subdomain = (t.tolist() for t in level.decide(x if len(rows) == len(x) else x[rows]))
+            for i, p, c in zip(rows, second, subdomain, strict=True):
+                routes[i] = Route(name, level.classes[c], first[i] * p, first[i])
+        return [routes[i] for i in range(len(domain))]
+
+    def abstains(self, route: Route) -> bool:
+        """Whether a route is too unsure to follow; the base answers then."""
+        return route.confidence < self.threshold
+
+    def describe(self) -> dict[str, Any]:
+        """The part of the router that stands in the manifest."""
+        return {
+            "domains": list(self.domain.classes),
+            "subdomains": {d: list(level.classes) for d, level in self.subdomain.items()},
+            "temperature": self.domain.temperature,
+            "subdomain_temperatures": {d: level.temperature for d, level in self.subdomain.items()},
+            "threshold": self.threshold,
+            "feature": self.feature,
+        }
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """The part that stands in ``router.safetensors``."""
+        out = {
+            "mean": self.mean,
+            "scale": self.scale,
+            "domain|weight": self.domain.weight,
+            "domain|bias": self.domain.bias,
+        }
+        for name, level in self.subdomain.items():
+            out[f"subdomain|{name}|weight"] = level.weight
+            out[f"subdomain|{name}|bias"] = level.bias
+        return {k: v.contiguous() for k, v in out.items()}
+
+    @classmethod
+    def from_parts(cls, described: dict[str, Any], tensors: dict[str, Tensor]) -> Router:
+        """Rebuild a router from its manifest entry and tensors."""
+
+        def level(key: str, classes: Sequence[str], temperature: float) -> Level:
+            return Level(tuple(classes), tensors[f"{key}|weight"], tensors[f"{key}|bias"], temperature)
+
+        levels = {
+            name: level(f"subdomain|{name}", classes, described["subdomain_temperatures"][name])
+            for name, classes in described["subdomains"].items()
+        }
+        first = level("domain", described["domains"], described["temperature"])
+        return cls(tensors["mean"], tensors["scale"], first, levels, described["threshold"], described["feature"])
+
+
+def _fit(feature: Tensor, domains: Sequence[str], subdomains: Sequence[str], kind: str, seed: int) -> Router:
+    x = feature.double().numpy()
+    mean, scale = x.mean(0), x.std(0)
+    scale[scale < 1e-12] = 1.0
+    x = (x - mean) / scale
+    names = list(dict.fromkeys(domains))
+    levels = {}
+    for name in names:
+        mine = [i for i, d in enumerate(domains) if d == name]
+        labels = [subdomains[i] for i in mine]
+        levels[name] = fit_level(x[mine], labels, sorted(dict.fromkeys(labels)), kind, seed)
+    return Router(
+        torch.from_numpy(mean).float(),
+        torch.from_numpy(scale).float(),
+        fit_level(x, domains, names, "linear", seed),
+        levels,
+        0.0,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Fold:
+    """A router, and the documents that it did not see: their numbers, features ``(N, H)``, domains, subdomains."""
+
+    router: Router
+    members: list[int]
+    feature: Tensor
+    domains: list[str]
+    subdomains: list[str]
+
+
+def _temperature(unseen: Sequence[_Fold], domain: str | None) -> float:
+    """Temperature of level 1, or of level 2 in a domain, from documents that the folds' routers did not see."""
+    logits, right = [], []
+    for fold in unseen:
+        mine = [i for i, d in enumerate(fold.domains) if domain in (None, d)]
+        level = fold.router.domain if domain is None else fold.router.subdomain.get(domain)
+        if level is None or not mine:
+            continue
+        found = level.logits(fold.router.standardise(fold.feature[mine]))
+        logits.append(found)
+        labels = fold.domains if domain is None else fold.subdomains
+        right += [level.classes[k] == labels[i] for k, i in zip(found.argmax(1).tolist(), mine, strict=True)]
+    if not logits:
+        return 1.0
+    # A router whose documents lack a class has fewer columns.
+    widest = max(part.shape[1] for part in logits)
+    padded = [torch.nn.functional.pad(part, (0, widest - part.shape[1]), value=-torch.inf) for part in logits]
+    return fit_temperature(torch.cat(padded), right)
+
+
+def _calibrated(router: Router, unseen: Sequence[_Fold]) -> Router:
+    """The router with the temperatures that fit the documents that the folds' routers did not see."""
+    levels = {d: replace(level, temperature=_temperature(unseen, d)) for d, level in router.subdomain.items()}
+    first = replace(router.domain, temperature=_temperature(unseen, None))
+    return replace(router, domain=first, subdomain=levels)
+
+
+def train_router(
+    feature: Tensor,
+    domains: Sequence[str],
+    subdomains: Sequence[str],
+    keys: Sequence[str],
+    *,
+    level2: str = "linear",
+    precision: float = 0.9,
+    kind: str = "embedding",
+    seed: int = 0,
+) -> tuple[Router, dict[str, Any]]:
+    """Train both levels on reference documents, calibrate them, and choose the confidence below which to abstain.
+
+    Threshold, accuracies and calibration errors come from routes of documents that neither the routing model nor its
+    temperatures saw (5 folds that keep content keys together).
+
+    Args:
+        feature: ``(N, H)``.
+        domains: Domain of each document.
+        subdomains: Subdomain of each document.
+        keys: Content key of each document.
+        level2: A name of `LEVELS`.
+        precision: Share of routes above the threshold that shall be right.
+        kind: Name of the feature, stored with the router.
+        seed: Of folds and solver.
+
+    Returns:
+        The router, and its figures: accuracy and calibration error per level, the latter without the temperatures too,
+        the threshold, latency in milliseconds.
+    """
+    parts = folds(keys, 5, seed)
+    unseen = []
+    for part in parts if len(parts) > 1 else []:
+        out = frozenset(part)
+        inside = [i for i in range(len(domains)) if i not in out]
+        model = _fit(feature[inside], [domains[i] for i in inside], [subdomains[i] for i in inside], level2, seed)
+        unseen.append(_Fold(model, part, feature[part], [domains[i] for i in part], [subdomains[i] for i in part]))
+    plain = [Route("", "", 0.0, 0.0)] * len(domains)
+    routes = list(plain)
+    for fold in unseen:
+        calibrated = _calibrated(fold.router, [other for other in unseen if other is not fold])
+        for i, before, after in zip(
+            fold.members, fold.router.route(fold.feature), calibrated.route(fold.feature), strict=True
+        ):
+            plain[i], routes[i] = before, after
+    right = [r.subdomain == s and r.domain == d for r, s, d in zip(routes, subdomains, domains, strict=True)]
+    confidence = [r.confidence for r in routes]
+    threshold = abstention_threshold(confidence, right, precision)
+    fitted = _calibrated(_fit(feature, domains, subdomains, level2, seed), unseen)
+    router = replace(fitted, threshold=threshold, feature=kind)
+    figures = {
+        "documents": len(domains),
+        "domain_accuracy": float(np.mean([r.domain == d for r, d in zip(routes, domains, strict=True)])),
+        "subdomain_accuracy": float(np.mean(right)),
+        **calibration_errors(routes, domains, subdomains),
+        "without_temperature": calibration_errors(plain, domains, subdomains),
+        "temperature": router.domain.temperature,
+        "subdomain_temperatures": {d: level.temperature for d, level in router.subdomain.items()},
+        "threshold": threshold,
+        "abstained": float(np.mean([c < threshold for c in confidence])),
+        "measured": "5-fold, on reference documents that the routing model did not see",
+        **latency(router, feature),
+    }
+    return router, figures
+
+
+def train_on_subdomains(
+    divided: Mapping[str, Subdomains],
+    feature: Mapping[str, Tensor],
+    keys: Mapping[str, Sequence[str]],
+    section: RouterSection,
+    *,
+    kind: str,
+    seed: int,
+) -> tuple[Router, dict[str, Any]]:
+    """`train_router` on the reference documents of several domains, each divided into its subdomains.
+
+    Args:
+        divided: By domain, the subdomain of each of its D documents.
+        feature: By domain, their features ``(D, H)``.
+        keys: By domain, their content keys.
+        section: The recipe's.
+        kind: Name of the feature.
+        seed: Of folds and solver.
+    """
+    return train_router(
+        torch.cat([feature[name] for name in divided]),
+        [name for name, part in divided.items() for _ in part.labels],
+        [part.names[k] for part in divided.values() for k in part.labels],
+        [key for name in divided for key in keys[name]],
+        level2=section.level2,
+        precision=section.precision,
+        kind=kind,
+        seed=seed,
+    )
+
+
+def calibration_errors(routes: Sequence[Route], domains: Sequence[str], subdomains: Sequence[str]) -> dict[str, float]:
+    """Expected calibration error of the domain, and of the whole route down to the subdomain."""
+    right_domain = [r.domain == d for r, d in zip(routes, domains, strict=True)]
+    right = [r.subdomain == s and ok for r, s, ok in zip(routes, subdomains, right_domain, strict=True)]
+    return {
+        "domain_ece": expected_calibration_error([r.domain_confidence for r in routes], right_domain),
+        "subdomain_ece": expected_calibration_error([r.confidence for r in routes], right),
+    }
+
+
+def latency(router: Router, feature: Tensor, repeats: int = 200) -> dict[str, float]:
+    """p50 and p95 milliseconds to route one feature vector, the embedding itself left out."""
+    times = []
+    for i in range(repeats):
+        row = feature[i % len(feature)][None]
+        start = time.perf_counter()
+        router.route(row)
+        times.append((time.perf_counter() - start) * 1000)
+    return {"p50_ms": float(np.quantile(times, 0.5)), "p95_ms": float(np.quantile(times, 0.95))}

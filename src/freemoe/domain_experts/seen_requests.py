@@ -1,0 +1,133 @@
+"""Recognises requests of lm-eval on documents that the making of an artefact saw.
+
+lm-eval scores what it scores: no document can be taken out from here. So they are counted, told loudly, and refused on demand.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from freemoe.core.artifacts import MANIFEST, read_manifest
+from freemoe.core.errors import DataError, RecipeError
+from freemoe.evals.held_out import Record
+from freemoe.evals.seen import Seen, words
+
+ALLOWED = ("warn", "refuse")
+Kind = Literal["continuation", "text", "generation"]
+
+_LOG = logging.getLogger("freemoe")
+
+
+def is_model(folder: Any) -> bool:
+    """Whether an artefact is a model of its own (a converted one), not experts for another."""
+    if not isinstance(folder, str | Path):
+        return False
+    root = Path(folder)
+    whole = (root / MANIFEST).is_file() and (root / "config.json").is_file()
+    return whole and read_manifest(root)["kind"] == "converted"
+
+
+class Witness:
+    """Counts documents by task, and those among them that were seen.
+
+    Args:
+        record: Of the artefact; None for a plain model, which has seen nothing that we know of.
+        on_seen: ``warn`` or ``refuse``.
+
+    Raises:
+        RecipeError: Another value.
+    """
+
+    def __init__(self, record: Record | None, on_seen: str = "warn") -> None:
+        if on_seen not in ALLOWED:
+            raise RecipeError(f"seen is {on_seen!r}; allowed: {', '.join(ALLOWED)}.")
+        self.record, self.on_seen = record, on_seen
+        self.asked: dict[str, set[Any]] = {}
+        self.seen: dict[str, set[Any]] = {}
+        if record is not None and record.warning():
+            _LOG.warning(record.warning())
+
+    def look(self, requests: Sequence[Any], kind: Kind) -> None:
+        """Look at requests before they are answered.
+
+        Args:
+            requests: Instances of lm-eval.
+            kind: Whether their arguments are a context and its continuation, a whole text, or a context to go on from.
+
+        Raises:
+            DataError: When one was seen, and that is refused.
+        """
+        if self.record is None or self.record.seen is None:
+            return
+        known: dict[tuple[Any, ...], bool] = {}
+        fresh = 0
+        for place, request in enumerate(requests):
+            task = str(getattr(request, "task_name", None) or "requests")
+            name = getattr(request, "doc_id", None)
+            name = place if name is None else name
+            self.asked.setdefault(task, set()).add(name)
+            arguments = tuple(a for a in request.args if isinstance(a, str))
+            if arguments not in known:
+                known[arguments] = recognised(self.record.seen, arguments, kind, getattr(request, "doc", None))
+            if known[arguments] and name not in self.seen.setdefault(task, set()):
+                self.seen[task].add(name)
+                fresh += 1
+        if not fresh:
+            return
+        if self.on_seen == "refuse":
+            raise DataError(
+                f"{self._said()}. They are no held-out documents: evaluate with freemoe eval, which sets them aside, choose "
+                "another task, or count them with seen=warn."
+            )
+        _LOG.warning("WARNING: %s. lm-eval's figures are not held out for them.", self._said())
+
+    def _said(self) -> str:
+        counts = (
+            f"{len(names)} of {len(self.asked[task])} documents of {task!r}"
+            for task, names in self.seen.items()
+            if names
+        )
+        assert self.record is not None
+        return f"The making of {self.record.folder!r} saw " + ", ".join(counts)
+
+    def describe(self) -> dict[str, Any]:
+        """What lm-eval writes beside its results: documents asked for and seen, by task."""
+        if self.record is None:
+            return {}
+        if self.record.seen is None:
+            return {"seen_documents": "unknown: " + self.record.warning()}
+        return {
+            "seen_documents": {
+                task: {"seen": len(self.seen.get(task, ())), "of": len(names)} for task, names in self.asked.items()
+            }
+        }
+
+
+def recognised(seen: Seen, arguments: Sequence[str], kind: Kind, doc: Any) -> bool:
+    """Whether a request's document was seen: as a question at the end of its context, or by its text.
+
+    Few-shot examples do not count: of a context only its end is looked at, and lm-eval's own copy of the document.
+    """
+    if kind == "text":
+        return any(seen.has_text(text) for text in arguments)
+    context = words(arguments[0])
+    answer = words(arguments[1]) if kind == "continuation" and len(arguments) > 1 else []
+    if seen.has_question(context, answer):
+        return True
+    own = list(_texts(doc)) or [arguments[0].rsplit("\n\n", 1)[-1]]
+    return any(seen.has_text(text) for text in own)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a document of lm-eval."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part)

@@ -1,0 +1,1 @@
+"""Which candidate replaces the base: search on reference documents, and the guarded choice."""

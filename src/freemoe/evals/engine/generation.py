@@ -1,0 +1,137 @@
+"""Greedy generation: prompts that begin alike share that beginning's keys and values, finished rows leave the batch.
+
+Shapes: B rows that are still running, P prefix tokens, L longest prompt behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.evals.engine.likelihoods import fill_prefix
+from freemoe.evals.engine.row_plan import Ids, shared_prefixes
+from freemoe.evals.engine.shared_cache import SharedCache
+
+# A decoding step holds one token per row, so many more rows fit than when whole prompts are scored.
+_DECODE_ROWS = 4
+
+
+def cut_at_stop(text: str, until: Sequence[str]) -> str:
+    """Cut a text before the first occurrence of every stop string."""
+    for stop in until:
+        if stop:
+            text = text.split(stop)[0]
+    return text
+
+
+class Greedy:
+    """Greedy decoding of one model.
+
+    Args:
+        model: A causal LM in eval mode.
+        tokenizer: Its tokenizer.
+        batch_tokens: As the scorer's.
+        share: Share prefixes and drop finished rows; without it the model keeps its own cache.
+        window: Tokens that a layer with sliding attention sees. It counts places of the cache, padding included, so
+            padding must not stand between a prefix and its prompts where the window does not hold them all.
+        forward_cost: Tokens that one more forward pass is worth.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, batch_tokens: int, share: bool, window: int | None, forward_cost: int
+    ) -> None:
+        self.model, self.tokenizer, self.batch_tokens = model, tokenizer, batch_tokens
+        self.share, self.window, self.forward_cost = share, window, forward_cost
+        eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+        self.eos = eos
+        self.pad = pad if pad is not None else (eos or 0)
+
+    def texts(self, prompts: Sequence[Ids], until: Sequence[str], new: int) -> list[str]:
+        """Continuations of at most ``new`` tokens, cut at the first stop string, in the order of ``prompts``."""
+        found: dict[int, str] = {}
+        for prefix, members in self._groups(prompts, new):
+            order = sorted(members, key=lambda i: -len(prompts[i]))
+            room = len(prompts[order[0]]) + new
+            cache = None
+            if prefix:
+                cache = fill_prefix(self.model, torch.tensor([prefix], device=self.model.device), room)
+            elif self.share:
+                cache = SharedCache(room)
+            while order:
+                size = max(1, _DECODE_ROWS * self.batch_tokens // (len(prompts[order[0]]) + new))
+                chunk, order = order[:size], order[size:]
+                if cache is not None:
+                    cache.rewind()
+                rows = [prompts[i][len(prefix) :] for i in chunk]
+                found.update(zip(chunk, self._batch(rows, len(prefix), cache, until, new), strict=True))
+        return [found[i] for i in range(len(prompts))]
+
+    def _groups(self, prompts: Sequence[Ids], new: int) -> list[tuple[Ids, list[int]]]:
+        if not self.share:
+            return [((), list(range(len(prompts))))] if prompts else []
+        groups = shared_prefixes(prompts, self.forward_cost)
+        if self.window is None:
+            return groups
+        fit = [
+            (prefix, members)
+            for prefix, members in groups
+            if prefix and max(len(prompts[i]) for i in members) + new <= self.window
+        ]
+        taken = {i for _, members in fit for i in members}
+        left = [i for i in range(len(prompts)) if i not in taken]
+        return [*fit, ((), left)] if left else fit
+
+    def _batch(
+        self, rows: list[Ids], prefix: int, cache: SharedCache | None, until: Sequence[str], new: int
+    ) -> list[str]:
+        """Prompts padded on the left, behind the prefix; a row that stopped is fed padding until it is dropped."""
+        device = self.model.device
+        step, mask = self._padded(rows, prefix)
+        # A new stop string ends in the newest tokens; a few more guard against tokens that are parts of a character.
+        tail = max((len(stop) for stop in until), default=0) + 8
+        produced: list[list[int]] = [[] for _ in rows]
+        running = list(range(len(rows)))  # the rows of the batch
+        done = [False] * len(rows)
+        past: Any = cache
+        for _ in range(new):
+            positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -step.shape[1] :]
+            extra = {} if self.model.config.model_type == "opt" else {"position_ids": positions}
+            out = self.model(
+                input_ids=step, attention_mask=mask, past_key_values=past, use_cache=True, logits_to_keep=1, **extra
+            )
+            past = out.past_key_values
+            tokens = out.logits[:, -1].float().argmax(-1).tolist()
+            for i, token in zip(running, tokens, strict=True):
+                if done[i] or token == self.eos:
+                    done[i] = True
+                    continue
+                produced[i].append(token)
+                recent = self._decode(produced[i][-tail:])
+                done[i] = any(stop in recent for stop in until if stop)
+            alive = [k for k, i in enumerate(running) if not done[i]]
+            if not alive:
+                break
+            step = torch.tensor(
+                [[self.pad if done[i] else t] for i, t in zip(running, tokens, strict=True)], device=device
+            )
+            mask = torch.cat([mask, mask.new_ones(len(running), 1)], dim=1)
+            # Copying the cache pays when it halves it.
+            if cache is not None and 2 * len(alive) <= len(running):
+                kept = torch.tensor(alive, device=device)
+                cache.keep(kept)
+                step, mask = step[kept], mask[kept]
+                running = [running[k] for k in alive]
+        return [cut_at_stop(self._decode(p), until) for p in produced]
+
+    def _padded(self, rows: list[Ids], prefix: int) -> tuple[Tensor, Tensor]:
+        """Ids ``(B, L)`` padded on the left, and the mask ``(B, P + L)`` with a hole where the padding stands."""
+        longest = max(1, max(map(len, rows)))
+        ids = [[self.pad] * (longest - len(row)) + list(row) for row in rows]
+        mask = [[1] * prefix + [0] * (longest - len(row)) + [1] * len(row) for row in rows]
+        return torch.tensor(ids, device=self.model.device), torch.tensor(mask, device=self.model.device)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)

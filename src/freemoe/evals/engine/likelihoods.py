@@ -1,0 +1,177 @@
+"""Log-likelihoods of planned requests: every prefix once, answers as branches, the head on the answers' positions only.
+
+Log-softmax and sums are fp32 and fp64 for every dtype of the weights: bf16 sums tie and flip answers.
+
+Shapes: B rows of a batch, P prefix tokens, L longest row behind it, N wanted positions of a batch, n of them at a time,
+H hidden size, V vocabulary, T tokens to be looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from freemoe.evals.engine.output_head import Ending, ending_at
+from freemoe.evals.engine.row_plan import Group, Strand
+from freemoe.evals.engine.shared_cache import SharedCache
+
+
+class Batch(NamedTuple):
+    """Strands as tensors.
+
+    Attributes:
+        ids: ``(B, L)``, padded on the right: attention is causal, so padding needs no mask.
+        depths: ``(B, L)``: position of each token in its own row; None without branches.
+        branches: ``(B, L)``: 0 on the trunk, then the number of the branch; None without branches.
+        wanted: ``(N,)``: places in ``B L`` whose logits are needed.
+        at: ``(T,)``: places in ``wanted``.
+        tokens: ``(T,)``: the token to be looked up there.
+        owners: ``(T,)``: the request it belongs to.
+    """
+
+    ids: Tensor
+    depths: Tensor | None
+    branches: Tensor | None
+    wanted: Tensor
+    at: Tensor
+    tokens: Tensor
+    owners: Tensor
+
+
+class Work(NamedTuple):
+    """A group as tensors: its prefix ``(1, P)`` or None, and its batches."""
+
+    prefix: Tensor | None
+    batches: list[Batch]
+
+
+def tensors_of(groups: Sequence[Group], device: Any) -> list[Work]:
+    """Turn a plan into tensors on the model's device."""
+    return [
+        Work(
+            torch.tensor([group.prefix], device=device) if group.prefix else None,
+            [_batch(strands, len(group.prefix), device) for strands in group.batches],
+        )
+        for group in groups
+    ]
+
+
+def _batch(strands: list[Strand], prefix: int, device: Any) -> Batch:
+    longest = max(s.length(prefix) for s in strands)
+    branching = any(len(s.branches) > 1 for s in strands)
+    ids, depths, branches = [], [], []
+    wanted: list[int] = []
+    at: list[int] = []
+    tokens: list[int] = []
+    owners: list[int] = []
+    for row, strand in enumerate(strands):
+        line = list(strand.trunk[prefix:])
+        depth = list(range(prefix, len(strand.trunk)))
+        branch = [0] * len(line)
+        fork = len(wanted)
+        wanted.append(row * longest + len(line) - 1)
+        for number, (answer, targets) in enumerate(strand.branches.items(), start=1):
+            places = [fork, *range(len(wanted), len(wanted) + len(answer))]
+            start = row * longest + len(line)
+            wanted += range(start, start + len(answer))
+            line += answer
+            depth += range(len(strand.trunk), len(strand.trunk) + len(answer))
+            branch += [number] * len(answer)
+            for owner, last in targets:
+                at += places
+                tokens += (*answer, last)
+                owners += [owner] * len(places)
+        padding = [0] * (longest - len(line))
+        ids.append(line + padding)
+        # Padding counts as trunk, so that it sees something; nothing stands behind it that could see it.
+        depths.append(depth + padding)
+        branches.append(branch + padding)
+
+    def tensor(values: Any) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)
+
+    return Batch(
+        tensor(ids),
+        tensor(depths) if branching else None,
+        tensor(branches) if branching else None,
+        tensor(wanted),
+        tensor(at),
+        tensor(tokens),
+        torch.tensor(owners, dtype=torch.long),
+    )
+
+
+def branch_mask(branches: Tensor, prefix: int, dtype: torch.dtype) -> Tensor:
+    """What is added to attention scores so that every token sees the prefix, its trunk and its own branch.
+
+    Args:
+        branches: ``(B, L)``: 0 on the trunk, then the number of the branch.
+        prefix: P.
+        dtype: Of the model: a mask of booleans would be added as ones and zeros by some attention functions.
+
+    Returns:
+        ``(B, 1, L, P + L)``: 0, or the least finite number.
+    """
+    rows, length = branches.shape
+    own = branches[:, :, None] == branches[:, None, :]
+    trunk = branches[:, None, :] == 0
+    seen = (own | trunk) & torch.ones(length, length, dtype=torch.bool, device=branches.device).tril()
+    mask = torch.zeros(rows, 1, length, prefix + length, dtype=dtype, device=branches.device)
+    mask[:, 0, :, prefix:].masked_fill_(~seen, torch.finfo(dtype).min)
+    return mask
+
+
+def fill_prefix(model: Any, ids: Tensor, room: int = 0) -> SharedCache:
+    """Run a prefix ``(1, P)`` once, without the head; ``room`` as `SharedCache`'s."""
+    cache = SharedCache(room)
+    nowhere = torch.empty(0, dtype=torch.long, device=ids.device)
+    ending_at(model, nowhere, input_ids=ids, past_key_values=cache, use_cache=True)
+    cache.end_prefix()
+    return cache
+
+
+def run(model: Any, work: Sequence[Work], count: int) -> tuple[list[float], list[bool]]:
+    """Score what was planned, on the weights as they are.
+
+    Returns:
+        For each of ``count`` requests the sum of its tokens' log-likelihoods in nats, and whether each of them is
+        the likeliest.
+    """
+    sums = torch.zeros(count, dtype=torch.float64)
+    misses = torch.zeros(count, dtype=torch.long)
+    for group in work:
+        cache = None if group.prefix is None else fill_prefix(model, group.prefix)
+        for batch in group.batches:
+            likely, best = _look_up(_ending(model, batch, cache), batch.at, batch.tokens)
+            sums.index_add_(0, batch.owners, likely.double().cpu())
+            misses.index_add_(0, batch.owners, (~best).long().cpu())
+    return sums.tolist(), (misses == 0).tolist()
+
+
+def _ending(model: Any, batch: Batch, cache: SharedCache | None) -> Ending:
+    extra: dict[str, Any] = {"use_cache": False}
+    prefix = 0
+    if cache is not None:
+        cache.rewind()
+        prefix = cache.prefix
+        extra = {"use_cache": True, "past_key_values": cache}
+    if batch.branches is not None:
+        extra["attention_mask"] = branch_mask(batch.branches, prefix, model.dtype)
+        extra["position_ids"] = batch.depths
+    return ending_at(model, batch.wanted, input_ids=batch.ids, **extra)
+
+
+def _look_up(ending: Ending, at: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-likelihood ``(T,)`` in fp32 of tokens at rows ``(N, H)`` of an ending, and whether each is the likeliest."""
+    values = torch.empty(len(at), device=at.device)
+    best = torch.empty(len(at), dtype=torch.bool, device=at.device)
+    for first, rows in zip(range(0, len(ending.hidden), ending.rows), ending.hidden.split(ending.rows), strict=True):
+        logits = ending.logits(rows).float()  # (n, V)
+        here = ((at >= first) & (at < first + len(rows))).nonzero().flatten()
+        row, token = at[here] - first, tokens[here]
+        values[here] = logits[row, token] - logits.logsumexp(-1)[row]
+        best[here] = logits.argmax(-1)[row] == token
+    return values, best

@@ -1,0 +1,1 @@
+"""Generated code, run where it can do no harm."""

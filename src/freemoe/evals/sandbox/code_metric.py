@@ -1,0 +1,89 @@
+"""lm-eval's code tasks with our sandbox in the place of the metric that they fetch from the hub at import.
+
+The modules of HumanEval and MBPP call ``evaluate.load("code_eval")`` while they are imported: a download,
+and a metric that runs programs in the same process tree without limits. While lm-eval reads such a YAML,
+that one call is answered with `SandboxedCodeEval`; afterwards everything is as it was, lm-eval's module
+cache included.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from freemoe.evals.sandbox.runner import pass_at_k, require_permission, run_tests
+
+log = logging.getLogger(__name__)
+
+MODULES = ("lm_eval.tasks.humaneval.utils", "lm_eval.tasks.mbpp.utils")
+TIMEOUT = 3.0
+"""Seconds for one program, as in the metric it stands for, but of CPU time rather than of a shared clock."""
+
+
+class SandboxedCodeEval:
+    """Same call and same answer as the hub's ``code_eval``, run in the sandbox, only when allowed."""
+
+    def __init__(self, allowed: bool = False, timeout: float = TIMEOUT) -> None:
+        self.allowed = allowed
+        self.timeout = timeout
+        self.loading = False
+        self.warned = False
+
+    def compute(
+        self,
+        *,
+        references: Sequence[str],
+        predictions: Sequence[Sequence[str]],
+        k: Sequence[int] = (1,),
+        **_: Any,
+    ) -> tuple[dict[str, float], dict[int, list]]:
+        """Run every candidate with its test; return the mean pass@k and the details per problem."""
+        if self.loading:  # lm-eval tries the metric once while it imports; nothing is run for that
+            return {f"pass@{n}": 0.0 for n in k}, {}
+        require_permission(self.allowed)
+        details: dict[int, list] = {}
+        for problem, (test, candidates) in enumerate(zip(references, predictions, strict=True)):
+            results = [run_tests(f"{candidate}\n{test}", timeout=self.timeout) for candidate in candidates]
+            details[problem] = list(enumerate(results))
+            if not self.warned and not all(r.isolated for r in results):
+                self.warned = True
+                log.warning(
+                    "The kernel gives programs no namespaces of their own here: generated code is kept "
+                    "from the network by the sandbox's audit hook alone. A container is safer."
+                )
+        scores = {
+            f"pass@{n}": sum(pass_at_k(len(d), sum(r.passed for _, r in d), n) for d in details.values()) / len(details)
+            for n in k
+            if all(len(d) >= n for d in details.values())
+        }
+        return scores, details
+
+
+@contextmanager
+def sandboxed_code_eval(metric: SandboxedCodeEval | None) -> Iterator[None]:
+    """Answer ``evaluate.load("code_eval")`` with ``metric`` inside the block; None changes nothing."""
+    if metric is None:
+        yield
+        return
+    import evaluate
+
+    load = evaluate.load
+
+    def answer(path: str, *args: Any, **kwargs: Any) -> Any:
+        return metric if path == "code_eval" else load(path, *args, **kwargs)
+
+    cached = {name: sys.modules.pop(name, None) for name in MODULES}
+    evaluate.load = answer
+    metric.loading = True
+    try:
+        yield
+    finally:
+        metric.loading = False
+        evaluate.load = load
+        for name, module in cached.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module

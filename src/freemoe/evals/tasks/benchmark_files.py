@@ -1,0 +1,140 @@
+"""Benchmark files as their authors published them, converted to the columns that lm-eval's YAML names."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from freemoe.core.errors import DataError
+from freemoe.text.files import read_json_lines, read_text_file
+
+Row = dict[str, Any]
+Reader = Callable[[Path], list[Row]]
+
+LETTERS = "ABCDE"
+
+
+def _rows(path: Path, values: list[tuple[int, Any]], columns: tuple[str, ...]) -> list[Row]:
+    """Check that every item is an object with ``columns``."""
+    if not values:
+        raise DataError(f"{path} holds no document.")
+    for number, row in values:
+        missing = [c for c in columns if not isinstance(row, dict) or c not in row]
+        if missing:
+            raise DataError(
+                f"{path}:{number}: missing {', '.join(map(repr, missing))}. This is not the benchmark's "
+                f"original file; columns needed: {', '.join(columns)}."
+            )
+    return [row for _, row in values]
+
+
+def jsonl(*columns: str) -> Reader:
+    """Reader of JSONL whose columns are already the ones wanted."""
+
+    def read(path: Path) -> list[Row]:
+        return _rows(path, read_json_lines(path), columns)
+
+    return read
+
+
+def jsonl_gz(*columns: str) -> Reader:
+    """Reader of gzipped JSONL."""
+
+    def read(path: Path) -> list[Row]:
+        try:
+            lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+            values = [(n, json.loads(line)) for n, line in enumerate(lines, start=1) if line.strip()]
+        except (OSError, EOFError, ValueError) as error:
+            raise DataError(f"{path} is no gzipped JSONL ({error}). Fetch the file again.") from None
+        return _rows(path, values, columns)
+
+    return read
+
+
+def json_list(*columns: str) -> Reader:
+    """Reader of one JSON list of objects."""
+
+    def read(path: Path) -> list[Row]:
+        try:
+            values = json.loads(read_text_file(path))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg}). Fetch the file again.") from None
+        if not isinstance(values, list):
+            raise DataError(f"{path} holds a JSON {type(values).__name__}; a list is needed.")
+        return _rows(path, list(enumerate(values, start=1)), columns)
+
+    return read
+
+
+def mmlu_csv(path: Path) -> list[Row]:
+    """MMLU's headerless CSV: question, A, B, C, D, letter of the answer."""
+    rows = []
+    for number, cells in enumerate(csv.reader(io.StringIO(read_text_file(path))), start=1):
+        if len(cells) != 6 or cells[5] not in LETTERS[:4]:
+            raise DataError(
+                f"{path}, row {number}: {len(cells)} cells, the last {cells[-1:]!r}; MMLU's files have "
+                "question, A, B, C, D and the answer's letter, without a header."
+            )
+        rows.append({"question": cells[0], "choices": cells[1:5], "answer": LETTERS.index(cells[5])})
+    return rows
+
+
+def arc_jsonl(path: Path) -> list[Row]:
+    """ARC's JSONL: the stem and the labelled choices lie inside ``question``."""
+    rows = []
+    for row in _rows(path, read_json_lines(path), ("id", "question", "answerKey")):
+        choices = row["question"]["choices"]
+        rows.append(
+            {
+                "id": row["id"],
+                "question": row["question"]["stem"],
+                "choices": {"text": [c["text"] for c in choices], "label": [c["label"] for c in choices]},
+                "answerKey": row["answerKey"],
+            }
+        )
+    return rows
+
+
+def hellaswag_jsonl(path: Path) -> list[Row]:
+    """HellaSwag lines that are already cleaned: the query in one piece and its endings."""
+    rows = _rows(path, read_json_lines(path), ("ind", "query", "endings", "label"))
+    return [{"ind": r["ind"], "query": r["query"], "choices": r["endings"], "label": r["label"]} for r in rows]
+
+
+def openbookqa_tsv(path: Path) -> list[Row]:
+    """OpenBookQA's TSV: the four choices in one cell, each after its letter in brackets."""
+    table = list(csv.reader(io.StringIO(read_text_file(path)), delimiter="\t", quoting=csv.QUOTE_NONE))
+    header = table[0]
+    wanted = ("ID", "Question Stem", "Choices", "Answer Key")
+    if any(name not in header for name in wanted):
+        raise DataError(f"{path}: header {header}; OpenBookQA's has {', '.join(wanted)}.")
+    at = [header.index(name) for name in wanted]
+    rows = []
+    for number, cells in enumerate(table[1:], start=2):
+        name, stem, joined, answer = (cells[i] for i in at)
+        labels, texts = _lettered(joined)
+        if labels != list(LETTERS[:4]) or answer not in labels:
+            raise DataError(f"{path}:{number}: choices {labels}, answer {answer!r}; A to D and one of them are needed.")
+        choices = {"text": texts, "label": labels}
+        rows.append({"id": name, "question_stem": stem, "choices": choices, "answerKey": answer})
+    return rows
+
+
+def _lettered(joined: str) -> tuple[list[str], list[str]]:
+    """Letters and texts of choices in one cell; a letter that is not the next one is part of the text before it."""
+    parts = re.split(r"(?:^|\s)\(([A-D])\)\s", joined)
+    labels: list[str] = []
+    texts: list[str] = []
+    for label, text in zip(parts[1::2], parts[2::2], strict=True):
+        if texts and label in labels:
+            texts[-1] += f" ({label}) {text.strip()}"
+        else:
+            labels.append(label)
+            texts.append(text.strip())
+    return labels, texts

@@ -1,0 +1,170 @@
+"""Documents and the two kinds of split: what the search may read, and what is only ever reported.
+
+The two splits are two types. Search, calibration and router training take a `ReferenceSplit`; the reported
+documents sit in a `ReportedSplit`, which offers no documents until a `FrozenChoice` is shown to it.
+A score carries the split it came from, so that choosing by reported scores is an error, not a habit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from freemoe.core.errors import DataError, SplitError
+
+Kind = Literal["choice", "target", "generate", "code", "text"]
+
+
+@dataclass(frozen=True)
+class Document:
+    """One item of a task, as the scorer sees it.
+
+    Attributes:
+        task: Name of the task it belongs to.
+        id: Stable name within the task and its source split.
+        key: Content key: documents that share one (paraphrases, the same entity) share a split and are one
+            cluster of the bootstrap.
+        kind: How it is scored: ``choice`` (likelihood of each answer), ``target`` (is the greedy continuation
+            equal to the target), ``generate`` and ``code`` (generated until a stop string, then graded),
+            ``text`` (likelihood of plain text).
+        prompt: All text before the answer, few-shot examples included.
+        answers: Continuations to score: the choices, or the one target; for ``text`` the text itself.
+        gold: Index of the right answer, where there is one.
+        reference: Gold answer as text, used for calibration and for the loss of signed purification.
+        until: Stop strings of a generation.
+        max_new_tokens: Cap of a generation.
+        field: Subject or sub-task name, for ``by: field``.
+        index: Position in the task's own data, for grading.
+        tokens: For ``text`` only: the exact token ids to score, each predicted from those before it in the
+            block (the first from the tokenizer's beginning-of-text token where it has one, else it is
+            context only).
+        given: For ``text`` only: leading tokens that are context and not scored; 0 puts the beginning-of-text
+            token before the block.
+    """
+
+    task: str
+    id: str
+    key: str
+    kind: Kind
+    prompt: str
+    answers: tuple[str, ...] = ()
+    gold: int | None = None
+    reference: str = ""
+    until: tuple[str, ...] = ()
+    max_new_tokens: int = 256
+    field: str = ""
+    index: int = 0
+    tokens: tuple[int, ...] = ()
+    given: int = 0
+
+
+def content_key(*parts: str) -> str:
+    """Hash what a document is about, ignoring case and white space, so that copies get the same key."""
+    text = "\x1f".join(" ".join(p.lower().split()) for p in parts)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def digest_documents(documents: Sequence[Document]) -> str:
+    """Hash of everything that documents say, in their order."""
+    total = hashlib.sha256()
+    for document in documents:
+        total.update(repr(document).encode())
+    return total.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class ReferenceSplit:
+    """Documents that may be searched, calibrated and trained on."""
+
+    documents: tuple[Document, ...]
+    name: str = "reference"
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def take(self, indices: Sequence[int]) -> ReferenceSplit:
+        """Return the documents at ``indices``, still a reference split."""
+        return ReferenceSplit(tuple(self.documents[i] for i in indices), self.name)
+
+
+@dataclass(frozen=True)
+class FrozenChoice:
+    """Proof that the choice of experts is made and written down; it opens the reported split."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
+class ReportedSplit:
+    """Documents that are only reported on: closed until the choice is frozen."""
+
+    _documents: tuple[Document, ...] = field(repr=False)
+    name: str = "reported"
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def keys(self) -> set[str]:
+        """Content keys, for checking that the two splits share nothing."""
+        return {d.key for d in self._documents}
+
+    def kinds(self) -> list[str]:
+        """Kinds of documents, in order of first appearance."""
+        return list(dict.fromkeys(d.kind for d in self._documents))
+
+    def digest(self) -> str:
+        """Hash of everything the documents say, for noticing that they changed; it shows none of them."""
+        return digest_documents(self._documents)
+
+    def only(self, wanted: Callable[[Sequence[Document]], Sequence[bool]]) -> ReportedSplit:
+        """The documents that a test of all of them wants, as closed as before; it learns nothing of how they score."""
+        kept = zip(self._documents, wanted(self._documents), strict=True)
+        return ReportedSplit(tuple(document for document, keep in kept if keep), self.name)
+
+    def open(self, choice: FrozenChoice) -> tuple[Document, ...]:
+        """Return the documents, once the choice of experts is frozen.
+
+        Raises:
+            SplitError: When no frozen choice is shown.
+        """
+        if not isinstance(choice, FrozenChoice):
+            raise SplitError(
+                f"The reported split {self.name!r} was asked for with {type(choice).__name__} in hand. It "
+                "opens only with a FrozenChoice, which exists once every expert is chosen; search on the "
+                "ReferenceSplit instead."
+            )
+        return self._documents
+
+
+def require_reference(split: object, what: str) -> ReferenceSplit:
+    """Return ``split`` if it is a reference split, else raise: nothing is chosen on the reported one."""
+    if not isinstance(split, ReferenceSplit):
+        raise SplitError(
+            f"{what} takes a ReferenceSplit, but got {type(split).__name__}. Documents that are reported "
+            "on must not choose, calibrate or train anything."
+        )
+    return split
+
+
+def check_disjoint(name: str, reference: ReferenceSplit, reported: ReportedSplit) -> ReferenceSplit:
+    """Drop reference documents whose content also stands in the reported split; refuse when none is left.
+
+    Raises:
+        DataError: When a split is empty, or the reference split is the reported one.
+    """
+    if not len(reference) or not len(reported):
+        empty = "reference" if not len(reference) else "reported"
+        raise DataError(
+            f"Domain {name!r}: the {empty} split has no documents (reference {len(reference)}, reported "
+            f"{len(reported)}). Check the task's files and --limit."
+        )
+    seen = reported.keys()
+    kept = tuple(d for d in reference.documents if d.key not in seen)
+    if not kept:
+        raise DataError(
+            f"Domain {name!r}: all {len(reference)} reference documents also stand in the reported split. "
+            "What is searched on cannot be reported on; give the task a reference split of its own."
+        )
+    return ReferenceSplit(kept, reference.name)

@@ -1,0 +1,258 @@
+"""Rows of a benchmark by role, and lm-eval's task object over them, which renders and grades.
+
+Few-shot examples are one fixed draw per task, so that all its documents share a prefix and a subset of
+documents changes no prompt (lm-eval's default sampler draws anew for each document, in order).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from freemoe.core.errors import DataError
+from freemoe.evals.tasks.benchmark_files import Row
+from freemoe.evals.tasks.benchmarks import Benchmark, Sources
+from freemoe.evals.tasks.documents import Document, content_key
+from freemoe.evals.tasks.splits import carve, rank
+
+SHOT_SHARE = 0.1
+"""Share of the reference's content keys kept for few-shot examples where both come from one source."""
+
+MBPP_IDS = {"train": range(601, 975), "validation": range(511, 601), "test": range(11, 511)}
+
+
+def require_lm_eval(task: str | None = None) -> None:
+    """Raise unless lm-eval can be imported; names the task that asked for it."""
+    missing = [m for m in ("lm_eval", "datasets", "evaluate") if importlib.util.find_spec(m) is None]
+    if missing:
+        raise DataError(
+            ("This" if task is None else f"Task {task!r}")
+            + f" needs lm-eval, and {', '.join(missing)} is not installed here. pip install 'freemoe[eval]'"
+            + ("." if task is None else ", or use a task of your own (FILE.jsonl).")
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep lm-eval's warnings about its own configuration away from our output."""
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "lm_eval.api.task", "lm_eval.tasks")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@lru_cache(maxsize=256)
+def _compiled(source: str) -> Any:
+    from lm_eval.utils import env
+
+    return type(env).from_string(env, source)
+
+
+@contextmanager
+def templates_compiled_once() -> Iterator[None]:
+    """Let lm-eval compile each prompt template once rather than once per document (most of its time)."""
+    from lm_eval.utils import env
+
+    before = env.__dict__.get("from_string")
+    env.__dict__["from_string"] = _compiled
+    try:
+        yield
+    finally:
+        del env.__dict__["from_string"]  # the method of the class is back
+        if before is not None:
+            env.__dict__["from_string"] = before
+
+
+def official_config(yaml: str) -> dict[str, Any]:
+    """lm-eval's own configuration of a task, as a dict; functions resolved."""
+    import lm_eval.tasks
+
+    try:
+        from lm_eval.tasks._yaml_loader import load_yaml
+    except ImportError:
+        raise DataError(
+            "This lm-eval keeps its YAML loader elsewhere; freemoe knows 0.4.13: pip install 'freemoe[eval]'."
+        ) from None
+    path = Path(lm_eval.tasks.__file__).parent / yaml
+    if not path.exists():
+        raise DataError(f"This lm-eval has no {path}. freemoe knows 0.4.13; pip install 'freemoe[eval]'.")
+    return load_yaml(path)
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def local_rows(row: Benchmark, root: Path, subject: str, splits: Sequence[str]) -> dict[str, list[Row]]:
+    """Rows of the named source splits from files below ``root``."""
+    found: dict[str, list[Row]] = {}
+    for split in splits:
+        path = root / row.paths[split].format(subject=subject)
+        if not path.is_file():
+            raise DataError(
+                f"Task {row.name!r}: no file at {path.resolve()}. --data-root must hold the original files: "
+                f"{', '.join(dict.fromkeys(row.paths.values()))}."
+            )
+        rows = row.read(path)
+        if row.name == "mbpp":
+            rows = [r for r in rows if r["task_id"] in MBPP_IDS[split]]
+        if not rows:
+            raise DataError(f"Task {row.name!r}: {path} has no document of the split {split!r}.")
+        found[split] = rows
+    return found
+
+
+def hub_rows(row: Benchmark, config: dict[str, Any], splits: Sequence[str]) -> dict[str, list[Row]]:
+    """Rows of the named source splits from the hub's data set that lm-eval's YAML names."""
+    import datasets
+
+    path, name = config["dataset_path"], config.get("dataset_name")
+    try:
+        return {s: [dict(r) for r in datasets.load_dataset(path, name, split=s)] for s in splits}
+    except Exception as error:  # the hub's client raises a dozen kinds of its own
+        raise DataError(
+            f"Task {row.name!r}: the data set {path} could not be read from the hub "
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}). "
+            "Without a network give the original files: --data-root FOLDER with "
+            f"{', '.join(dict.fromkeys(row.paths.values()))}."
+        ) from error
+
+
+class Part:
+    """One task of lm-eval's (a subject, or a whole benchmark): its rows by role, its object when needed."""
+
+    def __init__(self, row: Benchmark, config: dict[str, Any], subject: str, local: bool, shots: int) -> None:
+        self.row, self.config, self.subject, self.local, self.shots = row, config, subject, local, shots
+        self.rows: dict[str, list[tuple[str, Row]]] = {}  # role -> (name in the source, row)
+        self.dropped = 0
+        self._task: Any = None
+
+    def fill(self, source: dict[str, list[Row]], sources: Sources, seed: int) -> None:
+        """Give every source row its role; no content key has two, `settle` sees to the other parts."""
+        named = {s: [(f"{s}:{n}", r) for n, r in enumerate(rows)] for s, rows in source.items()}
+        reported = named[sources.reported]
+        reference = [item for s in sources.references for item in named[s]]
+        if sources.carved:
+            first, second = carve([self.key(r) for _, r in reported], 0.5, seed)
+            reference, reported = [reported[i] for i in first], [reported[i] for i in second]
+        self.rows = {"reference": reference, "reported": reported, "shots": named.get(sources.shots, [])}
+
+    def settle(self, reported: set[str], sources: Sources, seed: int) -> None:
+        """Drop reference rows that any part reports on, and part the few-shot examples from the rest."""
+        kept = [item for item in self.rows["reference"] if self.key(item[1]) not in reported]
+        self.dropped = len(self.rows["reference"]) - len(kept)
+        pool = self.rows["shots"] if self.shots else []
+        if pool and sources.shots in sources.references:
+            first, second = carve([self.key(r) for _, r in kept], SHOT_SHARE, seed)
+            pool, kept = [kept[i] for i in first], [kept[i] for i in second]
+        if self.config.get("fewshot_config", {}).get("sampler") != "first_n":
+            # Ours to draw: no example is a document of either split. (MMLU's are fixed by its authors.)
+            taken = reported | {self.key(r) for _, r in kept}
+            pool = [item for item in pool if self.key(item[1]) not in taken]
+            pool.sort(key=lambda item: rank(seed, "shots", item[0]))
+        self.rows |= {"reference": kept, "shots": pool}
+        there = len(pool)
+        fixed = self.config.get("fewshot_config", {}).get("samples")
+        if fixed is not None:  # written into the YAML, or into a function that it names
+            samples: Any = fixed() if callable(fixed) else fixed
+            there = len(samples)
+        if self.shots > there:
+            raise DataError(
+                f"Task {self.row.name!r}: {self.shots} few-shot examples asked for, {there} there. Write "
+                f"{self.row.name}@{there}."
+            )
+
+    @property
+    def shot_names(self) -> tuple[str, ...]:
+        """The few-shot examples that every prompt of this part begins with, by their place in the source."""
+        return tuple(name for name, _ in self.rows["shots"][: self.shots])
+
+    def key(self, row: Row) -> str:
+        """Content key of a row."""
+        return content_key(*self.row.key(row))
+
+    @property
+    def task(self) -> Any:
+        """lm-eval's task object over our rows."""
+        if self._task is None:
+            from datasets import Dataset
+            from lm_eval.tasks import TaskManager
+
+            roles = {role: Dataset.from_list([r for _, r in rows]) for role, rows in self.rows.items() if rows}
+            config = dict(self.config)
+            if self.local:
+                config.update(self.row.overrides)
+            process = config.get("process_docs")
+            if process is not None:  # once for every role, so that a row of any of them can be asked for
+                roles = {role: process(data) for role, data in roles.items()}
+            config.update(
+                task=f"{self.row.name}_{self.subject}" if self.subject else self.row.name,
+                custom_dataset=lambda **_: roles,
+                process_docs=None,
+                training_split=None,
+                validation_split=None,
+                test_split="reported",
+                num_fewshot=self.shots,
+            )
+            shots = dict(config.get("fewshot_config") or {})
+            shots["sampler"] = "first_n"
+            config["fewshot_config"] = shots
+            if "samples" not in shots:
+                config["fewshot_split"] = "shots" if "shots" in roles else "reported"
+            for name in ("tag", "group", "include", "dataset_kwargs"):
+                config.pop(name, None)
+            with _quiet():
+                self._task = TaskManager(include_defaults=False).load([config])["tasks"]
+            self._task = next(iter(self._task.values())) if isinstance(self._task, dict) else self._task[0]
+            self._task.set_fewshot_seed(0)
+        return self._task
+
+    def document(self, role: str, place: int, task: str) -> tuple[Document, Row]:
+        """Render one row through lm-eval; also return the row as lm-eval sees it."""
+        row, lm_task = self.row, self.task
+        name, _ = self.rows[role][place]
+        doc = lm_task.dataset[role][place]
+        context = lm_task.fewshot_context(doc, num_fewshot=self.shots, gen_prefix=lm_task.doc_to_prefix(doc))
+        made = lm_task.construct_requests(doc=doc, ctx=context, metadata=(task, place, 1))
+        split, _, number = name.partition(":")
+        common: dict[str, Any] = {
+            "task": task,
+            "id": ":".join(p for p in (split, self.subject, number) if p),
+            "key": self.key(self.rows[role][place][1]),
+            "kind": row.kind,
+            "field": self.subject,
+            "index": int(number),
+        }
+        if row.kind == "choice":
+            answers = tuple(i.args[1] for i in made)
+            target = lm_task.doc_to_target(doc)
+            gold = target if isinstance(target, int) else lm_task.doc_to_choice(doc).index(target)
+            if not 0 <= gold < len(answers):
+                raise DataError(f"{task} {name}: right answer {gold}, but lm-eval makes {len(answers)} choices of it.")
+            return (
+                Document(**common, prompt=made[0].args[0], answers=answers, gold=gold, reference=answers[gold]),
+                doc,
+            )
+        instance = made[0] if isinstance(made, list) else made
+        prompt, how = instance.args
+        gold_text = row.gold(doc) if row.gold else lm_task.config.target_delimiter + lm_task.doc_to_target(doc)
+        until = how.get("until") or []
+        return (
+            Document(
+                **common,
+                prompt=prompt,
+                reference=gold_text,
+                until=tuple([until] if isinstance(until, str) else until),
+                max_new_tokens=how.get("max_gen_toks", 256),
+            ),
+            doc,
+        )

@@ -1,0 +1,222 @@
+"""Named benchmarks through lm-eval: its YAML makes prompts, choices and grades; our table names the splits.
+
+Documents are made for drawn rows only, from rows that are already apart by split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from freemoe.core.errors import DataError
+from freemoe.evals.sandbox.code_metric import SandboxedCodeEval, sandboxed_code_eval
+from freemoe.evals.sandbox.runner import pass_at_k, require_permission
+from freemoe.evals.tasks.benchmark_files import Row
+from freemoe.evals.tasks.benchmarks import Benchmark, Sources, describe, find_benchmark
+from freemoe.evals.tasks.documents import Document
+from freemoe.evals.tasks.lm_eval_rows import (
+    Part,
+    hub_rows,
+    local_rows,
+    official_config,
+    require_lm_eval,
+    templates_compiled_once,
+)
+from freemoe.evals.tasks.splits import draw
+from freemoe.evals.tasks.task import Response, Task, completions, likelihoods
+from freemoe.evals.tasks.text_tasks import TextTask
+
+PASS_AT = (1, 10, 100)
+
+
+class LmEvalTask:
+    """A benchmark of the table.
+
+    ``shots`` holds, by subject, which few-shot examples stand in every prompt.
+
+    Args:
+        row: Its row.
+        name: Name within its domain (``mmlu_anatomy`` for one subject).
+        parts: One per subject, filled with rows.
+        lender: Task whose reference documents are borrowed.
+        limit: Documents of each split at most.
+        seed: Seed of the draw.
+        code: The sandboxed code metric that lm-eval's functions were bound to.
+        note: How the splits were made.
+    """
+
+    def __init__(
+        self,
+        row: Benchmark,
+        name: str,
+        parts: list[Part],
+        lender: Task | None,
+        limit: int | None,
+        seed: int,
+        code: SandboxedCodeEval | None,
+        note: str,
+    ) -> None:
+        self.row, self.name, self.lender, self.note = row, name, lender, note
+        self.metric = row.metric
+        self.runs_code = row.kind == "code"
+        self._parts, self._limit, self._seed, self._code = parts, limit, seed, code
+        self.shots = {part.subject: part.shot_names for part in parts}
+        self._made: dict[str, list[Document]] = {}
+        self._rows: dict[str, tuple[Part, Row]] = {}
+
+    def _documents(self, role: str) -> list[Document]:
+        if role not in self._made:
+            places = [(part, place) for part in self._parts for place in range(len(part.rows[role]))]
+            names = [f"{part.subject}:{part.rows[role][place][0]}" for part, place in places]
+            taken = draw(names, [part.subject for part, _ in places], self._limit, self._seed)
+            documents = []
+            with templates_compiled_once():
+                for i in taken:
+                    part, place = places[i]
+                    document, doc = part.document(role, place, self.name)
+                    self._rows[document.id] = (part, doc)
+                    documents.append(document)
+            self._made[role] = documents
+        return list(self._made[role])
+
+    def reference(self) -> list[Document]:
+        """Documents that may be searched on, the lender's where this benchmark has none."""
+        return self.lender.reference() if self.lender is not None else self._documents("reference")
+
+    def reported(self) -> list[Document]:
+        """Documents that are only reported on."""
+        return self._documents("reported")
+
+    def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
+        """Grade one document by lm-eval's filters and metrics.
+
+        Several completions give the mean of each metric; for code the unbiased pass@k for every k of 1, 10
+        and 100 up to their number.
+
+        Raises:
+            SandboxError: For code, unless running generated code was allowed.
+        """
+        if self.lender is not None and document.task == self.lender.name:
+            return self.lender.grade(document, responses)
+        if document.id not in self._rows:
+            raise DataError(f"{self.name} has no document {document.id!r}; grade documents of this very task object.")
+        part, doc = self._rows[document.id]
+        if self.row.kind == "choice":
+            answered = [r[:2] for r in likelihoods(document, responses)]
+            with templates_compiled_once():
+                scores = part.task.process_results(doc, answered)
+            return {name: float(value) for name, value in scores.items()}
+        if self._code is not None:
+            require_permission(self._code.allowed)
+        graded = [self._grade_completion(part, doc, text) for text in completions(document, responses)]
+        if self.row.kind == "code":
+            passed = sum(g["pass@1"] > 0 for g in graded)
+            return {f"pass@{k}": pass_at_k(len(graded), passed, k) for k in PASS_AT if k <= len(graded)}
+        return {k: sum(g[k] for g in graded) / len(graded) for k in graded[0]}
+
+    def _grade_completion(self, part: Part, doc: Row, text: str) -> dict[str, float]:
+        from lm_eval.api.instance import Instance
+
+        instance = Instance(request_type="generate_until", doc=doc, arguments=("", {}), idx=0)
+        instance.resps = [text]
+        found: dict[str, float] = {}
+        for ensemble in part.task._filters:
+            ensemble.apply([instance])
+            scores = part.task.process_results(doc, [instance.filtered_resps[ensemble.name]])
+            reported = len(part.task._filters) == 1 or ensemble.name == self.row.filter
+            for name, value in scores.items():
+                ours = self.metric if name == self.row.scored else name
+                found[ours if reported else f"{ours},{ensemble.name}"] = float(value)
+        return found
+
+
+# ---------------------------------------------------------------------- making them
+
+
+def named_task(
+    spec: str,
+    *,
+    tokenizer: Any = None,
+    data_root: str | Path | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    num_fewshot: int | None = None,
+    allow_code_execution: bool = False,
+) -> Task:
+    """Build the task of a benchmark's name; arguments as in `freemoe.evals.tasks.domains.load_domain`.
+
+    Raises:
+        UnknownNameError: When no benchmark has that name.
+        DataError: When lm-eval or the files are missing, or the hub cannot be reached.
+    """
+    row, subjects, asked, extra = find_benchmark(spec)
+    require_lm_eval(row.name)
+    root = Path(data_root).expanduser() if data_root is not None else None
+    sources = (row.local if root else row.hub).plus(extra)
+    if row.kind == "text":
+        return _text_benchmark(row, root, sources, tokenizer, limit)
+    shots = next(n for n in (asked, num_fewshot, row.num_fewshot) if n is not None)
+    code = SandboxedCodeEval(allowed=allow_code_execution) if row.kind == "code" else None
+    parts = []
+    for subject in subjects or ("",):
+        with sandboxed_code_eval(code):
+            config = official_config(row.yaml.format(subject=subject))
+        part = Part(row, config, subject, root is not None, shots)
+        splits = sources.needed(bool(shots))
+        rows = local_rows(row, root, subject, splits) if root else hub_rows(row, config, splits)
+        part.fill(rows, sources, seed)
+        parts.append(part)
+    known = {part.key(r) for part in parts for _, r in part.rows["reported"]}
+    for part in parts:
+        part.settle(known, sources, seed)
+    lender = None
+    if row.lender:
+        lender = named_task(
+            "+".join((row.lender, *extra)),
+            data_root=data_root,
+            limit=limit,
+            seed=seed,
+            num_fewshot=num_fewshot,
+            allow_code_execution=allow_code_execution,
+        )
+    name = row.name if len(subjects) != 1 else f"{row.name}_{subjects[0]}"
+    return LmEvalTask(row, name, parts, lender, limit, seed, code, _note(row, name, parts, sources, shots, limit))
+
+
+def _note(row: Benchmark, name: str, parts: list[Part], sources: Sources, shots: int, limit: int | None) -> str:
+    sizes = {role: sum(len(part.rows[role]) for part in parts) for role in ("reference", "reported")}
+    taken = {role: size if limit is None else min(size, limit) for role, size in sizes.items()}
+    words = [describe(sources, row.lender)]
+    dropped = sum(part.dropped for part in parts)
+    if dropped:
+        words.append(f"{dropped} reference documents dropped as also reported")
+    if not row.lender:
+        words.append(f"reference {taken['reference']} of {sizes['reference']}")
+    words.append(f"reported {taken['reported']} of {sizes['reported']}")
+    if shots:
+        apart = "a tenth of the reference, kept apart" if sources.shots in sources.references else ""
+        pool = apart or sources.shots
+        words.append(f"{shots}-shot from {pool or 'the examples of the YAML'}, the same for every document")
+    else:
+        words.append("0-shot")
+    return f"{name}: " + "; ".join(words)
+
+
+def _text_benchmark(row: Benchmark, root: Path | None, sources: Sources, tokenizer: Any, limit: int | None) -> TextTask:
+    splits = sources.needed(False)
+    if root is not None:
+        rows = local_rows(row, root, "", splits)
+    else:
+        rows = hub_rows(row, {"dataset_path": "Salesforce/wikitext", "dataset_name": "wikitext-2-raw-v1"}, splits)
+    # The hub's copy has an empty row for each empty line of the file.
+    texts = {split: "".join(r["text"] or " \n" for r in rows[split]) for split in splits}
+    return TextTask(
+        row.name,
+        [texts[sources.reference]],
+        [texts[sources.reported]],
+        source=describe(sources),
+        tokenizer=tokenizer,
+        limit=limit,
+        metric=row.metric,
+    )

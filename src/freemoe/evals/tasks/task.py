@@ -1,0 +1,128 @@
+"""What a task and a domain are: documents of two splits, and a grade for what a model answered. Neither holds a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from freemoe.core.errors import DataError
+from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSplit
+
+Likelihood = tuple[float, bool] | tuple[float, bool, int]
+"""Log-likelihood of a continuation in nats, and whether greedy decoding gives it; third: its tokens."""
+
+Response = Likelihood | str
+"""What a model answered: a likelihood for each of the document's answers, or generated completions."""
+
+
+@dataclass(frozen=True)
+class Grader:
+    """The part of a task that a search may hold: it grades, and has no way to the reported documents.
+
+    Attributes:
+        name: Name of the task.
+        metric: The metric that is reported.
+        grade: As `Task.grade`.
+    """
+
+    name: str
+    metric: str
+    grade: Callable[[Document, Sequence[Response]], dict[str, float]]
+
+
+@runtime_checkable
+class Task(Protocol):
+    """Documents and their grading.
+
+    Attributes:
+        name: Name within its domain.
+        metric: The metric that is reported: a key of what `grade` returns.
+        note: One line: which split is reference, which is reported, what was carved or dropped.
+        runs_code: Whether grading runs generated programs, which needs the user's permission.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def metric(self) -> str: ...  # noqa: D102
+    @property
+    def note(self) -> str: ...  # noqa: D102
+    @property
+    def runs_code(self) -> bool: ...  # noqa: D102
+
+    def reference(self) -> list[Document]:
+        """Documents that may be searched, calibrated and trained on."""
+        ...
+
+    def reported(self) -> list[Document]:
+        """Documents that are only reported on."""
+        ...
+
+    def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
+        """Grade one document.
+
+        Args:
+            document: A document of this task.
+            responses: For ``choice``, ``target`` and ``text`` one likelihood per entry of
+                ``document.answers``, in their order; for ``generate`` and ``code`` one or more completions.
+
+        Returns:
+            Metric to value for this document alone.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class DomainData:
+    """A domain: its name and its two splits, and in words how they were made.
+
+    Attributes:
+        notes: One line per task: which split is reference, which is reported, what was carved or dropped.
+        graders: Graders by the name of their task.
+    """
+
+    name: str
+    reference: ReferenceSplit
+    reported: ReportedSplit
+    notes: tuple[str, ...] = ()
+    graders: dict[str, Grader] = field(default_factory=dict, repr=False)
+
+
+def likelihoods(document: Document, responses: Sequence[Response]) -> list[tuple[float, ...]]:
+    """Check that there is one likelihood per answer and return them."""
+    found = [tuple(r) for r in responses if not isinstance(r, str)]
+    if len(found) != len(document.answers) or len(found) != len(responses):
+        raise DataError(
+            f"{document.task} {document.id}: {len(responses)} responses for {len(document.answers)} "
+            f"answers; a document of kind {document.kind!r} needs one (log-likelihood, is greedy) per "
+            "answer."
+        )
+    return found
+
+
+def completions(document: Document, responses: Sequence[Response]) -> list[str]:
+    """Check that there is at least one completion and return them."""
+    found = [r for r in responses if isinstance(r, str)]
+    if not found or len(found) != len(responses):
+        raise DataError(
+            f"{document.task} {document.id}: a document of kind {document.kind!r} needs one or more "
+            f"completions as text; got {[type(r).__name__ for r in responses]}."
+        )
+    return found
+
+
+def grade_choice(document: Document, responses: Sequence[Response], lengths: Sequence[int]) -> dict[str, float]:
+    """``acc``: is the likeliest answer the right one; ``acc_norm``: likeliest per character of the answer.
+
+    Args:
+        document: Its ``gold`` is the index of the right answer.
+        responses: One likelihood per answer.
+        lengths: Characters of each answer, without the white space before it.
+    """
+    scores = [r[0] for r in likelihoods(document, responses)]
+    # The first of equals wins, as numpy's argmax and so lm-eval have it.
+    best = max(range(len(scores)), key=lambda i: scores[i])
+    per_character = [score / length for score, length in zip(scores, lengths, strict=True)]
+    best_norm = max(range(len(scores)), key=lambda i: per_character[i])
+    return {"acc": float(best == document.gold), "acc_norm": float(best_norm == document.gold)}

@@ -1,1 +1,0 @@
-"""How a model family is laid out, as rows of data; its weights, and the one owner of hooks."""

@@ -1,0 +1,163 @@
+"""What can be had without gradients: free compensators, and the closed-form start of a parallel hook.
+
+One pass of the reduced model over the text gives, for every mixture layer, the block's input x, its output y at the plan's
+k and its output at full k for the same x. All fits are made of sums over tokens, in float64. Shapes: n tokens, h hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.hookmoe.hooks.hook import Hooks
+from freemoe.hookmoe.hooks.teacher import logits_of
+from freemoe.hookmoe.plans.apply import applied
+from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
+from freemoe.hookmoe.plans.plan import Plan
+from freemoe.text.blocks import Blocks
+
+OnLayer = Callable[[int, Tensor, Tensor, Tensor], None]
+
+
+@torch.no_grad()
+def walk(model: Any, plan: Plan, blocks: Blocks, on_layer: OnLayer, rescale: str = "none", rows: int = 8) -> None:
+    """Run the reduced model and call ``on_layer(layer, x, y, y_full)``, each (n, h), for every layer the plan cuts."""
+    full = {layer.number: layer.k for layer in moe_layers(model)}
+    inside: list[int] = []
+
+    def listen(layer: MoELayer) -> Callable[..., None]:
+        def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if inside:
+                return
+            # The block once more at full k; a rescaled gate already runs at full k and is cut behind, so its hooks rest.
+            k, hooks = layer.k, dict(layer.gate._forward_hooks)
+            inside.append(layer.number)
+            layer.gate._forward_hooks.clear()
+            layer.set_k(full[layer.number])
+            try:
+                wanted = _plain(block(*args))
+            finally:
+                layer.set_k(k)
+                layer.gate._forward_hooks.update(hooks)
+                inside.pop()
+            x = args[0].reshape(-1, layer.hidden)
+            on_layer(layer.number, x, _plain(output).reshape(x.shape), wanted.reshape(x.shape))
+
+        return after
+
+    with applied(model, plan, rescale), ExitStack() as stack:
+        for layer in moe_layers(model):
+            if plan.ks[layer.number] != full[layer.number]:
+                stack.callback(layer.block.register_forward_hook(listen(layer)).remove)
+        for batch in blocks.batches(rows):
+            logits_of(model, batch)
+
+
+def _plain(output: Any) -> Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+@dataclass
+class ScaleBias:
+    """The free compensator: every reduced block gives a y + b (a one number, b (h,), per layer).
+
+    Attributes:
+        scales: Layer to a.
+        biases: Layer to b (h,).
+    """
+
+    scales: dict[int, float]
+    biases: dict[int, Tensor]
+
+    @contextmanager
+    def attached(self, model: Any) -> Iterator[None]:
+        """While open, blocks are scaled and shifted."""
+        with ExitStack() as stack:
+            for layer in moe_layers(model):
+                if layer.number in self.scales:
+                    hook = _scaled(self.scales[layer.number], self.biases[layer.number])
+                    stack.callback(layer.block.register_forward_hook(hook).remove)
+            yield
+
+
+def _scaled(scale: float, bias: Tensor) -> Callable[..., Any]:
+    def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        changed = (_plain(output) * scale + bias).to(_plain(output).dtype)
+        return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+    return after
+
+
+def fit_scale_bias(model: Any, plan: Plan, blocks: Blocks, rescale: str = "none") -> ScaleBias:
+    """Least squares of y_full on a y + b, per layer."""
+    sums: dict[int, list[Tensor]] = {}
+
+    def add(layer: int, x: Tensor, y: Tensor, wanted: Tensor) -> None:
+        y, wanted = y.double(), wanted.double()
+        new = [
+            torch.tensor(float(len(y)), dtype=torch.float64),
+            y.sum(0),
+            wanted.sum(0),
+            (y * y).sum(),
+            (y * wanted).sum(),
+        ]
+        sums[layer] = [a + b for a, b in zip(sums[layer], new, strict=True)] if layer in sums else new
+
+    walk(model, plan, blocks, add, rescale)
+    scales, biases = {}, {}
+    for layer, (n, y, wanted, yy, yw) in sums.items():
+        scale = float((yw - y @ wanted / n) / (yy - y @ y / n))
+        scales[layer] = scale
+        biases[layer] = ((wanted - scale * y) / n).float()
+    return ScaleBias(scales, biases)
+
+
+def linear_map(xx: Tensor, xr: Tensor, rank: int, ridge: float = 1e-3) -> tuple[Tensor, Tensor]:
+    """The best map of one rank from x to a residual R, by ridge regression and the SVD of its fitted values.
+
+    Args:
+        xx: (h, h) sum of x x^T.
+        xr: (h, h) sum of x R^T.
+        rank: Of the map.
+        ridge: Share of the mean eigenvalue of ``xx`` that is added to its diagonal.
+
+    Returns:
+        A (rank, h) and B (h, rank): R is near B A x.
+    """
+    size = xx.shape[0]
+    weight = torch.linalg.solve(xx + ridge * xx.diagonal().mean() * torch.eye(size, dtype=xx.dtype), xr)
+    # Fitted values are X W; their principal directions are the eigenvectors of W^T (X^T X) W.
+    _, vectors = torch.linalg.eigh(weight.T @ xx @ weight)
+    directions = vectors[:, -rank:].flip(1)
+    return (weight @ directions).T, directions
+
+
+@torch.no_grad()
+def ridge_start(model: Any, plan: Plan, hooks: Hooks, blocks: Blocks, rescale: str = "none") -> None:
+    """Set parallel hooks to the best linear map of what their blocks lost; a ReLU pair carries one direction.
+
+    A hook of width d starts as a map of rank d / 2, because ReLU(z) - ReLU(-z) = z needs two neurons.
+    """
+    sums: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def add(layer: int, x: Tensor, y: Tensor, wanted: Tensor) -> None:
+        x, residual = x.double(), wanted.double() - y.double()
+        xx, xr = x.T @ x, x.T @ residual
+        sums[layer] = (sums[layer][0] + xx, sums[layer][1] + xr) if layer in sums else (xx, xr)
+
+    walk(model, plan, blocks, add, rescale)
+    for number, hook in hooks.items():
+        rank = hook.width // 2
+        if number not in sums or rank == 0:
+            continue
+        first, second = linear_map(*(t.cpu() for t in sums[number]), rank)
+        # Both sides of the ReLU get the same share of the map's size, or one of them would learn much more slowly.
+        balance = (second.norm() / first.norm()).sqrt()
+        first, second = first * balance, second / balance / hook.r.detach().cpu().double()
+        hook.up.weight[: 2 * rank].copy_(torch.cat([first, -first]))
+        hook.down.weight[:, : 2 * rank].copy_(torch.cat([second, -second], dim=1))

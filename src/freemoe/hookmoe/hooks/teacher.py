@@ -1,0 +1,94 @@
+"""What the full model says, kept: its most likely next tokens, so that it runs once over every text.
+
+The teacher is the same weights at full k. Its distribution is kept as its ``top`` most likely tokens and, as one more
+outcome, all the others together; with ``top`` at the size of the vocabulary nothing is lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from freemoe.core.runs import Progress, Quiet
+from freemoe.text.blocks import Blocks
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The full model's next-token distribution over some blocks.
+
+    Attributes:
+        tokens: (rows, length - 1, top) int32, the most likely next tokens.
+        logs: (rows, length - 1, top) float32, their log-probabilities.
+        rest: (rows, length - 1) float32, the log-probability of all others together; -inf where there are none.
+    """
+
+    tokens: Tensor
+    logs: Tensor
+    rest: Tensor
+
+    def rows(self, which: Any) -> Teacher:
+        """Some of the rows."""
+        index = torch.as_tensor(which, dtype=torch.int64)
+        return Teacher(self.tokens[index], self.logs[index], self.rest[index])
+
+
+def top_of(logits: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The most likely tokens, their log-probabilities, and that of the rest: logits (..., vocabulary)."""
+    logs = F.log_softmax(logits.float(), dim=-1)
+    top = min(top, logs.shape[-1])
+    kept, tokens = logs.topk(top, dim=-1)
+    if top == logs.shape[-1]:
+        return tokens.int(), kept, torch.full_like(kept[..., 0], -torch.inf)
+    rest = torch.logsumexp(logs.scatter(-1, tokens, -torch.inf), dim=-1)
+    return tokens.int(), kept, rest
+
+
+@torch.no_grad()
+def teach(
+    model: Any, blocks: Blocks, top: int, rows: int = 8, progress: Progress | None = None, name: str = "teacher"
+) -> Teacher:
+    """Run the model as it is over all blocks and keep what it says.
+
+    Args:
+        model: At full k.
+        blocks: The text.
+        top: Tokens kept per position.
+        rows: Rows of a batch.
+        progress: Where to report.
+        name: Of the stage.
+    """
+    found = []
+    with (progress or Quiet()).stage(name, len(blocks)) as advance:
+        for batch in blocks.batches(rows):
+            logits = logits_of(model, batch)[:, :-1]
+            found.append([t.cpu() for t in top_of(logits, top)])
+            advance(len(batch))
+    return Teacher(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def logits_of(model: Any, batch: Blocks, **inputs: Any) -> Tensor:
+    """(rows, length, vocabulary) of one batch, on the model's device."""
+    given = inputs or {"input_ids": batch.ids.to(model.device)}
+    return model(**given, position_ids=batch.positions.to(model.device), use_cache=False).logits
+
+
+def divergence(teacher: Teacher, logits: Tensor) -> Tensor:
+    """KL(teacher || student) in nats: logits (rows, length - 1, vocabulary) -> (rows, length - 1).
+
+    Over the teacher's kept tokens and the rest as one outcome, so never above the KL over the whole vocabulary.
+    """
+    logs = F.log_softmax(logits.float(), dim=-1)
+    index = teacher.tokens.to(logs.device).long()
+    theirs, rest = teacher.logs.to(logs.device), teacher.rest.to(logs.device)
+    mine = logs.gather(-1, index)
+    found = (theirs.exp() * (theirs - mine)).sum(-1)
+    if index.shape[-1] < logs.shape[-1]:
+        # log(1 - sum of the kept), from the others themselves: the difference would lose all digits near 1.
+        others = torch.logsumexp(logs.scatter(-1, index, -torch.inf), dim=-1)
+        found = found + rest.exp() * (rest - others)
+    return found

@@ -1,0 +1,67 @@
+"""The model cut in two at a layer: what enters the layer is computed once, and training runs from there up.
+
+Nothing of a family's own forward is written again: the lower layers are made to pass on what they are given, so that
+masks, rotary embeddings and layer types keep their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.core.runs import Progress, Quiet
+from freemoe.hookmoe.hooks.teacher import logits_of
+from freemoe.hookmoe.plans.layers import decoder_layers
+from freemoe.text.blocks import Blocks
+
+
+class _ReachedError(Exception):
+    """The layer was reached; what is above need not run."""
+
+
+@torch.no_grad()
+def inputs_of(model: Any, blocks: Blocks, layer: int, rows: int = 8, progress: Progress | None = None) -> Tensor:
+    """What enters a decoder layer, for the model as it stands: (rows, length, h) in its own type, on the CPU."""
+    found: list[Tensor] = []
+
+    def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append((args[0] if args else kwargs["hidden_states"]).cpu())
+        raise _ReachedError
+
+    handle = decoder_layers(model)[layer].register_forward_pre_hook(take, with_kwargs=True)
+    try:
+        with (progress or Quiet()).stage(f"inputs of layer {layer}", len(blocks)) as advance:
+            for batch in blocks.batches(rows):
+                try:
+                    logits_of(model, batch)
+                except _ReachedError:
+                    advance(len(batch))
+    finally:
+        handle.remove()
+    return torch.cat(found)
+
+
+@contextmanager
+def upper(model: Any, layer: int) -> Iterator[None]:
+    """While open, ``inputs_embeds`` enter the model at ``layer``; the layers below pass them on."""
+    with ExitStack() as stack:
+        for module in decoder_layers(model)[:layer]:
+            replaced = vars(module).get("forward")
+            vars(module)["forward"] = _pass_on
+            stack.callback(_put_back, module, replaced)
+        yield
+
+
+def _pass_on(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return hidden_states
+
+
+def _put_back(module: nn.Module, replaced: Any) -> None:
+    if replaced is None:
+        del vars(module)["forward"]
+    else:
+        vars(module)["forward"] = replaced

@@ -1,0 +1,136 @@
+"""Put a plan on a model, prove that it acts, and take it off again: the only place where a gate's k is set.
+
+``config.num_experts_per_tok`` and other copies of k are read once, when a model is made; what acts on a loaded model is the
+attribute that the gate itself reads. The probe looks at what the gate gives out, not at any attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.core.errors import FamilyError, RecipeError
+from freemoe.hookmoe.plans.layers import MoELayer, decoder_layers, moe_layers
+from freemoe.hookmoe.plans.plan import Plan, check_plan
+
+RESCALES = ("none", "kept_mass", "renorm")
+
+
+def plan_of(model: Any) -> Plan:
+    """The k that every layer has now."""
+    ks: list[int | None] = [None] * len(decoder_layers(model))
+    for layer in moe_layers(model):
+        ks[layer.number] = layer.k
+    return Plan(tuple(ks))
+
+
+def expert_counts(model: Any) -> list[int | None]:
+    """Routed experts of every decoder layer; None where dense."""
+    counts: list[int | None] = [None] * len(decoder_layers(model))
+    for layer in moe_layers(model):
+        counts[layer.number] = layer.count
+    return counts
+
+
+@contextmanager
+def applied(model: Any, plan: Plan, rescale: str = "none") -> Iterator[None]:
+    """While open, every layer runs as many experts as the plan says; afterwards all is bit-equal. Nests.
+
+    Args:
+        model: A mixture model.
+        plan: One k per decoder layer.
+        rescale: What becomes of the weights of the slots that stay. ``none``: the model's own rule at the smaller k.
+            ``kept_mass``: the weight they have at full k. ``renorm``: scaled so that they sum to what all slots sum to at
+            full k. The last two run the gate at full k, which costs nothing to speak of.
+
+    Raises:
+        RecipeError: The plan does not fit the model.
+    """
+    check_plan(plan, expert_counts(model))
+    if rescale not in RESCALES:
+        raise RecipeError(f"rescale is {rescale!r}; allowed: {', '.join(RESCALES)}.")
+    layers = moe_layers(model)
+    old = [layer.k for layer in layers]
+    with ExitStack() as stack:
+        try:
+            for layer, full in zip(layers, old, strict=True):
+                k = plan.ks[layer.number]
+                assert k is not None
+                if rescale == "none" or k >= full:
+                    layer.set_k(k)
+                else:
+                    stack.callback(layer.gate.register_forward_hook(_truncate(k, rescale == "renorm")).remove)
+            yield
+        finally:
+            for layer, full in zip(layers, old, strict=True):
+                layer.set_k(full)
+
+
+def _truncate(k: int, renorm: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    def hook(gate: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        logits, weights, index = output
+        return logits, *truncated(weights, index, k, renorm)
+
+    return hook
+
+
+def truncated(weights: Tensor, index: Tensor, k: int, renorm: bool) -> tuple[Tensor, Tensor]:
+    """Keep the k heaviest slots.
+
+    Args:
+        weights: (tokens, slots), in any order (DeepSeek-V2 does not sort).
+        index: (tokens, slots) int64.
+        k: Slots to keep.
+        renorm: Scale what is kept to the sum of all.
+
+    Returns:
+        Weights and index, each (tokens, k).
+    """
+    kept, slot = weights.topk(k, dim=-1)
+    if renorm:
+        kept = kept * (weights.sum(-1, keepdim=True) / kept.sum(-1, keepdim=True))
+    return kept, index.gather(-1, slot)
+
+
+def routed_shapes(model: Any, layers: Sequence[MoELayer] | None = None, tokens: int = 4) -> dict[int, int]:
+    """Experts per token that reach each layer's experts in one forward pass of a few tokens: the shape probe."""
+    layers = moe_layers(model) if layers is None else layers
+    seen: dict[int, int] = {}
+    with ExitStack() as stack:
+        for layer in layers:
+
+            def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int = layer.number) -> None:
+                index = args[1] if len(args) > 1 else next(v for k, v in kwargs.items() if "ind" in k)
+                seen[number] = int(index.shape[-1])
+
+            stack.callback(layer.experts.register_forward_pre_hook(look, with_kwargs=True).remove)
+        ids = torch.arange(tokens, device=model.device)[None] % model.config.get_text_config().vocab_size
+        with torch.no_grad():
+            model(input_ids=ids, use_cache=False)
+    return seen
+
+
+def probe(model: Any) -> None:
+    """Raise unless setting a gate's k changes how many experts run, in every layer.
+
+    Raises:
+        FamilyError: A router whose k does not act; names the layers.
+    """
+    layers = moe_layers(model)
+    counts = expert_counts(model)
+    for k in (1, 2):
+        wanted = Plan(tuple(None if c is None else min(k, c) for c in counts))
+        with applied(model, wanted):
+            seen = routed_shapes(model, layers)
+        dead = [layer for layer in layers if seen.get(layer.number) != wanted.ks[layer.number]]
+        if dead:
+            first = dead[0]
+            raise FamilyError(
+                f"The router's k does not act: {first.path} ran {seen.get(first.number)} experts per token after "
+                f"{type(first.gate).__name__}.{first.attribute} was set to {wanted.ks[first.number]} (layers concerned: "
+                f"{[layer.number for layer in dead]}). Correct the gate's row in src/freemoe/models/spec.py."
+            )

@@ -1,0 +1,190 @@
+"""Baselines that choose k per token: top-p, relative threshold, NAEE; each also with a linear ramp over layers.
+
+All three look at the k router weights of a token, normalised over the k and never assumed to be sorted. At k = 2 they are
+one family on the ratio q = w2 / w1: top-p keeps the second expert iff q > 1/p - 1, the other two iff q >= threshold.
+Shapes: (n, k) for n tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.core.errors import RecipeError
+from freemoe.hookmoe.hooks.teacher import logits_of
+from freemoe.hookmoe.plans.compact import skipping
+from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
+from freemoe.models.spec import family_of
+from freemoe.text.blocks import Blocks
+
+RULES = ("top_p", "rel_threshold", "naee")
+
+
+def normalised(weights: Tensor) -> Tensor:
+    """(n, k) router weights that sum to one per token."""
+    return weights.float() / weights.float().sum(-1, keepdim=True)
+
+
+def shares_before(weights: Tensor) -> Tensor:
+    """For every slot the sum of the weights above it: (n, k), 0 for the heaviest."""
+    ordered, slot = normalised(weights).sort(dim=-1, descending=True, stable=True)
+    return torch.zeros_like(ordered).scatter(-1, slot, ordered.cumsum(-1) - ordered)
+
+
+def ratios(weights: Tensor) -> Tensor:
+    """Every weight over its token's largest: (n, k)."""
+    return weights.float() / weights.float().amax(-1, keepdim=True)
+
+
+def kept_slots(rule: str, weights: Tensor, threshold: float) -> Tensor:
+    """(n, k) bool: which experts a rule keeps; the heaviest always.
+
+    ``top_p``: while the sum above a slot is below p (Huang et al. 2024, over the renormalised top k).
+    ``rel_threshold``: at least tau of the largest (after D2DMoE, on router weights). ``naee``: the same with a threshold per
+    layer, the median over calibration tokens (Lu et al. 2024, who have k = 2).
+    """
+    if rule == "top_p":
+        return (shares_before(weights) < threshold) | (shares_before(weights) == 0)
+    if rule in ("rel_threshold", "naee"):
+        return ratios(weights) >= min(threshold, 1.0)
+    raise RecipeError(f"Unknown rule {rule!r}; known: {', '.join(RULES)}.")
+
+
+def ramp(
+    rule: str, start: float, layers: Sequence[int], span: float = 0.0, total: int | None = None
+) -> dict[int, float]:
+    """Thresholds of all layers: p - span L / N, or tau + span L / N, so that upper layers run fewer experts.
+
+    Args:
+        rule: One of ``RULES``.
+        start: The threshold at layer 0.
+        layers: Numbers of the mixture layers.
+        span: 0 for the same threshold everywhere; 0.2 in the paper.
+        total: N, all decoder layers; the last mixture layer + 1 if absent.
+    """
+    sign = -1.0 if rule == "top_p" else 1.0
+    total = total or max(layers) + 1
+    return {n: start + sign * span * n / total for n in layers}
+
+
+def threshold_for(rule: str, weights: Tensor, act: float) -> float:
+    """The threshold at which a rule runs ``act`` experts per token on these router weights: a quantile of its statistic.
+
+    Args:
+        rule: One of ``RULES``.
+        weights: (n, k) router weights seen on calibration text.
+        act: Between 1 and k.
+
+    Raises:
+        RecipeError: An Act that k experts cannot give.
+    """
+    k = weights.shape[-1]
+    if not 1 <= act <= k:
+        raise RecipeError(f"act is {act:g}; a rule over the {k} experts of a token can give 1 to {k}.")
+    statistic = shares_before(weights) if rule == "top_p" else ratios(weights)
+    # The heaviest slot of every token always runs; the others run in the order of the statistic.
+    others = statistic.sort(dim=-1, descending=rule != "top_p").values[:, 1:].flatten().sort().values
+    wanted = (act - 1) / max(1, k - 1)
+    if rule == "top_p":
+        at = round(wanted * len(others))
+        return 1.0 + 1e-6 if at >= len(others) else float(others[at])
+    at = len(others) - round(wanted * len(others))
+    return 1.0 if at >= len(others) else float(others[at])
+
+
+@torch.no_grad()
+def router_weights(model: Any, blocks: Blocks, rows: int = 8) -> dict[int, Tensor]:
+    """Layer -> (tokens, k) router weights over a text, on the CPU."""
+    seen: dict[int, list[Tensor]] = {}
+    with ExitStack() as stack:
+        for layer in moe_layers(model):
+
+            def look(module: nn.Module, args: Any, output: Any, number: int = layer.number) -> None:
+                seen.setdefault(number, []).append(output[1].float().cpu())
+
+            stack.callback(layer.gate.register_forward_hook(look).remove)
+        for batch in blocks.batches(rows):
+            logits_of(model, batch)
+    return {n: torch.cat(parts) for n, parts in seen.items()}
+
+
+def tuned(rule: str, weights: Mapping[int, Tensor], act: float) -> dict[int, float]:
+    """Thresholds per layer at which every layer runs ``act`` experts per token on calibration text."""
+    return {n: threshold_for(rule, w, act) for n, w in weights.items()}
+
+
+def naee_thresholds(weights: Mapping[int, Tensor]) -> dict[int, float]:
+    """Per layer the median of w2 / w1 over tokens (of all lighter slots over the heaviest, at larger k)."""
+    return {n: float(ratios(w).sort(dim=-1, descending=True).values[:, 1:].median()) for n, w in weights.items()}
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """A rule with its thresholds.
+
+    Attributes:
+        rule: One of ``RULES``.
+        thresholds: Of every mixture layer.
+    """
+
+    rule: str
+    thresholds: Mapping[int, float]
+
+    @contextmanager
+    def applied(self, model: Any, skip: bool = True) -> Iterator[dict[int, list[int]]]:
+        """While open, tokens run as many experts as the rule says; yields counts that fill as the model runs.
+
+        What is kept is scaled to the sum of all where the model's own router renormalises, and left as it is elsewhere.
+
+        Args:
+            model: A mixture model.
+            skip: Really leave dropped experts out (`compact`); else give them weight zero, which costs the same as running.
+
+        Yields:
+            Layer -> [executed pairs, tokens].
+        """
+        counts: dict[int, list[int]] = {}
+        renorm = renormalises(model)
+        with ExitStack() as stack:
+            if skip:
+                stack.enter_context(skipping(model))
+            for layer in moe_layers(model):
+                counts[layer.number] = [0, 0]
+                hook = self._hook(layer, renorm, skip, counts[layer.number])
+                stack.callback(layer.experts.register_forward_pre_hook(hook).remove)
+            yield counts
+
+    def _hook(self, layer: MoELayer, renorm: bool, skip: bool, count: list[int]) -> Callable[..., tuple[Any, ...]]:
+        threshold = self.thresholds[layer.number]
+
+        def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            hidden, index, weights, *more = args
+            keep = kept_slots(self.rule, weights, threshold)
+            count[0] += int(keep.sum())
+            count[1] += len(keep)
+            kept = weights * keep
+            if renorm:
+                kept = kept * (weights.sum(-1, keepdim=True) / kept.sum(-1, keepdim=True))
+            # An index beyond the last expert marks a slot that is left out.
+            index = index.masked_fill(~keep, layer.count) if skip else index
+            return hidden, index, kept.to(weights.dtype), *more
+
+        return before
+
+
+def act_of(counts: Mapping[int, Sequence[int]]) -> float:
+    """Executed pairs per token and layer, from what `Dynamic.applied` counted."""
+    return sum(c[0] / c[1] for c in counts.values()) / len(counts)
+
+
+def renormalises(model: Any) -> bool:
+    """Whether the model's own router makes the weights of its k slots sum to one."""
+    gate = family_of(model).gate
+    if gate is None or gate.renormalised == "never":
+        return False
+    return gate.renormalised == "always" or bool(getattr(model.config.get_text_config(), gate.renormalised, False))

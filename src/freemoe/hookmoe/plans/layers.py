@@ -1,0 +1,112 @@
+"""The mixture layers of a model: where the gate is, where its k is read, what its experts are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from freemoe.core.errors import FamilyError
+from freemoe.models.spec import FAMILIES, family_of, find_layers
+
+
+@dataclass(frozen=True, eq=False)
+class MoELayer:
+    """One decoder layer's mixture block.
+
+    Attributes:
+        number: Of the decoder layer, from 0; dense layers count too.
+        path: Of the block in the model.
+        block: The module that holds gate and experts (and shared experts); its input is what the layer's norm gives.
+        gate: The router.
+        experts: The fused routed experts.
+        attribute: Name of the gate's attribute that is read on every forward as k.
+        count: Routed experts.
+        width: Neurons of one routed expert.
+        hidden: Width of the residual stream.
+    """
+
+    number: int
+    path: str
+    block: nn.Module
+    gate: nn.Module
+    experts: nn.Module
+    attribute: str
+    count: int
+    width: int
+    hidden: int
+
+    @property
+    def k(self) -> int:
+        """Experts per token, as the gate has it now."""
+        return int(getattr(self.gate, self.attribute))
+
+    def set_k(self, value: int) -> None:
+        """Let the gate run so many; `applied` puts the old number back."""
+        setattr(self.gate, self.attribute, value)
+
+
+def mixture_families() -> list[str]:
+    """Names of the families that have a gate."""
+    return [name for name in FAMILIES if FAMILIES.get(name).gate is not None]
+
+
+def moe_layers(model: Any) -> list[MoELayer]:
+    """List the mixture layers of a model; dense layers of a mixture model are left out.
+
+    Raises:
+        FamilyError: The model is dense, its family is unknown, or its experts are not fused.
+    """
+    family = family_of(model)
+    if family.gate is None or family.experts is None:
+        raise FamilyError(
+            f"{type(model).__name__} is of the family {family.name!r}, which is dense: it has no router whose experts per "
+            f"token could be cut. Families with a router: {', '.join(mixture_families())}."
+        )
+    path, layers = find_layers(model, family)
+    found = []
+    for number, layer in enumerate(layers):
+        gate, experts = _child(layer, family.gate.path), _child(layer, family.experts.path)
+        if gate is None or experts is None:
+            continue
+        up = getattr(experts, family.experts.up, None)
+        if up is None or up.ndim != 3:
+            raise FamilyError(
+                f"{path}.{number}.{family.experts.path} has no three-dimensional parameter {family.experts.up!r}: only fused "
+                "experts, as transformers 5 loads them, can be trimmed."
+            )
+        columns = family.experts.layout.endswith("columns")
+        count, hidden, twice = up.shape if columns else (up.shape[0], up.shape[2], up.shape[1])
+        block = family.gate.path.rpartition(".")[0]
+        found.append(
+            MoELayer(
+                number,
+                f"{path}.{number}.{block}",
+                layer.get_submodule(block),
+                gate,
+                experts,
+                family.gate.top_k,
+                count,
+                twice // 2,
+                hidden,
+            )
+        )
+    if not found:
+        raise FamilyError(
+            f"{type(model).__name__} is of the family {family.name!r}, but none of its {len(layers)} decoder layers has "
+            f"both {family.gate.path} and {family.experts.path}: all of them are dense."
+        )
+    return found
+
+
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """All decoder layers of a model, dense ones too."""
+    return find_layers(model, family_of(model))[1]
+
+
+def _child(layer: nn.Module, path: str) -> nn.Module | None:
+    found: object = layer
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, nn.Module) else None

@@ -1,0 +1,177 @@
+"""Which plan: the paper's two-stage search (Sec. 3.3), and ours: profile every layer and k, then a knapsack.
+
+Every search takes a drop: a function of a plan that says how much worse it is than the full model. The default (in `trim`)
+is the held-out KL from the full model in nats; the paper's is points of accuracy on its own test sets, which leaks them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from freemoe.core.errors import RecipeError
+from freemoe.hookmoe.plans.plan import Plan, tlnle, uniform
+from freemoe.text.files import spread
+
+MOST_ACTS = 32
+"""Acts at which plans are measured as a whole; a model of many layers and a large k has hundreds."""
+
+Drop = Callable[[Plan], float]
+Profile = Mapping[tuple[int, int], float]
+"""(layer, k) -> drop of running k experts in that layer alone."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan that was measured.
+
+    Attributes:
+        plan: The plan.
+        drop: Measured with all layers cut together.
+        predicted: Sum of the layers' own drops; NaN for plans that did not come from a profile.
+        source: ``knapsack``, ``tlnle`` or ``full``.
+    """
+
+    plan: Plan
+    drop: float
+    predicted: float
+    source: str
+
+
+@dataclass(frozen=True)
+class TwoStage:
+    """What the paper's search found.
+
+    Attributes:
+        k: k*, the last uniform k that the tolerance allows (at least 2).
+        layer: l*, the smallest l at which TLNLE(k*, l) is allowed; the number of layers where none is.
+        deployed: What Sec. 3.3 deploys: k* - 1 everywhere, with one hook at l*.
+        asked: Plans that were measured, with their drops.
+    """
+
+    k: int
+    layer: int
+    deployed: Plan
+    asked: tuple[tuple[Plan, float], ...]
+
+
+def two_stage(base: Plan, drop: Drop, tolerance: float) -> TwoStage:
+    """The paper's search: lower a uniform k while the drop is tolerable, then find l* by binary search.
+
+    The drop is taken against the full model throughout, in absolute units. Binary search assumes that the drop falls with l;
+    the paper's own Table 8 shows that it need not, so a better l may be missed.
+    """
+    asked: list[tuple[Plan, float]] = []
+
+    def tolerable(plan: Plan) -> bool:
+        asked.append((plan, drop(plan)))
+        return asked[-1][1] <= tolerance
+
+    k = max(b for b in base.ks if b is not None)
+    if k < 2:
+        raise RecipeError(f"The model runs {k} expert per token: there is nothing to cut.")
+    # The second stage takes one more away, so the first ends at 2.
+    while k > 2 and tolerable(uniform(base, k - 1)):
+        k -= 1
+    low, high = 0, len(base.ks)
+    while low < high:
+        middle = (low + high) // 2
+        if tolerable(tlnle(base, k, middle)):
+            high = middle
+        else:
+            low = middle + 1
+    return TwoStage(k, low, uniform(base, k - 1), tuple(asked))
+
+
+def profile_units(base: Plan) -> list[tuple[int, int]]:
+    """Every (layer, k) below the model's own k: what a profile measures."""
+    return [(layer, k) for layer, full in enumerate(base.ks) if full is not None for k in range(1, full)]
+
+
+def knapsack(base: Plan, profile: Profile, best: int = 1) -> dict[int, list[tuple[float, Plan]]]:
+    """The plans of least summed drop for every number of executed pairs per token.
+
+    Args:
+        base: The model's own k per layer.
+        profile: Drop of every (layer, k) below it; a layer at full k drops nothing.
+        best: How many plans per number of pairs.
+
+    Returns:
+        Pairs per token (summed over layers) -> (summed drop, plan), best first.
+    """
+    table: dict[int, list[tuple[float, tuple[int | None, ...]]]] = {0: [(0.0, ())]}
+    for layer, full in enumerate(base.ks):
+        grown: dict[int, list[tuple[float, tuple[int | None, ...]]]] = {}
+        for pairs, rows in table.items():
+            for k in [None] if full is None else range(1, full + 1):
+                own = 0.0 if k is None or k == full else profile[layer, k]
+                grown.setdefault(pairs + (k or 0), []).extend((d + own, (*ks, k)) for d, ks in rows)
+        # The order of plans breaks ties, so that the result does not hang on the order of dicts.
+        table = {pairs: sorted(rows, key=_rank)[:best] for pairs, rows in sorted(grown.items())}
+    return {pairs: [(d, Plan(ks)) for d, ks in rows] for pairs, rows in table.items()}
+
+
+def _rank(row: tuple[float, tuple[int | None, ...]]) -> tuple[float, tuple[int, ...]]:
+    return row[0], tuple(k or 0 for k in row[1])
+
+
+def candidates(
+    base: Plan, profile: Profile, best: int = 2, act: float | None = None, most: int = MOST_ACTS
+) -> list[tuple[Plan, float, str]]:
+    """Plans worth measuring as a whole: for every Act the knapsack's best few, and TLNLE's where it has that Act.
+
+    Args:
+        base: The model's own k per layer.
+        profile: Drop of every (layer, k) below it.
+        best: Knapsack plans per Act.
+        act: An Act that shall be among those that are asked.
+        most: Acts at most, evenly spread, besides that one.
+
+    Returns:
+        Plan, predicted drop (NaN where there is no prediction), source.
+    """
+    table = knapsack(base, profile, best)
+    layers = sum(k is not None for k in base.ks)
+    pairs = sorted(table)
+    asked = {pairs[i] for i in spread(len(pairs), most)} | {pairs[0], pairs[-1]}
+    if act is not None:
+        asked |= {max((p for p in pairs if p <= act * layers + 1e-9), default=pairs[0])}
+    found: dict[Plan, tuple[float, str]] = {}
+    for number in sorted(asked):
+        for predicted, plan in table[number]:
+            found.setdefault(plan, (predicted, "full" if plan == base else "knapsack"))
+    for k in range(2, max(k for k in base.ks if k is not None) + 1):
+        for first in range(len(base.ks) + 1):
+            plan = tlnle(base, k, first)
+            runs = [
+                (own, full) for own, full in zip(plan.ks, base.ks, strict=True) if own is not None and full is not None
+            ]
+            if all(own <= full for own, full in runs) and sum(own for own, _ in runs) in asked:
+                found.setdefault(plan, (math.nan, "tlnle"))
+    return [(plan, *about) for plan, about in found.items()]
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """The points that no other one beats: falling Act, rising drop."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.plan.act, p.drop)):
+        if not front or point.drop < front[-1].drop:
+            front.append(point)
+    return front[::-1]
+
+
+def choose(front: Sequence[Point], act: float | None, tolerance: float) -> Point:
+    """The best plan of at most this Act; without one, the cheapest plan within the tolerance.
+
+    Raises:
+        RecipeError: No plan has so small an Act.
+    """
+    if act is None:
+        allowed = [p for p in front if p.drop <= tolerance] or [front[0]]
+        return min(allowed, key=lambda p: p.plan.act)
+    allowed = [p for p in front if p.plan.act <= act + 1e-9]
+    if not allowed:
+        least = min(p.plan.act for p in front)
+        raise RecipeError(f"act is {act:g}, below the least that any plan has: {least:g} (one expert in every layer).")
+    return min(allowed, key=lambda p: p.drop)

@@ -1,0 +1,1 @@
+"""Bases and plain checkpoints from folders, GGUF files and the hub, and back."""

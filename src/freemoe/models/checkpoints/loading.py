@@ -1,0 +1,191 @@
+"""Load a base model and its tokenizer, from a folder, a GGUF file or the hub, with errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from freemoe.assets import demo_model_path, demo_moe_path
+from freemoe.core.errors import DataError, RecipeError
+from freemoe.core.plugins import load_model_type
+from freemoe.models.checkpoints.gguf_header import is_gguf, read_header
+from freemoe.models.checkpoints.load_report import require_whole
+
+log = logging.getLogger(__name__)
+
+BUNDLED = "freemoe-demo"
+"""The name that stands for the bundled tiny model, so that an artefact of the demo loads on any machine."""
+
+BUNDLED_MOE = "freemoe-demo-moe"
+"""The same for the bundled tiny mixture of experts."""
+
+# KeyError: a GGUF whose metadata are incomplete. RuntimeError: experts that cannot be put together.
+LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The named device, or the accelerator if there is one, else the CPU."""
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or torch.device("cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise RecipeError(f"Device {name!r} is unknown; use auto, cpu, cuda or cuda:N. ({error})") from None
+
+
+def load_base(
+    model: str | Path, revision: str | None = None, dtype: str = "auto", device: str = "auto"
+) -> tuple[Any, Any]:
+    """Load a causal LM in eval mode and its tokenizer.
+
+    A GGUF file is dequantised: the model is a plain one afterwards and can be saved.
+
+    Args:
+        model: Folder, path of a GGUF file, or hub id.
+        revision: Of the hub repository.
+        dtype: ``auto`` keeps the checkpoint's; float32 for a GGUF, whose values other dtypes would round.
+        device: ``auto`` takes the accelerator if there is one.
+
+    Returns:
+        The model, and its tokenizer or None where the folder has none.
+
+    Raises:
+        DataError: When there is no such model, it cannot be loaded, or its checkpoint lacks a tensor.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if dtype not in DTYPES:
+        raise RecipeError(f"dtype is {dtype!r}; allowed: {', '.join(DTYPES)}.")
+    where = _where(model, revision)
+    from_gguf = "gguf_file" in where
+    if from_gguf and dtype == "auto":
+        dtype = "float32"
+    wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+    _register(where["pretrained_model_name_or_path"])
+    try:
+        # Wrong shapes come back with the report, which names them; refused outright, they would only be logged.
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            **where,
+            **(_dequantised() if from_gguf else {}),
+            dtype=wanted,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except LOAD_ERRORS as error:
+        raise DataError(f"The base model {str(model)!r} could not be loaded: {_reason(model, error)}") from error
+    base, info = loaded
+    require_whole(model, info)
+    if from_gguf:
+        _make_plain(base)
+        log.info("%s: %s", model, origin(model, dtype))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+    except LOAD_ERRORS:
+        tokenizer = None
+    base.to(pick_device(device))
+    return base.eval(), tokenizer
+
+
+def origin(model: str | Path, dtype: str = "auto") -> str | None:
+    """What a base was before it was loaded, where that is not the same: ``dequantised from GGUF Q4_1 to float32``."""
+    if not is_gguf(model):
+        return None
+    header = read_header(model)
+    note = f"dequantised from GGUF {header.stored_as} to {'float32' if dtype == 'auto' else dtype}"
+    if "rope_freqs.weight" in header.types:
+        note += "; its scaled rotary frequencies are not read, so text beyond the first training's context suffers"
+    return note
+
+
+def _where(model: str | Path, revision: str | None) -> dict[str, Any]:
+    """The arguments by which transformers finds a base."""
+    if is_gguf(model):
+        read_header(model)
+        return {"pretrained_model_name_or_path": str(Path(model).parent), "gguf_file": Path(model).name}
+    return {"pretrained_model_name_or_path": _source(model), "revision": revision}
+
+
+def _dequantised() -> dict[str, Any]:
+    """What keeps transformers from leaving some architectures' weights packed; releases without it never do."""
+    import transformers
+
+    config = getattr(transformers, "GgufConfig", None)
+    return {} if config is None else {"quantization_config": config(dequantize=True)}
+
+
+def _make_plain(base: Any) -> None:
+    """Forget that a dequantised model was quantised: it is not any more, and would refuse to be saved."""
+    for owner, name in ((base, "hf_quantizer"), (base, "quantization_method"), (base.config, "quantization_config")):
+        if hasattr(owner, name):
+            delattr(owner, name)
+    base.is_quantized = False
+
+
+def _reason(model: str | Path, error: Exception) -> str:
+    """What transformers said; of a GGUF also the architecture, which is the usual reason."""
+    if not is_gguf(model):
+        return str(error)
+    said = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+    return (
+        f"{said} (a GGUF of architecture {read_header(model).architecture!r}; those that can be read are the ones that "
+        "transformers dequantises. Give the model's original folder instead.)"
+    )
+
+
+def _source(model: str | Path) -> str | Path:
+    """Where a base is loaded from: a bundled model's folder for its alias, a checked folder, or a hub id."""
+    bundled = {BUNDLED: demo_model_path, BUNDLED_MOE: demo_moe_path}
+    if str(model) in bundled:
+        try:
+            return bundled[str(model)]()
+        except FileNotFoundError as error:
+            raise DataError(f"{model!r} is not part of this installation: {error}.") from None
+    path = Path(model)
+    looks_local = path.is_absolute() or str(model).startswith(".") or path.exists() or str(model).count("/") > 1
+    if looks_local and not (path / "config.json").is_file():
+        held = [str(p) for p in sorted(path.glob("*.gguf"))] if path.is_dir() else []
+        hint = f" It holds a GGUF file: give its path, {held[0]}" if held else ""
+        raise DataError(
+            f"{str(model)!r} is not a model folder: it has no config.json. Give a folder written by save_pretrained, a GGUF "
+            f"file, or a hub id such as meta-llama/Llama-2-7b-chat-hf.{hint}"
+        )
+    return model
+
+
+def _register(model: str | Path) -> None:
+    """Make transformers know the classes of a model that an export of ours wrote."""
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        return
+    try:
+        model_type = str(json.loads(path.read_text(encoding="utf-8")).get("model_type"))
+    except (ValueError, AttributeError):
+        return  # transformers will say what is wrong with it
+    load_model_type(model_type)
+
+
+def load_tokenizer(model: str | Path, revision: str | None = None) -> Any:
+    """Load the tokenizer alone, before the weights: prompts that do not fit are found early.
+
+    Raises:
+        DataError: When there is no such model, or it has no tokenizer; every prompt is text.
+    """
+    from transformers import AutoTokenizer
+
+    where = _where(model, revision)
+    try:
+        return AutoTokenizer.from_pretrained(**where)
+    except LOAD_ERRORS as error:
+        hint = "" if is_gguf(model) else " Save one beside the model with tokenizer.save_pretrained(folder)."
+        raise DataError(
+            f"The base model {str(model)!r} has no tokenizer that can be loaded, and prompts are text: "
+            f"{_reason(model, error)}{hint}"
+        ) from error

@@ -1,0 +1,127 @@
+"""Write a model as a plain Hugging Face checkpoint, a few decoder layers at a time.
+
+``save_pretrained`` turns all fused experts back into the checkpoint's own keys before it writes the first shard, and
+that is a second copy of most of a mixture model. Here it is given a few layers at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from freemoe.core.errors import ArtifactError, DataError
+from freemoe.models.spec import family_of, find_layers
+
+
+def require_free(target: Path, overwrite: bool) -> None:
+    """Raise if something stands where a checkpoint shall be written that may not be replaced."""
+    if target.exists() and not overwrite:
+        raise ArtifactError(f"{str(target)!r} exists already; choose another folder.")
+    if target.exists() and not (target / "config.json").is_file():
+        raise ArtifactError(f"{str(target)!r} is no model folder, and nothing else is replaced; choose another folder.")
+    partial = target.with_name(target.name + ".partial")
+    if (partial / "identity.json").exists():
+        raise ArtifactError(f"{str(partial)!r} is an unfinished run of freemoe; choose another folder, or finish it.")
+
+
+@contextmanager
+def whole_or_nothing(target: Path) -> Iterator[Path]:
+    """Inside, write into the folder that is given; afterwards it stands at ``target``, in the place of what stood there.
+
+    Raises:
+        ArtifactError: The disk is full or refuses; nothing is left half written, as after any other error.
+    """
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        yield partial
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError) and not isinstance(error, ArtifactError):
+            raise ArtifactError(f"{str(target)!r} could not be written: {error}") from error
+        raise
+
+
+def save_checkpoint(model: Any, folder: Path, max_shard_size: int | str = "5GB") -> None:
+    """Write config, generation config and weights; beside the model, one shard is held in memory at a time.
+
+    A decoder layer is never taken apart before it is converted, so where one is larger than a shard, one layer is.
+
+    Args:
+        model: A transformers model of a known family, as it is now.
+        folder: Where to write; made if it is missing.
+        max_shard_size: Bytes, or digits and a unit: ``"5GB"``.
+
+    Raises:
+        FamilyError: The model's family, or its layers, are not known.
+        DataError: ``max_shard_size`` cannot be read.
+        OSError, SafetensorError: The disk is full or refuses.
+    """
+    state = model.state_dict()
+    shards: list[Path] = []
+    for number, keys in enumerate(_parts(model, state, max_shard_size)):
+        part = folder / f"part{number}"
+        model.save_pretrained(part, state_dict={k: state[k] for k in keys}, max_shard_size=max_shard_size)
+        shards += sorted(part.glob("*.safetensors"))
+        for path in part.glob("*"):
+            # Every part brings the same configuration.
+            if ".safetensors" not in path.name:
+                path.replace(folder / path.name)
+    _publish(folder, shards, model.num_parameters())
+    for part in dict.fromkeys(shard.parent for shard in shards):
+        shutil.rmtree(part)
+
+
+def _parts(model: Any, state: dict[str, Tensor], max_shard_size: int | str) -> list[list[str]]:
+    """Keys that are written together: whole layers up to a shard's size, and what stands outside of the layers.
+
+    What stands outside stays together, because tied weights are found among the tensors of one call.
+    """
+    path, _ = find_layers(model, family_of(model))
+    groups: dict[str, list[str]] = {}
+    for key in state:
+        inside = key.removeprefix(f"{path}.") if key.startswith(f"{path}.") else ""
+        groups.setdefault(inside.split(".")[0], []).append(key)
+    # Stand-ins without numbers: one "tensor" of a group's size each.
+    sizes = {
+        name: torch.empty(sum(state[k].nbytes for k in keys), dtype=torch.uint8, device="meta")
+        for name, keys in groups.items()
+    }
+    try:
+        split = split_torch_state_dict_into_shards(sizes, max_shard_size=max_shard_size)
+    except ValueError as error:
+        raise DataError(
+            f"max_shard_size is {max_shard_size!r}; write bytes, or digits and a unit: '5GB'. {error}"
+        ) from None
+    return [[k for name in names for k in groups[name]] for names in split.filename_to_tensors.values()]
+
+
+def _publish(folder: Path, shards: list[Path], parameters: int) -> None:
+    """Give the shards their final names, and the index that goes with them where there are several."""
+    if len(shards) == 1:
+        shards[0].replace(folder / "model.safetensors")
+        return
+    where: dict[str, str] = {}
+    size = 0
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        with safe_open(shard, "pt") as file:
+            where |= dict.fromkeys(file.keys(), name)
+        with shard.open("rb") as stream:
+            size += shard.stat().st_size - 8 - int.from_bytes(stream.read(8), "little")
+        shard.replace(folder / name)
+    index = {"metadata": {"total_parameters": parameters, "total_size": size}, "weight_map": where}
+    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+    (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")

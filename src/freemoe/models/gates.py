@@ -1,0 +1,124 @@
+"""Routers that leave experts out: what is off as a whole is never chosen, as in the model that is cut.
+
+An expert whose weights are all zero would still take tokens, and give nothing. So wherever all weights of a routed expert
+are off, its layer's router chooses among the others by its own rule, whatever that rule is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.models.weights import Routing, Weight
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""How configurations and routers name their number of routed experts."""
+
+
+class _Narrowed:
+    """The forward of a router that chooses among some of its experts.
+
+    Args:
+        gate: The router; its forward returns (logits, weights, index).
+        mask: ``(experts,)``: experts at 0 are left out; the weights of the others are multiplied by theirs.
+    """
+
+    def __init__(self, gate: Any, mask: Tensor) -> None:
+        outer = gate.__dict__.get("forward")
+        nested = isinstance(outer, _Narrowed)
+        self.gate, self.mask = gate, mask
+        # Two that are nested leave out what either does; the router's own rule runs once.
+        self.own: Callable[..., Any] = outer.own if nested else gate.forward
+        self.elsewhere: Tensor | None = outer.open() if nested else None
+
+    def open(self) -> Tensor:
+        """``(experts,)`` bool: which may be chosen."""
+        mine = self.mask.detach() != 0
+        return mine if self.elsewhere is None else mine & self.elsewhere.to(mine.device)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        device = next(self.gate.parameters()).device
+        mask, kept = self.mask.to(device), self.open().to(device).nonzero().flatten()
+        with smaller_gate(self.gate, kept, len(mask)):
+            logits, weights, index = self.own(*args, **kwargs)
+        index = kept[index]
+        full = logits.new_full((*logits.shape[:-1], len(mask)), -torch.inf)
+        return full.index_copy(-1, kept, logits), weights * mask[index].to(weights.dtype), index
+
+
+@contextmanager
+def narrowed(gate: Any, mask: Tensor) -> Iterator[None]:
+    """Inside, a router leaves out the experts at 0 of ``mask`` ``(experts,)`` and scales the others; it nests."""
+    before = gate.__dict__.get("forward")
+    gate.forward = _Narrowed(gate, mask)
+    try:
+        yield
+    finally:
+        del gate.forward
+        if before is not None:
+            gate.forward = before
+
+
+@contextmanager
+def smaller_gate(gate: Any, kept: Tensor, count: int) -> Iterator[None]:
+    """Inside, a router knows only the experts ``kept``: its own rule chooses among them, whatever that rule is."""
+    tensors = {
+        (store, name): tensor
+        for store in ("_parameters", "_buffers")
+        for name, tensor in getattr(gate, store).items()
+        if tensor is not None and tensor.ndim and tensor.shape[0] == count
+    }
+    numbers = {name: value for name, value in vars(gate).items() if name in EXPERT_COUNTS and value == count}
+    try:
+        for (store, name), tensor in tensors.items():
+            getattr(gate, store)[name] = tensor.detach()[kept]
+        for name in numbers:
+            setattr(gate, name, len(kept))
+        yield
+    finally:
+        for (store, name), tensor in tensors.items():
+            getattr(gate, store)[name] = tensor
+        for name, value in numbers.items():
+            setattr(gate, name, value)
+
+
+def left_out(weights: Sequence[Weight], positions: Mapping[str, Tensor]) -> list[tuple[Any, Tensor]]:
+    """The routers some of whose experts are off as a whole, and which may still be chosen.
+
+    Args:
+        weights: From ``find_weights``.
+        positions: What is off, as for ``switching.switch_off``.
+
+    Returns:
+        Per router its module and ``(experts,)`` floats, 1 for those that may be chosen. A router that would be left with fewer
+        experts than it gives a token is not among them: it has no choice.
+    """
+    # The matrices of a layer's experts share one router.
+    off: dict[Routing, Tensor] = {}
+    for weight in weights:
+        if weight.gate is None:
+            continue
+        where, each = positions.get(weight.name), weight.rows * weight.columns
+        whole = torch.zeros(weight.experts, dtype=torch.bool)
+        # Fewer positions than an expert has weights hold no whole expert.
+        if where is not None and len(where) >= each:
+            whole = torch.bincount(where // each, minlength=weight.experts).cpu() == each
+        off[weight.gate] = off.get(weight.gate, torch.ones_like(whole)) & whole
+    return [
+        (router.module, (~gone).to(torch.float32))
+        for router, gone in off.items()
+        if bool(gone.any()) and int((~gone).sum()) >= router.chosen
+    ]
+
+
+@contextmanager
+def without(routers: Sequence[tuple[Any, Tensor]]) -> Iterator[None]:
+    """Inside, every router of `left_out` leaves out what it says."""
+    with ExitStack() as stack:
+        for gate, mask in routers:
+            stack.enter_context(narrowed(gate, mask))
+        yield

@@ -1,0 +1,293 @@
+"""Model families as data: where the decoder layers, their linears, fused experts and gates are.
+
+Supporting a new family is one row here and one line in ``tests/tiny.py``. Paths that a layer does not have
+are skipped, because the layers of one model may differ (dense and sparse layers, full and low-rank queries).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from freemoe.core.errors import FamilyError
+from freemoe.core.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Group = tuple[str, ...]
+"""Module paths, relative to a decoder layer, that multiply one and the same input."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Routed experts that transformers 5 keeps in one module as three-dimensional parameters.
+
+    Attributes:
+        path: The module, relative to the layer.
+        up: The parameter that multiplies the layer's hidden state (gate and up stacked or interleaved).
+        down: The parameter that multiplies the intermediate activation.
+        layout: ``"experts"`` for (experts, out, in), ``"experts_columns"`` for (experts, in, out).
+        up_bias: The parameter (experts, out) added after ``up``, where there is one.
+    """
+
+    path: str = "mlp.experts"
+    up: str = "gate_up_proj"
+    down: str = "down_proj"
+    layout: str = "experts"
+    up_bias: str | None = None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The router of a mixture layer.
+
+    Attributes:
+        path: The module, relative to the layer; its forward returns (logits, weights, index).
+        top_k: The attribute of this module that is read on every forward; no other copy of k acts on a loaded
+            model.
+        config_key: Where k is kept in the configuration; set it too, or saving brings the old k back.
+        renormalised: Whether the k weights sum to one: ``"always"``, ``"never"``, or the configuration key
+            that says so.
+    """
+
+    path: str = "mlp.gate"
+    top_k: str = "top_k"
+    config_key: str = "num_experts_per_tok"
+    renormalised: str = "always"
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row: how the models of a family are laid out.
+
+    Attributes:
+        name: The name in ``FAMILIES``.
+        model_types: Values of ``config.model_type`` that belong to it.
+        layers: Paths of the list of decoder layers; the first that exists is taken.
+        attention: Groups of linears of the attention sublayer, in the order of computation.
+        mlp: Groups of linears of the feed-forward sublayer, shared experts included.
+        experts: Fused routed experts, or None.
+        gate: Their router, or None.
+        rotary: How rotary dimensions are paired: ``"half"`` (i with i + d/2), ``"interleaved"`` (2i with 2i +
+            1) or ``"none"``.
+        heads: How the attention's first linears hold the heads: ``"separate"`` (queries, keys and values in linears of
+            their own), ``"stacked"`` (one linear: all queries, all keys, all values), ``"by_head"`` (one linear: query,
+            key and value of the first head, then of the next) or ``"latent"`` (heads share low-rank keys and values).
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    layers: tuple[str, ...]
+    attention: tuple[Group, ...]
+    mlp: tuple[Group, ...]
+    experts: Experts | None = None
+    gate: Gate | None = None
+    rotary: str = "half"
+    heads: str = "separate"
+
+
+_LAYERS = ("model.layers",)
+_QKVO = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.o_proj",))
+_GATED = (("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",))
+
+FAMILIES: Registry[Family] = Registry("model family")
+
+
+def _row(about: str, family: Family) -> None:
+    FAMILIES.add(family.name, family, about)
+
+
+_row("Llama 1-3 and models of the same layout", Family("llama", ("llama",), _LAYERS, _QKVO, _GATED))
+_row("Mistral", Family("mistral", ("mistral",), _LAYERS, _QKVO, _GATED))
+_row("Qwen2 and Qwen2.5, dense", Family("qwen2", ("qwen2",), _LAYERS, _QKVO, _GATED))
+_row("Qwen3, dense", Family("qwen3", ("qwen3",), _LAYERS, _QKVO, _GATED))
+_row("Gemma", Family("gemma", ("gemma",), _LAYERS, _QKVO, _GATED))
+_row("Gemma 2", Family("gemma2", ("gemma2",), _LAYERS, _QKVO, _GATED))
+_row(
+    "Gemma 3: the text model, also inside the model with images",
+    Family("gemma3", ("gemma3_text", "gemma3"), ("model.layers", "model.language_model.layers"), _QKVO, _GATED),
+)
+_row(
+    "Phi-1.5 and Phi-2: attention and feed-forward side by side",
+    Family(
+        "phi",
+        ("phi",),
+        _LAYERS,
+        (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.dense",)),
+        (("mlp.fc1",), ("mlp.fc2",)),
+    ),
+)
+_row(
+    "Phi-3 and Phi-4: fused q/k/v and gate/up",
+    Family(
+        "phi3",
+        ("phi3",),
+        _LAYERS,
+        (("self_attn.qkv_proj",), ("self_attn.o_proj",)),
+        (("mlp.gate_up_proj",), ("mlp.down_proj",)),
+        heads="stacked",
+    ),
+)
+_row(
+    "GPT-2: Conv1D, whose weights are transposed",
+    Family(
+        "gpt2",
+        ("gpt2",),
+        ("transformer.h",),
+        (("attn.c_attn",), ("attn.c_proj",)),
+        (("mlp.c_fc",), ("mlp.c_proj",)),
+        rotary="none",
+        heads="stacked",
+    ),
+)
+_row(
+    "OPT",
+    Family(
+        "opt",
+        ("opt",),
+        ("model.decoder.layers",),
+        (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.out_proj",)),
+        (("fc1",), ("fc2",)),
+        rotary="none",
+    ),
+)
+_row(
+    "GPT-NeoX and Pythia",
+    Family(
+        "gpt_neox",
+        ("gpt_neox",),
+        ("gpt_neox.layers",),
+        (("attention.query_key_value",), ("attention.dense",)),
+        (("mlp.dense_h_to_4h",), ("mlp.dense_4h_to_h",)),
+        heads="by_head",
+    ),
+)
+_row(
+    "Mixtral",
+    Family("mixtral", ("mixtral",), _LAYERS, _QKVO, (), Experts(), Gate()),
+)
+_row(
+    "Qwen1.5/2 MoE: routed experts, one shared expert, some dense layers",
+    Family(
+        "qwen2_moe",
+        ("qwen2_moe",),
+        _LAYERS,
+        _QKVO,
+        (
+            *_GATED,
+            ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+            ("mlp.shared_expert.down_proj",),
+        ),
+        Experts(),
+        Gate(renormalised="norm_topk_prob"),
+    ),
+)
+_row(
+    "Qwen3 MoE",
+    Family("qwen3_moe", ("qwen3_moe",), _LAYERS, _QKVO, _GATED, Experts(), Gate(renormalised="norm_topk_prob")),
+)
+_row(
+    "OLMoE",
+    Family("olmoe", ("olmoe",), _LAYERS, _QKVO, (), Experts(), Gate(renormalised="norm_topk_prob")),
+)
+_MLA = (
+    ("self_attn.q_proj", "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
+    ("self_attn.q_b_proj",),
+    ("self_attn.kv_b_proj",),
+    ("self_attn.o_proj",),
+)
+_SHARED = (
+    *_GATED,
+    ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    ("mlp.shared_experts.down_proj",),
+)
+_row(
+    "DeepSeek-V2: low-rank keys and values (and queries), shared experts, first layers dense",
+    Family(
+        "deepseek_v2",
+        ("deepseek_v2",),
+        _LAYERS,
+        _MLA,
+        _SHARED,
+        Experts(),
+        Gate(renormalised="never"),
+        rotary="interleaved",
+        heads="latent",
+    ),
+)
+_row(
+    "DeepSeek-V3 and R1: as V2, with a router of sigmoids and a bias",
+    Family(
+        "deepseek_v3",
+        ("deepseek_v3",),
+        _LAYERS,
+        _MLA,
+        _SHARED,
+        Experts(),
+        Gate(renormalised="norm_topk_prob"),
+        rotary="interleaved",
+        heads="latent",
+    ),
+)
+_row(
+    "GPT-OSS: experts transposed, gate and up interleaved, with biases",
+    Family(
+        "gpt_oss",
+        ("gpt_oss",),
+        _LAYERS,
+        _QKVO,
+        (),
+        Experts(layout="experts_columns", up_bias="gate_up_proj_bias"),
+        Gate(path="mlp.router"),
+    ),
+)
+
+
+def family_of(model: nn.Module) -> Family:
+    """Return the row of a model, by ``config.model_type``.
+
+    Raises:
+        FamilyError: No row has this type; the message says what was looked for, what was seen and what to do.
+    """
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    for name in FAMILIES:
+        family = FAMILIES.get(name)
+        if model_type in family.model_types:
+            return family
+    looked = sorted({path for name in FAMILIES for path in FAMILIES.get(name).layers})
+    raise FamilyError(
+        f"No model family is known for {type(model).__name__} (config.model_type {model_type!r}). "
+        f"Known families: {', '.join(FAMILIES)}. Decoder layers are looked for at {', '.join(looked)}; "
+        f"{modules_seen(model)}. If its layers look like one of these, add a row to "
+        "src/freemoe/models/spec.py."
+    )
+
+
+def find_layers(model: nn.Module, family: Family) -> tuple[str, list[nn.Module]]:
+    """Return the path of a model's decoder layers, and the layers.
+
+    A model without a head (``AutoModel``) is understood too: its paths lack the first part.
+
+    Raises:
+        FamilyError: None of the family's paths leads to a list of layers.
+    """
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    tried = [*family.layers, *(p.removeprefix(prefix) for p in family.layers if p.startswith(prefix))]
+    for path in tried:
+        found: Any = model
+        for part in path.split("."):
+            found = getattr(found, part, None)
+        if found is not None and len(layers := list(found)) > 0:
+            return path, layers
+    raise FamilyError(
+        f"{type(model).__name__} belongs to family {family.name!r}, but no decoder layers stand at "
+        f"{', '.join(tried)}; {modules_seen(model)}. Add the path to its row in src/freemoe/models/spec.py."
+    )
+
+
+def modules_seen(model: nn.Module, most: int = 8) -> str:
+    """Say which modules a model has, the ones near the top first (for error messages)."""
+    names = sorted((n for n, _ in model.named_modules() if n), key=lambda n: (n.count("."), n))
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"modules seen: {', '.join(names[:most]) or 'none'}{more}"

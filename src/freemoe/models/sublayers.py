@@ -1,0 +1,146 @@
+"""The linears of a decoder layer by what they do, and how its rotary dimensions go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.core.errors import FamilyError
+from freemoe.models.spec import Family, family_of, find_layers
+
+CONVERTIBLE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi")
+"""Families whose layers have separate query, key and value linears, a plain MLP and rotary halves."""
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Which dimensions of a head must be kept or dropped together.
+
+    A dimension j < ``turned`` / 2 is turned together with j + ``turned`` / 2 and shares its bit; every dimension from
+    ``turned`` on has a bit of its own.
+
+    Attributes:
+        head_dim: Dimensions of a head.
+        turned: Dimensions that the rotary embedding turns: all of them, or the first part (Phi).
+    """
+
+    head_dim: int
+    turned: int
+
+    @property
+    def bits(self) -> int:
+        """Number of free choices: pairs, then single dimensions."""
+        return self.turned // 2 + self.head_dim - self.turned
+
+    @property
+    def sizes(self) -> Tensor:
+        """(bits,) float32: how many dimensions each bit holds, 2 or 1."""
+        pairs = self.turned // 2
+        return torch.cat([torch.full((pairs,), 2.0), torch.ones(self.bits - pairs)])
+
+    def spread(self, bits: Tensor) -> Tensor:
+        """Bits (..., bits) -> dimensions (..., head_dim); differentiable."""
+        pairs = bits[..., : self.turned // 2]
+        return torch.cat([pairs, pairs, bits[..., self.turned // 2 :]], dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Sublayers:
+    """One decoder layer, taken apart.
+
+    Attributes:
+        number: Of the layer, from 0.
+        path: Of the layer in the model.
+        q, k, v, o: The attention's linears.
+        up: What reads the MLP's input: (gate, up) or (fc1,).
+        down: What multiplies the intermediate activation.
+        names: Path of each linear relative to the layer, by the names above; ``up`` by its last part.
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        rotary: How a head's dimensions go together.
+    """
+
+    number: int
+    path: str
+    q: nn.Linear
+    k: nn.Linear
+    v: nn.Linear
+    o: nn.Linear
+    up: tuple[nn.Linear, ...]
+    down: nn.Linear
+    names: dict[str, str]
+    heads: int
+    kv_heads: int
+    rotary: Rotary
+
+    @property
+    def hidden(self) -> int:
+        """Width of the residual stream."""
+        return self.q.in_features
+
+    @property
+    def width(self) -> int:
+        """Neurons of the MLP."""
+        return self.down.in_features
+
+
+def find_sublayers(model: nn.Module) -> list[Sublayers]:
+    """Take every decoder layer of a dense model apart.
+
+    Raises:
+        FamilyError: A family that cannot be converted, or one whose rotary pairs are not described.
+    """
+    family = family_of(model)
+    if family.name not in CONVERTIBLE:
+        raise FamilyError(
+            f"Family {family.name!r} cannot be converted: its layers have no separate query, key and value linears, no plain "
+            f"MLP, or no rotary halves described. Convertible: {', '.join(CONVERTIBLE)}."
+        )
+    if family.rotary != "half":
+        raise FamilyError(
+            f"Rotary pairs of family {family.name!r} are {family.rotary!r}; only 'half' (j with j + half) is described. "
+            "Describe its pairs in src/freemoe/models/sublayers.py."
+        )
+    path, layers = find_layers(model, family)
+    return [_taken_apart(model, family, layer, i, f"{path}.{i}") for i, layer in enumerate(layers)]
+
+
+def _taken_apart(model: nn.Module, family: Family, layer: nn.Module, number: int, path: str) -> Sublayers:
+    (q, k, v), (o,) = family.attention
+    up, (down,) = family.mlp
+    names = {"q": q, "k": k, "v": v, "o": o, "down": down} | {name.rpartition(".")[2]: name for name in up}
+    linears = {role: _linear(layer, name, path) for role, name in names.items()}
+    config: Any = model.config
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    heads, kv_heads = linears["q"].out_features // head_dim, linears["k"].out_features // head_dim
+    share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
+    return Sublayers(
+        number=number,
+        path=path,
+        q=linears["q"],
+        k=linears["k"],
+        v=linears["v"],
+        o=linears["o"],
+        up=tuple(linears[name.rpartition(".")[2]] for name in up),
+        down=linears["down"],
+        names=names,
+        heads=heads,
+        kv_heads=kv_heads,
+        rotary=Rotary(head_dim, int(head_dim * share)),
+    )
+
+
+def _linear(layer: nn.Module, name: str, path: str) -> nn.Linear:
+    try:
+        found = layer.get_submodule(name)
+    except AttributeError:
+        found = None
+    if not isinstance(found, nn.Linear):
+        raise FamilyError(
+            f"{path}.{name} is {type(found).__name__}, and a plain linear is needed to convert this model. Load it without "
+            "quantisation and without adapters."
+        )
+    return found

@@ -1,0 +1,278 @@
+"""Switch between experts that were used before, in about the time in which their weights could be copied.
+
+What an expert switches off is held once: the places, and the base's values there. Values are integers here (the
+weights' bits), and switching is adding: W + values puts an expert's weights back, W - values makes them zero. Integers
+add exactly, so that every bit comes back.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.core.errors import DataError
+from freemoe.core.threads import on_threads
+from freemoe.models.gates import left_out, without
+from freemoe.models.switching import Positions, bits_of, check, count, editing
+from freemoe.models.weights import Weight
+
+# A block of a weight stays in the CPU's cache from putting back one expert's values to taking out the other's.
+_BLOCK_BYTES = 1 << 21
+# For fewer switched-off weights, threads cost more than they bring.
+_WORTH_THREADS = 1 << 17
+
+
+@dataclass(eq=False)
+class _Part:
+    """What one expert switches off of one block of a weight; the block's bits are given as (1, length) throughout.
+
+    Attributes:
+        places: (n,) int32, ascending, from the block's start.
+        values: (n,) the base's bits there; None until they are first needed.
+        row: Both as a sparse matrix (1, length), which torch adds fastest on the CPU; they share memory.
+    """
+
+    places: Tensor
+    values: Tensor | None = None
+    row: Tensor | None = None
+
+    def forget(self, device: torch.device) -> None:
+        """Let go of the values; they will be read on this device."""
+        self.places, self.values, self.row = self.places.to(device), None, None
+
+    def read(self, bits: Tensor) -> None:
+        """Take the values from the base, where they are not known."""
+        if self.values is None:
+            self.values = bits[0].index_select(0, self.places)
+
+    def add(self, bits: Tensor, times: int) -> None:
+        """Put the values back where zeros are (``times`` 1), or make zeros of them (-1)."""
+        assert self.values is not None
+        if bits.device.type != "cpu":
+            bits[0].index_add_(0, self.places, self.values, alpha=times)
+            return
+        if self.row is None:
+            ends = torch.tensor([0, len(self.places)], dtype=torch.int32)
+            self.row = torch.sparse_csr_tensor(ends, self.places, self.values, size=bits.shape, check_invariants=False)
+        # The very same tensor twice: torch would copy another view of it onto itself.
+        torch.add(bits, self.row, alpha=times, out=bits)
+
+    def overwrite(self, bits: Tensor) -> None:
+        """Put the values back, whatever stands there now; nothing where they are not known."""
+        if self.values is not None:
+            bits[0].index_copy_(0, self.places.to(bits.device).long(), self.values.to(bits.device))
+
+
+Parts = list[list[_Part | None]]
+"""Per weight one per block; None where an expert switches nothing off."""
+
+Step = Callable[[_Part | None, _Part | None, Tensor], None]
+"""What to do with a block: takes the parts of the expert that goes and of the one that comes, and the block's bits."""
+
+State = list[tuple[torch.dtype, int, int]]
+
+
+class Switchboard:
+    """Experts of one base, one or none of them switched in.
+
+    Of every expert that was used it holds 4 bytes and the value for each switched-off weight; the model is never
+    copied. Others may edit the weights in between (`switched_off` does): that is noticed, unless they go through
+    ``.data``, and values are read anew.
+
+    Args:
+        weights: From ``find_weights``.
+    """
+
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        self._weights = list(weights)
+        self._blocks = [_blocks(weight) for weight in self._weights]
+        self._nothing: Parts = [[None] * len(blocks) for blocks in self._blocks]
+        self._experts: dict[str, Parts] = {}
+        self._off: dict[str | None, int] = {None: 0}
+        # Routers that leave experts out, by expert, and those that do so now.
+        self._routers: dict[str, list[tuple[Any, Tensor]]] = {}
+        self._narrowed = ExitStack()
+        self._active: str | None = None
+        # The experts between which a switching was broken off.
+        self._broken: tuple[str | None, str | None] | None = None
+        self._left: State = []
+        _no_beta_warning()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._experts
+
+    @property
+    def active(self) -> str | None:
+        """The expert that is switched in; None for the base."""
+        return self._active
+
+    def held_bytes(self, name: str) -> int:
+        """Memory that is held for an expert, in bytes."""
+        parts = [part for blocks in self._experts[name] for part in blocks if part is not None]
+        tensors = [t for part in parts for t in (part.places, part.values) if t is not None]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def learn(self, name: str, positions: Positions) -> None:
+        """Take in an expert, or another one under its name; the model is not touched.
+
+        Args:
+            name: What it shall be called here.
+            positions: What it switches off, as for `switch_off`; not kept.
+
+        Raises:
+            DataError: The expert of this name is switched in.
+            PositionsError: As for `switch_off`.
+        """
+        if name == self._active:
+            raise DataError(f"Expert {name!r} is switched in: switch to another before it is learned anew.")
+        check(self._weights, positions)
+        parts: Parts = []
+        for weight, blocks in zip(self._weights, self._blocks, strict=True):
+            where = positions.get(weight.name)
+            if where is None or where.numel() == 0:
+                parts.append([None] * len(blocks))
+                continue
+            where = where.to(weight.parameter.device)
+            places = weight.places(where)
+            if places is not where:
+                # Positions ascend; in a layout of another order their places do not.
+                places = places.sort().values
+            cuts = torch.searchsorted(places, places.new_tensor([b.start for b in blocks] + [blocks[-1].stop])).tolist()
+            parts.append(
+                [
+                    _Part((places[first:end] - block.start).to(torch.int32)) if first < end else None
+                    for block, first, end in zip(blocks, cuts, cuts[1:], strict=False)
+                ]
+            )
+        self._experts[name], self._off[name] = parts, count(positions)
+        self._routers[name] = left_out(self._weights, positions)
+
+    def forget(self, name: str) -> None:
+        """Let go of an expert's memory.
+
+        Raises:
+            DataError: It is switched in.
+        """
+        if name == self._active:
+            raise DataError(f"Expert {name!r} is switched in: switch to another before it is forgotten.")
+        self._experts.pop(name, None)
+        self._off.pop(name, None)
+        self._routers.pop(name, None)
+
+    def switch(self, name: str | None) -> None:
+        """Switch to an expert that was learned, or with None back to the base, bit by bit.
+
+        After an error or an interrupt the base is switched in.
+
+        Raises:
+            DataError: The expert was never learned, or the model changed its type of numbers under an expert.
+        """
+        if name is not None and name not in self._experts:
+            raise DataError(f"Expert {name!r} was never learned. Known: {', '.join(self._experts) or 'none'}.")
+        if self._broken is not None:
+            self._recover(*self._broken)
+        if name == self._active:
+            return
+        now = self._state()
+        untouched = now == self._left
+        if not untouched:
+            self._read_anew(now)
+
+        def step(out: _Part | None, into: _Part | None, bits: Tensor) -> None:
+            if out is not None and untouched:
+                out.add(bits, 1)
+            elif out is not None:
+                # What stands there may be anything.
+                out.overwrite(bits)
+                out.forget(bits.device)
+            if into is not None:
+                into.read(bits)
+                into.add(bits, -1)
+
+        self._broken = (self._active, name)
+        try:
+            self._narrowed.close()
+            self._each(step, self._active, name)
+            if name is not None:
+                self._narrowed.enter_context(without(self._routers[name]))
+        except BaseException:
+            self._recover(self._active, name)
+            raise
+        self._active, self._broken, self._left = name, None, self._state()
+
+    def _parts(self, name: str | None) -> Parts:
+        return self._nothing if name is None else self._experts[name]
+
+    def _each(self, step: Step, old: str | None, new: str | None) -> None:
+        """Do a step for every block that one of two experts touches, on several threads where that pays."""
+        gone, come = self._parts(old), self._parts(new)
+
+        def work(number: int) -> None:
+            weight = self._weights[number]
+            with editing(weight):
+                bits = bits_of(weight)[None]
+                for block, out, into in zip(self._blocks[number], gone[number], come[number], strict=True):
+                    if out is not None or into is not None:
+                        step(out, into, bits[:, block])
+
+        numbers = range(len(self._weights))
+        on_cpu = all(w.parameter.device.type == "cpu" for w in self._weights)
+        if on_cpu and self._off[old] + self._off[new] >= _WORTH_THREADS:
+            on_threads(work, numbers)
+            return
+        for number in numbers:
+            work(number)
+
+    def _state(self) -> State:
+        """Changes when a weight is edited, moved or converted by anyone."""
+        parameters = [w.parameter for w in self._weights]
+        # Tensors made under inference_mode do not count their edits.
+        return [(p.dtype, p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
+
+    def _read_anew(self, now: State) -> None:
+        """Others edited the weights: only what the active expert replaced is still known."""
+        changed = [w.name for w, a, b in zip(self._weights, self._left, now, strict=False) if a[0] != b[0]]
+        if changed and self._active is not None:
+            raise DataError(
+                f"The model's numbers changed their type while expert {self._active!r} was switched in (the first is "
+                f"{changed[0]!r}), so its weights cannot be put back. Switch to the base before converting a model."
+            )
+        for name, parts in self._experts.items():
+            for weight, blocks in zip(self._weights, parts, strict=True):
+                for part in blocks:
+                    if part is not None and name != self._active:
+                        part.forget(weight.parameter.device)
+
+    def _recover(self, old: str | None, new: str | None) -> None:
+        """Make it the base again, however far a switching came: the values of both experts are the base's."""
+
+        def step(out: _Part | None, into: _Part | None, bits: Tensor) -> None:
+            for part in (out, into):
+                if part is not None:
+                    part.overwrite(bits)
+
+        self._narrowed.close()
+        self._each(step, old, new)
+        self._active, self._broken, self._left = None, None, self._state()
+
+
+def _blocks(weight: Weight) -> list[slice]:
+    memory = weight.memory()
+    length = _BLOCK_BYTES // memory.element_size() if memory.device.type == "cpu" else len(memory)
+    # Places within a block are int32.
+    length = min(length, 2**31 - 1)
+    return [slice(start, min(start + length, len(memory))) for start in range(0, len(memory), length)]
+
+
+def _no_beta_warning() -> None:
+    """Let torch say here, unheard, what it says once per process about sparse tensors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        none = torch.zeros(0, dtype=torch.int32)
+        torch.sparse_csr_tensor(none.new_zeros(2), none, none, size=(1, 1), check_invariants=False)

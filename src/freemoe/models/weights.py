@@ -1,0 +1,310 @@
+"""The weights that can be switched off: every linear of the decoder layers, fused experts included.
+
+Embeddings, heads (tied or not), norms, biases, gates and routers are never among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.core.errors import FamilyError
+from freemoe.models.spec import Experts, Family, family_of, find_layers, modules_seen
+
+SUBLAYERS = ("attention", "mlp", "both")
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """The router that chooses among the experts of a weight.
+
+    Attributes:
+        module: Its forward returns (logits, weights, index).
+        top_k: Its attribute that says how many experts a token is given.
+    """
+
+    module: nn.Module
+    top_k: str
+
+    @property
+    def chosen(self) -> int:
+        """How many experts a token is given."""
+        return int(getattr(self.module, self.top_k))
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """One weight matrix of a decoder layer, or the matrices of all its fused experts.
+
+    Its canonical order is (experts, rows, columns), rows being outputs and columns inputs, whatever the order
+    in memory; a dense matrix has one expert.
+
+    Attributes:
+        name: The parameter's name, as in ``model.named_parameters()``.
+        layer: Number of the decoder layer, from 0.
+        sublayer: ``"attention"`` or ``"mlp"``.
+        tap: Name of the input that it multiplies; weights with equal tap share one input.
+        parameter: The parameter itself.
+        layout: Order in memory: ``"rows"`` (out, in), ``"columns"`` (in, out), ``"experts"`` (experts, out,
+            in) or ``"experts_columns"`` (experts, in, out).
+        gate: The router of fused experts, where the family's row names it.
+    """
+
+    name: str
+    layer: int
+    sublayer: str
+    tap: str
+    parameter: nn.Parameter
+    layout: str
+    gate: Routing | None = None
+
+    @property
+    def fused(self) -> bool:
+        """Whether this holds the matrices of several routed experts."""
+        return self.layout.startswith("experts")
+
+    @property
+    def experts(self) -> int:
+        """Number of experts; 1 for a dense matrix."""
+        return self.parameter.shape[0] if self.fused else 1
+
+    @property
+    def rows(self) -> int:
+        """Number of outputs."""
+        return self.parameter.shape[-1 if self.layout.endswith("columns") else -2]
+
+    @property
+    def columns(self) -> int:
+        """Number of inputs."""
+        return self.parameter.shape[-2 if self.layout.endswith("columns") else -1]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(experts, rows, columns)."""
+        return self.experts, self.rows, self.columns
+
+    @property
+    def size(self) -> int:
+        """Number of single weights."""
+        return self.parameter.numel()
+
+    def view(self) -> Tensor:
+        """The weight as a live view (experts, rows, columns); edits go to the parameter, in any grad mode."""
+        return self.arrange(self.parameter.detach())
+
+    def arrange(self, tensor: Tensor) -> Tensor:
+        """See a tensor of the parameter's own shape (say, its gradient) as (experts, rows, columns)."""
+        if self.layout.endswith("columns"):
+            tensor = tensor.transpose(-1, -2)
+        return tensor if self.fused else tensor.unsqueeze(0)
+
+    def memory(self) -> Tensor:
+        """The parameter's numbers in the order in which they lie in memory: a live view (n,), n >= ``size``."""
+        own = self.parameter.detach()
+        # A parameter that is itself part of a larger tensor has others' numbers in between.
+        span = 1 + sum((n - 1) * step for n, step in zip(own.shape, own.stride(), strict=True))
+        return own.as_strided((span,), (1,))
+
+    def places(self, positions: Tensor) -> Tensor:
+        """Turn flat indices in canonical order into indices into ``memory()``.
+
+        Args:
+            positions: (n,) int64, indices into (experts, rows, columns) flattened.
+
+        Returns:
+            (n,) int64; the same tensor where the two orders agree.
+        """
+        expert_step, row_step, column_step = self.view().stride()
+        matrix = self.rows * self.columns
+        if (row_step, column_step) == (self.columns, 1) and (self.experts == 1 or expert_step == matrix):
+            return positions
+        expert = torch.div(positions, matrix, rounding_mode="floor")
+        inside = positions - expert * matrix
+        row = torch.div(inside, self.columns, rounding_mode="floor")
+        return expert * expert_step + row * row_step + (inside - row * self.columns) * column_step
+
+
+def find_weights(model: nn.Module, sublayers: str = "both", layers: tuple[int, int] | None = None) -> list[Weight]:
+    """List the weights of a model, layer by layer, attention before mlp, in the family's order.
+
+    Args:
+        model: A transformers model of a known family.
+        sublayers: ``"attention"``, ``"mlp"`` or ``"both"``.
+        layers: The range [first, end) of decoder layers, or None for all.
+
+    Raises:
+        FamilyError: Unknown family; a layer without linears; a quantised, wrapped or unloaded (meta) base; an
+            unknown sublayer; a range that the model does not have.
+    """
+    if sublayers not in SUBLAYERS:
+        raise FamilyError(f"Unknown sublayers {sublayers!r}. Allowed: {', '.join(SUBLAYERS)}.")
+    family = family_of(model)
+    path, modules = find_layers(model, family)
+    first, end = (0, len(modules)) if layers is None else layers
+    if not 0 <= first < end <= len(modules):
+        raise FamilyError(
+            f"The range of layers [{first}, {end}) does not fit {type(model).__name__}, which has "
+            f"{len(modules)} decoder layers: choose 0 <= first < end <= {len(modules)}."
+        )
+    names = {id(p): n for n, p in model.named_parameters()}
+    found: list[Weight] = []
+    for number in range(first, end):
+        here = list(_layer_weights(modules[number], f"{path}.{number}", number, family, names))
+        if not here:
+            raise FamilyError(
+                f"No linear was found in decoder layer {number} ({path}.{number}) of {type(model).__name__}, "
+                f"family {family.name!r}: looked for {', '.join(_paths(family))}; "
+                f"{modules_seen(modules[number])}. If the layer is right, correct the family's row in "
+                "src/freemoe/models/spec.py."
+            )
+        found += [w for w in here if sublayers in ("both", w.sublayer)]
+    if not found:
+        raise FamilyError(f"{type(model).__name__} has no {sublayers} linears in layers [{first}, {end}).")
+    seen: dict[str, str] = {}
+    for weight in found:
+        if weight.name in seen:
+            raise FamilyError(
+                f"{weight.name} is one parameter with two uses (inputs {seen[weight.name]} and "
+                f"{weight.tap}): layers that share weights cannot be switched one by one."
+            )
+        seen[weight.name] = weight.tap
+    return found
+
+
+@dataclass(frozen=True)
+class Description:
+    """What ``find_weights`` would find, in numbers.
+
+    Attributes:
+        family: Name of the family.
+        layers: Number of decoder layers.
+        matrices: Weight matrices per sublayer; every routed expert counts.
+        weights: Single weights per sublayer.
+        parameters: All parameters of the model; tied ones count once.
+    """
+
+    family: str
+    layers: int
+    matrices: dict[str, int]
+    weights: dict[str, int]
+    parameters: int
+
+    @property
+    def share(self) -> float:
+        """The weights found as a share of all parameters, 0 to 1."""
+        return sum(self.weights.values()) / self.parameters
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{s} {self.weights[s]:,} in {self.matrices[s]:,} matrices" for s in self.weights)
+        return (
+            f"{self.family}: {self.layers} decoder layers; weights that can be switched: {parts}; "
+            f"{self.share:.1%} of {self.parameters:,} parameters"
+        )
+
+
+def describe(model: nn.Module) -> Description:
+    """Count the weights of a model per sublayer; raises like ``find_weights``."""
+    weights = find_weights(model)
+    both = SUBLAYERS[:2]
+    return Description(
+        family=family_of(model).name,
+        layers=weights[-1].layer + 1,
+        matrices={s: sum(w.experts for w in weights if w.sublayer == s) for s in both},
+        weights={s: sum(w.size for w in weights if w.sublayer == s) for s in both},
+        parameters=sum(p.numel() for p in model.parameters()),
+    )
+
+
+def _paths(family: Family) -> list[str]:
+    dense = [path for group in family.attention + family.mlp for path in group]
+    return dense + ([family.experts.path] if family.experts else [])
+
+
+def _layer_weights(layer: nn.Module, path: str, number: int, family: Family, names: dict[int, str]) -> Iterator[Weight]:
+    for sublayer, groups in (("attention", family.attention), ("mlp", family.mlp)):
+        for group in groups:
+            present = [p for p in group if _child(layer, p) is not None]
+            for relative in present:
+                full = f"{path}.{relative}"
+                module = _child(layer, relative)
+                parameter = _plain(module, "weight", full)
+                yield Weight(
+                    names[id(parameter)],
+                    number,
+                    sublayer,
+                    f"{path}.{present[0]}",
+                    parameter,
+                    _layout(module, full),
+                )
+    experts = family.experts
+    # A dense layer of a mixture model, and a mixture block that keeps a list of plain linears, have no such
+    # module.
+    if experts is not None and (module := _child(layer, experts.path)) is not None:
+        yield from _expert_weights(module, f"{path}.{experts.path}", number, experts, names, _routing(layer, family))
+
+
+def _expert_weights(
+    module: nn.Module, path: str, number: int, experts: Experts, names: dict[int, str], gate: Routing | None
+) -> Iterator[Weight]:
+    for own in (experts.up, experts.down):
+        parameter = _plain(module, own, f"{path}.{own}")
+        if parameter.ndim != 3:
+            raise FamilyError(
+                f"{path}.{own} of {type(module).__name__} has shape {tuple(parameter.shape)}; fused experts "
+                "need three dimensions (experts, rows, columns)."
+            )
+        yield Weight(names[id(parameter)], number, "mlp", f"{path}.{own}", parameter, experts.layout, gate)
+
+
+def _routing(layer: nn.Module, family: Family) -> Routing | None:
+    if family.gate is None or (router := _child(layer, family.gate.path)) is None:
+        return None
+    return Routing(router, family.gate.top_k)
+
+
+def _child(module: nn.Module, path: str) -> nn.Module | None:
+    found: object = module
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, nn.Module) else None
+
+
+def _layout(module: nn.Module | None, path: str) -> str:
+    from transformers.pytorch_utils import Conv1D
+
+    if isinstance(module, nn.Linear):
+        return "rows"
+    if isinstance(module, Conv1D):
+        return "columns"
+    raise FamilyError(_cannot(f"{path} is a {type(module).__name__}, not a Linear, a Conv1D or fused experts"))
+
+
+def _plain(module: nn.Module | None, own: str, path: str) -> nn.Parameter:
+    """The parameter, if it is plain floating-point numbers in memory."""
+    parameter = None if module is None else dict(module.named_parameters(recurse=False)).get(own)
+    if parameter is None:
+        raise FamilyError(_cannot(f"{path} is a {type(module).__name__} without a plain parameter {own!r}"))
+    if parameter.dtype not in _DTYPES or type(parameter.data) is not Tensor:
+        raise FamilyError(
+            _cannot(
+                f"{path} is a {type(module).__name__} with weights of type {parameter.dtype} "
+                f"({type(parameter.data).__name__})"
+            )
+        )
+    if parameter.is_meta:
+        raise FamilyError(
+            f"{path} is on the meta device, so it holds no numbers: load the model with its weights in "
+            "memory (without offloading them to disk)."
+        )
+    return parameter
+
+
+def _cannot(what: str) -> str:
+    return (
+        f"{what}: quantised or wrapped weights cannot be ranked or switched. Load the base in float32, "
+        "bfloat16 or float16, without adapters."
+    )

@@ -1,0 +1,1 @@
+"""Pictures of a result, each a function of the result."""

@@ -1,0 +1,225 @@
+"""Pictures of all candidates on the reported split: bands (MoDE Fig. 1, 5), gains (Fig. 4), how many improve (Fig. 2).
+
+None of it chose anything; that it was measured on the reported split is written on every figure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.cbook import boxplot_stats
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from freemoe.report.figures.drawing import (
+    FAINT,
+    INK,
+    METRIC_COLOURS,
+    METRIC_MARKERS,
+    PALETTE,
+    SOFT,
+    first_column,
+    heading,
+    legend_above,
+    new_figure,
+    paler,
+    panels,
+    panels_of,
+    plain,
+    ratio_ticks,
+    styled,
+)
+from freemoe.report.reading import candidate_gains, improves, is_text
+
+NOT_USED = "measured on the reported split, not used to choose"
+BAND_AXIS = "share of the ascending importance ranking, 0 = least important"
+_FEWEST = 4  # candidates that make a box
+
+
+def _banded(subdomain: dict[str, Any]) -> dict[str, list[tuple[float, float, str, float]]]:
+    """Metric -> (start, end, candidate, score) of its bands with a finite score, in ascending order."""
+    found: dict[str, list[tuple[float, float, str, float]]] = defaultdict(list)
+    scores = subdomain.get("candidates", {})
+    for name, (metric, start, end) in subdomain.get("bands", {}).items():
+        if name in scores and math.isfinite(scores[name]):
+            found[metric].append((start, end, name, scores[name]))
+    return {metric: sorted(rows) for metric, rows in found.items()}
+
+
+def _colour(metric: str) -> str:
+    return METRIC_COLOURS.get(metric, PALETTE[-1])
+
+
+@styled
+def bands(result: dict[str, Any]) -> Figure | None:
+    """Score over the bands of the importance ranking, one panel per subdomain (MoDE Fig. 1 and 5)."""
+    shown = [(d, s) for d in result["domains"] for s in d["subdomains"] if _banded(s) and s.get("rows")]
+    if not shown:
+        return None
+    shown, note = panels_of(shown, lambda pair: pair[1]["chosen"] != "base")
+    figure, axes = panels(len(shown))
+    for place, (domain, subdomain) in zip(axes, shown, strict=True):
+        _sweep(place, subdomain, is_text(domain))
+        unit = "perplexity; " if is_text(domain) else ""
+        heading(place, subdomain["name"], f"{unit}chosen: {subdomain['chosen']}")
+        if first_column(place):
+            place.set_ylabel("perplexity" if is_text(domain) else "score, %")
+    metrics = list(dict.fromkeys(m for _, s in shown for m in _banded(s)))
+    switches = list(dict.fromkeys(c for _, s in shown for c in s["candidates"] if c not in s["bands"]))
+    handles = [
+        Line2D([], [], color=_colour(m), marker=METRIC_MARKERS.get(m, "v"), markersize=4, lw=1.3, label=f"{m} band")
+        for m in metrics
+    ]
+    handles += [Line2D([], [], color=_colour(c), ls="-.", lw=1.4, label=f"{c} (no band)") for c in switches]
+    handles.append(Line2D([], [], color=INK, ls="--", lw=1, label="base"))
+    handles.append(
+        Line2D([], [], color=INK, marker="*", markersize=10, lw=0, markerfacecolor="#F0E442", label="chosen")
+    )
+    legend_above(figure, handles, 6)
+    figure.supxlabel(f"{BAND_AXIS}   ({NOT_USED})" + (f"\n{note}" if note else ""), fontsize=8.5, color=SOFT)
+    return figure
+
+
+def _sweep(axes: Axes, subdomain: dict[str, Any], text: bool) -> None:
+    chosen = subdomain["chosen"]
+    star = {"marker": "*", "markersize": 11, "color": INK, "markerfacecolor": "#F0E442", "zorder": 5, "clip_on": False}
+    base = subdomain["rows"]["base"]["score"]
+    axes.axhline(base, color=INK, ls="--", lw=1)
+    seen = [base]
+    for metric, rows in _banded(subdomain).items():
+        middles, scores = [(a + b) / 2 for a, b, _, _ in rows], [r[3] for r in rows]
+        axes.plot(
+            middles, scores, color=_colour(metric), marker=METRIC_MARKERS.get(metric, "v"), markersize=3.2, lw=1.2
+        )
+        seen += scores
+        for middle, (_, _, name, score) in zip(middles, rows, strict=True):
+            if name == chosen:
+                axes.plot([middle], [score], **star)
+    for name, score in subdomain["candidates"].items():
+        if name not in subdomain["bands"] and math.isfinite(score):
+            axes.axhline(score, color=_colour(name), ls="-.", lw=1.4)
+            seen.append(score)
+            if name == chosen:
+                axes.plot([0.97], [score], **star)
+    axes.set_xlim(0, 1)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
+    axes.grid()
+    if text and min(seen) > 0:
+        axes.set_yscale("log")
+        room = max(1.05, (max(seen) / min(seen)) ** 0.08)
+        axes.set_ylim(min(seen) / room, max(seen) * room)
+        ratio_ticks(axes.yaxis, *axes.get_ylim(), most=5)
+    else:
+        axes.margins(y=0.12)
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+
+
+@styled
+def candidate_boxes(result: dict[str, Any]) -> Figure | None:
+    """Gains of all candidates per domain as boxplots (MoDE Fig. 4)."""
+    kinds = []
+    for text in (False, True):
+        groups = []
+        for domain in result["domains"]:
+            if is_text(domain) == text:
+                found = [g for s in domain["subdomains"] for g in candidate_gains(s, text).values()]
+                if len(found) >= _FEWEST:
+                    groups.append((domain["name"], found))
+        if groups:
+            kinds.append((text, groups))
+    if not kinds:
+        return None
+    rows = [len(groups) for _, groups in kinds]
+    figure = new_figure(9, 0.5 + sum(0.42 * n + 0.8 for n in rows))
+    grid = figure.add_gridspec(len(kinds), 1, height_ratios=[0.42 * n + 0.3 for n in rows])
+    for k, (text, groups) in enumerate(kinds):
+        _boxes(figure.add_subplot(grid[k, 0]), groups, text)
+    return figure
+
+
+def _boxes(axes: Axes, groups: list[tuple[str, list[float]]], text: bool) -> None:
+    if text:
+        axes.set_xscale("log")
+    ink, high = PALETTE[0], 0.28
+    # Drawn by hand: matplotlib's own boxplot wakes pyplot, which picks a window system for the whole process.
+    for y, (_, values) in enumerate(groups):
+        box = boxplot_stats(values)[0]
+        axes.barh(y, box["q3"] - box["q1"], 2 * high, left=box["q1"], color=paler(ink, 0.2), edgecolor=ink)
+        axes.plot([box["med"]] * 2, [y - high, y + high], color=ink, lw=2.2)
+        for end, side in (("whislo", "q1"), ("whishi", "q3")):
+            axes.plot([box[end], box[side]], [y, y], color=ink, lw=1)
+            axes.plot([box[end]] * 2, [y - high / 2, y + high / 2], color=ink, lw=1)
+        axes.plot(box["fliers"], [y] * len(box["fliers"]), "o", markersize=3, color=ink, markerfacecolor="white")
+    axes.axvline(1 if text else 0, color=INK, lw=0.9, zorder=0)
+    axes.set_yticks(range(len(groups)), [f"{plain(name, 20)} ({len(values)})" for name, values in groups])
+    axes.set_ylim(len(groups) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    if text:
+        low, high = min(1.0, *(min(v) for _, v in groups)), max(1.0, *(max(v) for _, v in groups))
+        room = max(1.05, (high / low) ** 0.04)
+        axes.set_xlim(low / room, high * room)
+        ratio_ticks(axes.xaxis, *axes.get_xlim(), most=8)
+        axes.set_xlabel(f"perplexity / the base's, left of 1 is better ({NOT_USED})")
+    else:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
+        axes.set_xlabel(f"gain over the base, points ({NOT_USED})")
+
+
+@styled
+def improved_per_band(result: dict[str, Any]) -> Figure | None:
+    """How many subdomains each band improves, and how many it makes worse (MoDE Fig. 2)."""
+    tally: dict[str, dict[tuple[float, float], dict[str, list[int]]]] = {}
+    names = []
+    for domain in result["domains"]:
+        for subdomain in domain["subdomains"]:
+            gains = candidate_gains(subdomain, is_text(domain))
+            for metric, rows in _banded(subdomain).items():
+                for start, end, name, _ in rows:
+                    if name not in gains:
+                        continue
+                    cell = tally.setdefault(metric, {}).setdefault((start, end), {})
+                    counts = cell.setdefault(domain["name"], [0, 0])
+                    sign = improves(gains[name], is_text(domain))
+                    counts[0] += sign > 0
+                    counts[1] += sign < 0
+                    names.append(domain["name"])
+    names = list(dict.fromkeys(names))
+    if not tally:
+        return None
+    figure, axes = panels(len(tally), 2, height=2.7)
+    most = max(sum(c[k] for c in cell.values()) for m in tally.values() for cell in m.values() for k in (0, 1))
+    for place, (metric, cells) in zip(axes, tally.items(), strict=True):
+        _counts(place, cells, names)
+        heading(place, metric)
+        place.set_ylim(-most - 0.6, most + 0.6)
+        if first_column(place):
+            place.set_ylabel("worse   |   improved")
+    handles = [Patch(color=PALETTE[i % len(PALETTE)], label=plain(name, 20)) for i, name in enumerate(names)]
+    legend_above(figure, handles, 6)
+    figure.supxlabel(f"{BAND_AXIS}\n({NOT_USED}; any difference counts)", fontsize=8.5, color=SOFT)
+    return figure
+
+
+def _counts(axes: Axes, cells: dict[tuple[float, float], dict[str, list[int]]], names: list[str]) -> None:
+    middles = sorted((a + b) / 2 for a, b in cells)
+    apart = min((b - a for a, b in itertools.pairwise(middles)), default=0.1)
+    for (start, end), cell in cells.items():
+        up = down = 0
+        for i, name in enumerate(names):
+            better, worse = cell.get(name, (0, 0))
+            colour, middle = PALETTE[i % len(PALETTE)], (start + end) / 2
+            axes.bar(middle, better, 0.85 * apart, bottom=up, color=colour, edgecolor="white", lw=0.5)
+            axes.bar(middle, -worse, 0.85 * apart, bottom=-down, color=paler(colour), edgecolor="white", lw=0.5)
+            up, down = up + better, down + worse
+    axes.axhline(0, color=INK, lw=0.9)
+    axes.set_xlim(0, 1)
+    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{abs(v):g}"))
+    axes.grid(axis="y", color=FAINT)

@@ -1,0 +1,202 @@
+"""Pictures of what was gained: dots with intervals, improvement bars (Free-MoE Fig. 5) and a radar (Free-MoE Fig. 4)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from freemoe.report.figures.drawing import (
+    FAINT,
+    INK,
+    ROW_COLOURS,
+    ROW_LABELS,
+    ROW_MARKERS,
+    SOFT,
+    legend_above,
+    new_figure,
+    plain,
+    ratio_ticks,
+    styled,
+)
+from freemoe.report.reading import COMPARED, interval_of, is_text, with_rows
+
+_HOLLOW = ("oracle",)  # not a result, and drawn like none
+_MOST_SPOKES = 16
+
+
+def _finite(row: dict[str, Any], text: bool) -> bool:
+    return all(math.isfinite(v) and (v > 0 or not text) for v in interval_of(row, text))
+
+
+def _entries(domain: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The domain as a whole, then its subdomains where there are several."""
+    parts = with_rows(domain)
+    whole = [(f"all of {domain['name']}", domain["rows"])]
+    return whole + ([(s["name"], s["rows"]) for s in parts] if len(parts) > 1 else [])
+
+
+def _limits(domains: list[dict[str, Any]], text: bool) -> tuple[float, float]:
+    ends = [
+        v
+        for d in domains
+        for _, rows in _entries(d)
+        for n in COMPARED
+        if n in rows and _finite(rows[n], text)
+        for v in interval_of(rows[n], text)
+    ]
+    if text:
+        low, high = min([1.0, *ends]), max([1.0, *ends])
+        room = max(1.02, (high / low) ** 0.04)
+        return low / room, high * room
+    low, high = min([0.0, *ends]), max([0.0, *ends])
+    room = max(0.5, 0.04 * (high - low))
+    return low - room, high + room
+
+
+@styled
+def gains(result: dict[str, Any]) -> Figure | None:
+    """Gain over the base with 95 % intervals, per domain and subdomain: expert, routed, control, oracle side by side."""
+    domains = [d for d in result["domains"] if any(n in d["rows"] for n in COMPARED)]
+    if not domains:
+        return None
+    shown = [n for n in COMPARED if any(n in d["rows"] for d in domains)]
+    sizes = [len(_entries(d)) for d in domains]
+    figure = new_figure(11, 0.9 + sum(0.13 * len(shown) * n + 0.75 for n in sizes))
+    grid = figure.add_gridspec(len(domains), 1, height_ratios=[0.13 * len(shown) * n + 0.4 for n in sizes])
+    for k, domain in enumerate(domains):
+        axes = figure.add_subplot(grid[k, 0])
+        text = is_text(domain)
+        _dots(axes, domain, shown)
+        limits = _limits([d for d in domains if is_text(d) == text], text)
+        if text:
+            axes.set_xscale("log")
+            ratio_ticks(axes.xaxis, *limits)
+            axes.set_xlabel("perplexity / the base's (logarithmic; left of 1 is better)")
+        else:
+            axes.set_xlabel("gain over the base, points (right of 0 is better)")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
+        axes.set_xlim(*limits)
+    handles = [
+        Line2D(
+            [], [], color=ROW_COLOURS[n], marker=ROW_MARKERS[n], markersize=5, lw=1.4, label=ROW_LABELS[n],
+            markerfacecolor="white" if n in _HOLLOW else ROW_COLOURS[n],
+        )
+        for n in shown
+    ]  # fmt: skip
+    legend_above(figure, handles)
+    return figure
+
+
+def _dots(axes: Axes, domain: dict[str, Any], shown: list[str]) -> None:
+    text, entries = is_text(domain), _entries(domain)
+    for i, (_, rows) in enumerate(entries):
+        if i == 0 and len(entries) > 1:
+            axes.axhspan(-0.5, 0.5, color="#eef1f4", lw=0, zorder=0)
+        for j, name in enumerate(shown):
+            if name not in rows or not _finite(rows[name], text):
+                continue
+            mean, low, high = interval_of(rows[name], text)
+            y = i + 0.72 * ((j + 0.5) / len(shown) - 0.5)
+            colour = ROW_COLOURS[name]
+            axes.plot([low, high], [y, y], color=colour, lw=1.4, solid_capstyle="butt")
+            axes.plot(
+                [mean], [y], color=colour, marker=ROW_MARKERS[name], markersize=4.6, lw=0,
+                markerfacecolor="white" if name in _HOLLOW else colour,
+            )  # fmt: skip
+    axes.axvline(1 if text else 0, color=INK, lw=0.9, zorder=1)
+    axes.set_yticks(range(len(entries)), [plain(name) for name, _ in entries])
+    axes.set_ylim(len(entries) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    axes.spines["left"].set_visible(False)
+
+
+@styled
+def improvement(result: dict[str, Any]) -> Figure | None:
+    """Improvement over the base per domain, as bars with 95 % intervals (Free-MoE Fig. 5)."""
+    kinds = [(text, [d for d in result["domains"] if is_text(d) == text]) for text in (False, True)]
+    kinds = [(text, domains) for text, domains in kinds if domains]
+    shown = [n for n in ("expert", "routed", "control") if any(n in d["rows"] for d in result["domains"])]
+    if not kinds or not shown:
+        return None
+    widths = [len(domains) for _, domains in kinds]
+    figure = new_figure(min(11.0, 3.8 + 1.7 * sum(widths) + 0.8 * len(kinds)), 3.5)
+    grid = figure.add_gridspec(1, len(kinds), width_ratios=[n + 0.4 for n in widths])
+    for k, (text, domains) in enumerate(kinds):
+        axes = figure.add_subplot(grid[0, k])
+        _bars(axes, domains, shown, text)
+    legend_above(figure, [Patch(color=ROW_COLOURS[n], label=ROW_LABELS[n]) for n in shown])
+    return figure
+
+
+def _bars(axes: Axes, domains: list[dict[str, Any]], shown: list[str], text: bool) -> None:
+    width = 0.8 / len(shown)
+    for i, domain in enumerate(domains):
+        for j, name in enumerate(shown):
+            row = domain["rows"].get(name)
+            if row is None or not _finite(row, text):
+                continue
+            # Perplexity: by how many per cent it falls, so that up is better in both panels.
+            values = [100 * (1 - v) for v in interval_of(row, text)] if text else list(interval_of(row, text))
+            x = i + width * (j - (len(shown) - 1) / 2)
+            axes.bar(x, values[0], 0.9 * width, color=ROW_COLOURS[name])
+            axes.plot([x, x], sorted(values[1:]), color=INK, lw=1)
+            high = max(values)
+            axes.annotate(
+                f"{values[0]:+.1f}", (x, high if values[0] >= 0 else min(values)), (0, 3 if values[0] >= 0 else -3),
+                "data", "offset points", ha="center", va="bottom" if values[0] >= 0 else "top", fontsize=7.5, color=SOFT,
+            )  # fmt: skip
+    axes.axhline(0, color=INK, lw=0.9)
+    axes.set_xticks(range(len(domains)), [plain(d["name"], 16) for d in domains])
+    axes.set_xlim(-0.6, len(domains) - 0.4)
+    axes.set_ylabel("fall of perplexity, %" if text else "gain, points")
+    axes.grid(axis="y")
+    axes.margins(y=0.12)
+    axes.tick_params(axis="x", length=0)
+
+
+@styled
+def radar(result: dict[str, Any]) -> Figure | None:
+    """Score of base, expert and routed mixture over at least three subdomains, or domains (Free-MoE Fig. 4)."""
+    domains = [d for d in result["domains"] if not is_text(d)]
+    spokes = [(s["name"], s["rows"]) for d in domains for s in with_rows(d)]
+    if not 3 <= len(spokes) <= _MOST_SPOKES:
+        spokes = [(d["name"], d["rows"]) for d in domains]
+    shown = [n for n in ("base", "expert", "routed") if all(n in rows for _, rows in spokes)]
+    if len(spokes) < 3 or len(shown) < 2:
+        return None
+    figure = new_figure(7.0, 5.4)
+    axes: Any = figure.add_subplot(projection="polar")
+    axes.set_theta_offset(math.pi / 2)
+    axes.set_theta_direction(-1)
+    angles = [2 * math.pi * i / len(spokes) for i in range(len(spokes))]
+    for name in shown:
+        values = [rows[name]["score"] for _, rows in spokes]
+        dashed = {"base": "--", "routed": ":"}.get(name, "-")
+        axes.plot(
+            [*angles, angles[0]], [*values, values[0]], dashed, color=ROW_COLOURS[name], lw=1.8, label=ROW_LABELS[name],
+            marker=ROW_MARKERS[name] if name != "base" else "", markersize=4,
+        )  # fmt: skip
+    base = [rows["base"]["score"] for _, rows in spokes]
+    axes.fill([*angles, angles[0]], [*base, base[0]], color=ROW_COLOURS["base"], alpha=0.12, lw=0)
+    top = max(rows[n]["score"] for _, rows in spokes for n in shown)
+    axes.set_ylim(0, min(100.0, max(10.0, 1.08 * top)))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.set_rlabel_position(180 / len(spokes))
+    axes.tick_params(axis="y", labelsize=7.5)
+    axes.spines["polar"].set_color(FAINT)
+    axes.set_xticks(angles, [])
+    for angle, (name, _) in zip(angles, spokes, strict=True):
+        side = math.sin(angle)
+        axes.annotate(
+            plain(name, 22), (angle, axes.get_ylim()[1]), (8 * side, 8 * math.cos(angle)), "data", "offset points",
+            ha="center" if abs(side) < 0.2 else "left" if side > 0 else "right", va="center", fontsize=8.5, color=INK,
+        )  # fmt: skip
+    legend_above(figure, axes.get_lines()[: len(shown)], 3)
+    return figure

@@ -1,0 +1,100 @@
+"""Pictures of the experts themselves: where the switched-off weights lie, and how signed purification went."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from freemoe.report.figures.drawing import INK, METRIC_COLOURS, SOFT, heading, legend_above, panels, panels_of, styled
+from freemoe.report.reading import percent
+
+_CELLS_WITH_NUMBERS = 8  # layers
+
+
+@styled
+def where_off(result: dict[str, Any]) -> Figure | None:
+    """Share of the weights that is off, layer by sublayer, one panel per subdomain."""
+    subdomains = [s for d in result["domains"] for s in d["subdomains"]]
+    shown = [s for s in subdomains if any(c["off"] for c in s.get("where_off", ()))]
+    if not shown:
+        return None
+    shown, note = panels_of(shown, lambda sub: sub["chosen"] != "base")
+    rows = max(len(_sublayers(s)) for s in shown)
+    figure, axes = panels(len(shown), 3, height=0.95 + 0.3 * rows)
+    for place, subdomain in zip(axes, shown, strict=True):
+        _strip(place, subdomain)
+    figure.supxlabel("layer" + (f"   ({note})" if note else ""), fontsize=8.5, color=SOFT)
+    return figure
+
+
+def _sublayers(subdomain: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(c["sublayer"] for c in subdomain["where_off"]))
+
+
+def _strip(axes: Axes, subdomain: dict[str, Any]) -> None:
+    sublayers = _sublayers(subdomain)
+    layers = sorted({c["layer"] for c in subdomain["where_off"]})
+    shares = [[0.0] * len(layers) for _ in sublayers]
+    for cell in subdomain["where_off"]:
+        shares[sublayers.index(cell["sublayer"])][layers.index(cell["layer"])] = cell["off"] / max(1, cell["of"])
+    top = max(max(row) for row in shares)
+    axes.pcolormesh(shares, cmap="Blues", norm=Normalize(0, top), edgecolors="white", linewidth=1)
+    if len(layers) <= _CELLS_WITH_NUMBERS:
+        for y, row in enumerate(shares):
+            for x, share in enumerate(row):
+                colour = "white" if share > 0.6 * top else INK
+                axes.annotate(percent(share), (x + 0.5, y + 0.5), ha="center", va="center", fontsize=7.5, color=colour)
+    stride = max(1, math.ceil(len(layers) / 12))
+    axes.set_xticks([i + 0.5 for i in range(0, len(layers), stride)], [str(n) for n in layers[::stride]])
+    axes.set_yticks([i + 0.5 for i in range(len(sublayers))], sublayers)
+    axes.invert_yaxis()
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    what = subdomain.get("where_off_is", "chosen")
+    what = f"chosen: {subdomain['chosen']}" if what == "chosen" else what.replace("best candidate, ", "")
+    heading(axes, subdomain["name"], f"{what} (darkest: {percent(top)} %)", most=34)
+
+
+@styled
+def purification(result: dict[str, Any]) -> Figure | None:
+    """Loss on the stopping documents over the rounds of signed purification, one panel per subdomain."""
+    shown = [
+        (s, s["purification_curve"])
+        for d in result["domains"]
+        for s in d["subdomains"]
+        if len(s.get("purification_curve") or ()) > 1 and all(math.isfinite(v) for v in s["purification_curve"])
+    ]
+    if not shown:
+        return None
+    shown, note = panels_of(shown, lambda pair: pair[0]["chosen"] != "base")
+    figure, axes = panels(len(shown), height=2.0)
+    colour = METRIC_COLOURS["saliency"]
+    for place, (subdomain, curve) in zip(axes, shown, strict=True):
+        best = min(range(len(curve)), key=curve.__getitem__)
+        place.axhline(curve[0], color=INK, ls="--", lw=1)
+        place.plot(range(len(curve)), curve, color=colour, lw=1.5)
+        place.plot([best], [curve[best]], marker="*", markersize=11, color=INK, markerfacecolor="#F0E442", zorder=5)
+        fall = f"round {best}: {curve[0]:.3g} -> {curve[best]:.3g}" if best else "no round was better than the base"
+        heading(place, subdomain["name"], fall)
+        place.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        place.yaxis.set_major_locator(MaxNLocator(4))
+        place.margins(y=0.15)
+        place.grid()
+    legend_above(
+        figure,
+        [
+            Line2D([], [], color=colour, lw=1.5, label="loss on the stopping documents"),
+            Line2D([], [], color=INK, ls="--", lw=1, label="base"),
+            Line2D([], [], color=INK, marker="*", markersize=10, lw=0, markerfacecolor="#F0E442", label="round kept"),
+        ],
+    )
+    figure.supxlabel("round" + (f"   ({note})" if note else ""), fontsize=8.5, color=SOFT)
+    figure.supylabel("nats per answer token", fontsize=8.5, color=SOFT)
+    return figure

@@ -1,0 +1,68 @@
+"""The picture of a search for plans: every plan that was measured, the Pareto list, and the layers' own drops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from freemoe.report.figures.drawing import INK, PALETTE, SOFT, heading, new_figure, plain, style, styled
+
+COLOURS = {"knapsack": PALETTE[0], "tlnle": PALETTE[1], "full": SOFT}
+MARKERS = {"knapsack": "o", "tlnle": "^", "full": "s"}
+
+
+@styled
+def pareto_figure(plan: dict[str, Any]) -> Figure | None:
+    """Act against drop of all plans, and the profile by layer; None where no profile was taken.
+
+    Args:
+        plan: The section ``plan`` of a trim's result.
+    """
+    if not plan.get("points"):
+        return None
+    figure = new_figure(9.0, 3.4)
+    axes, layers = figure.subplots(1, 2, width_ratios=(3, 2))
+    for source, colour in COLOURS.items():
+        own = [p for p in plan["points"] if p["source"] == source]
+        if own:
+            axes.scatter(
+                [p["act"] for p in own],
+                [p["drop"] for p in own],
+                s=22,
+                c=colour,
+                marker=MARKERS[source],
+                label=source,
+                zorder=3,
+            )
+    front = sorted(plan["pareto"], key=lambda p: p["act"])
+    axes.plot([p["act"] for p in front], [p["drop"] for p in front], color=INK, linewidth=1, zorder=2)
+    chosen = plan["chosen"]
+    axes.scatter([chosen["act"]], [chosen["drop"]], s=120, facecolors="none", edgecolors=INK, zorder=4)
+    axes.set_xlabel("Act: experts per token and layer")
+    axes.set_ylabel("held-out KL, nats per token")
+    axes.legend(loc="upper right")
+    heading(axes, "plans", f"ring: {plain(chosen['plan'], 24)}", 34)
+    for number, k in enumerate(sorted({p["k"] for p in plan["profile"]})):
+        own = [p for p in plan["profile"] if p["k"] == k]
+        colour = PALETTE[number % len(PALETTE)]
+        layers.plot([p["layer"] for p in own], [p["drop"] for p in own], marker="o", color=colour, label=f"k = {k}")
+    layers.set_xlabel("layer that alone is cut")
+    layers.xaxis.set_major_locator(MaxNLocator(integer=True))
+    layers.set_ylim(bottom=min(0.0, *(p["drop"] for p in plan["profile"])))
+    layers.legend(loc="upper right")
+    heading(layers, "profile", str(plan["score"]), 24)
+    return figure
+
+
+def write_pareto(result: dict[str, Any], folder: Path) -> Path | None:
+    """Write ``plans.svg`` into an artefact; None where there is no Pareto list to draw."""
+    figure = pareto_figure(result["plan"])
+    if figure is None:
+        return None
+    path = folder / "plans.svg"
+    with style():
+        figure.savefig(path, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
+    return path

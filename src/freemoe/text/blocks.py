@@ -1,0 +1,166 @@
+"""Text as token blocks for training: documents apart from each other, and parts that never mix.
+
+A passage is a document, or a run of paragraphs of a long one. Every passage begins with the beginning-of-text token and
+at position 0, and lies in one part (train, held-out or test) by its content alone, so that a passage that occurs twice
+cannot stand on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.core.errors import DataError
+from freemoe.text.files import paragraphs
+
+PASSAGE_CHARACTERS = 4000
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows of token ids, all of one length.
+
+    Attributes:
+        ids: (rows, length) int64.
+        positions: (rows, length) int64, counted anew at every passage and at every row. Where they fall back to 0
+            transformers keeps tokens from looking at the passage before (no attention mask, no cache).
+    """
+
+    ids: Tensor
+    positions: Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row."""
+        return self.ids.shape[1]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows."""
+        return self.ids.numel()
+
+    def rows(self, which: Sequence[int] | Tensor) -> Blocks:
+        """Some of the rows, in the order given."""
+        index = torch.as_tensor(which, dtype=torch.int64)
+        return Blocks(self.ids[index], self.positions[index])
+
+    def batches(self, size: int) -> Iterator[Blocks]:
+        """All rows in order, ``size`` at a time."""
+        for start in range(0, len(self), size):
+            yield self.rows(range(start, min(start + size, len(self))))
+
+    def predicted(self) -> Tensor:
+        """(rows, length - 1) bool: where the next token continues the same passage, so that predicting it makes sense."""
+        return self.positions[:, 1:] > 0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Passages by what they are for.
+
+    Attributes:
+        train: A method learns from these.
+        held_out: Settle what training left open (K, thresholds, which of several results is kept).
+        test: Are reported, and decide nothing.
+    """
+
+    train: list[str]
+    held_out: list[str]
+    test: list[str]
+
+
+def passages(documents: Sequence[str], characters: int = PASSAGE_CHARACTERS) -> list[str]:
+    """Cut long documents at paragraph ends into passages of about ``characters``; short ones stay whole."""
+    found: list[str] = []
+    for document in documents:
+        current = ""
+        for piece in paragraphs([document]) if len(document) > characters else [document]:
+            current += piece
+            if len(current) >= characters:
+                found.append(current)
+                current = ""
+        if current.strip():
+            found.append(current)
+    return found
+
+
+def split(texts: Sequence[str], held_out: float = 0.1, test: float = 0.1, seed: int = 0) -> Parts:
+    """Divide passages by a hash of seed and content.
+
+    Args:
+        texts: Passages.
+        held_out: Share of the held-out part, about.
+        test: Share of the test part, about.
+        seed: Another seed divides otherwise.
+
+    Raises:
+        DataError: When a part stays empty.
+    """
+    parts = Parts([], [], [])
+    for text in texts:
+        drawn = int.from_bytes(hashlib.sha256(f"{seed}/{text.strip()}".encode("utf-8", "surrogatepass")).digest()[:8])
+        share = drawn / 2**64
+        (parts.test if share < test else parts.held_out if share < test + held_out else parts.train).append(text)
+    empty = [name for name in ("train", "held_out", "test") if not getattr(parts, name)]
+    if empty:
+        raise DataError(
+            f"{len(texts)} passages are too few to divide: nothing is left for {', '.join(empty)}. Give more text (a passage "
+            f"is a document, or about {PASSAGE_CHARACTERS} characters of a long one)."
+        )
+    return parts
+
+
+def pack_blocks(tokenizer: Any, texts: Sequence[str], length: int, what: str = "text") -> Blocks:
+    """Tokenise passages and lay them one behind the other into rows; only the last tokens that fill no row are left out.
+
+    Args:
+        tokenizer: Of the model.
+        texts: Passages.
+        length: Tokens of a row.
+        what: What the text is, for the error.
+
+    Raises:
+        DataError: When there are fewer tokens than one row.
+    """
+    start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    ids: list[int] = []
+    positions: list[int] = []
+    for text in texts:
+        own = start + tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        ids += own
+        positions += range(len(own))
+    rows = len(ids) // length
+    if rows == 0:
+        raise DataError(
+            f"The {what} has {len(ids)} tokens, which is less than one block of {length}. Give more text, or shorter blocks."
+        )
+    shape = (rows, length)
+    place = torch.tensor(positions[: rows * length]).view(shape)
+    # A passage that goes on in the next row counts from that row's start: no position is beyond the row.
+    begins = torch.where(place == 0, torch.arange(length).expand(shape), 0).cummax(dim=1).values
+    return Blocks(torch.tensor(ids[: rows * length]).view(shape), torch.arange(length).expand(shape) - begins)
+
+
+def row_texts(tokenizer: Any, blocks: Blocks) -> Iterator[str]:
+    """The text of rows again, one piece per passage, without special tokens.
+
+    A row that does not begin with the beginning-of-text token goes on from the row before it, as far as a tokenizer with
+    such a token lets us know.
+    """
+    piece: list[int] = []
+    for ids, positions in zip(blocks.ids.tolist(), blocks.positions.tolist(), strict=True):
+        for column, (token, position) in enumerate(zip(ids, positions, strict=True)):
+            if position == 0 and piece and (column > 0 or token == tokenizer.bos_token_id):
+                yield tokenizer.decode(piece, skip_special_tokens=True)
+                piece = []
+            piece.append(token)
+    if piece:
+        yield tokenizer.decode(piece, skip_special_tokens=True)

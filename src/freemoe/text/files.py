@@ -1,0 +1,185 @@
+"""Local text files, and token ids packed into blocks of one length.
+
+Formats: plain text (``.txt``, ``.md``, ``.raw`` and whatever else is UTF-8), JSONL and JSON lists whose
+items are strings or objects with a ``text``.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from freemoe.core.errors import DataError
+
+TEXT_FIELD = "text"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One run of tokens.
+
+    Attributes:
+        tokens: Its token ids.
+        text: The text they stand for.
+        paragraph: Index of the paragraph in which it begins.
+        run: Which part of that paragraph: long paragraphs count anew every few blocks.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    paragraph: int
+    run: int
+
+
+def read_text_file(path: Path) -> str:
+    """Return a file's UTF-8 text.
+
+    Raises:
+        DataError: When it is absent, a folder, empty or not UTF-8.
+    """
+    if not path.exists():
+        raise DataError(f"No file at {path.resolve()}. Check the path; it is read from the current folder.")
+    if path.is_dir():
+        raise DataError(f"{path.resolve()} is a folder, and a file is needed here.")
+    try:
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: byte {error.start} is {hex(error.object[error.start])}, which is not UTF-8. Save it as UTF-8."
+        ) from None
+    if not text.strip():
+        raise DataError(f"{path} is empty; it needs at least one document.")
+    return text
+
+
+def read_json_lines(path: Path) -> list[tuple[int, Any]]:
+    """Return ``(line number, value)`` of every line of a JSONL file that is not blank.
+
+    Raises:
+        DataError: With file, line number and the reason, when a line is not JSON.
+    """
+    rows = []
+    # Only a line feed ends a line: JSON strings may hold U+2028 and the like as they are.
+    for number, line in enumerate(read_text_file(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append((number, json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"{path}:{number}: not JSON ({error.msg} at column {error.colno}): {line.strip()[:80]!r}. "
+                "Every line must be one JSON object."
+            ) from None
+    return rows
+
+
+def read_documents(path: Path) -> list[str]:
+    """Return the documents of a text file: one for plain text, one per item for JSON and JSONL."""
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        items = read_json_lines(path)
+    elif suffix == ".json":
+        try:
+            value = json.loads(read_text_file(path))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno}).") from None
+        if not isinstance(value, list):
+            raise DataError(f"{path} holds a JSON {type(value).__name__}; a list of texts is needed.")
+        items = list(enumerate(value, start=1))
+    else:
+        return [read_text_file(path)]
+    return [_item_text(path, number, item) for number, item in items]
+
+
+def _item_text(path: Path, number: int, item: Any) -> str:
+    text = item.get(TEXT_FIELD) if isinstance(item, dict) else item
+    if not isinstance(text, str) or not text.strip():
+        seen = f"keys {sorted(item)}" if isinstance(item, dict) else repr(item)[:80]
+        raise DataError(
+            f"{path}:{number}: no text here ({seen}). Each item must be a string or an object with a "
+            f"non-empty {TEXT_FIELD!r}."
+        )
+    return text
+
+
+def paragraphs(documents: Sequence[str]) -> list[str]:
+    """Cut documents into paragraphs at blank lines, or at line ends where a document has no blank line.
+
+    Joined again they give the documents' text; every document but the last is made to end in a blank line.
+    """
+    found: list[str] = []
+    for place, document in enumerate(documents):
+        text = document if place == len(documents) - 1 else document.rstrip("\n") + "\n\n"
+        lines = text.splitlines(keepends=True)
+        blanks = any(not line.strip() for line in lines[:-1])
+        current = ""
+        ended = False
+        for line in lines:
+            # Blank lines belong to the paragraph above them.
+            if current.strip() and line.strip() and (ended or not blanks):
+                found.append(current)
+                current = ""
+            current += line
+            ended = not line.strip()
+        if current:
+            found.append(current)
+    return found
+
+
+def encode_with_places(tokenizer: Any, pieces: Sequence[str]) -> tuple[list[int], list[int], str]:
+    """Token ids of the joined pieces, the character where each token begins, and the joined text.
+
+    A fast tokenizer says where its tokens lie. Another one encodes piece by piece, so that a token's place
+    is known to the piece, at the price of the tokens it sets at the start of a text.
+    """
+    text = "".join(pieces)
+    if getattr(tokenizer, "is_fast", False):
+        coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return list(coded["input_ids"]), [start for start, _ in coded["offset_mapping"]], text
+    ids: list[int] = []
+    starts: list[int] = []
+    at = 0
+    for piece in pieces:
+        coded = tokenizer.encode(piece, add_special_tokens=False)
+        ids.extend(coded)
+        starts.extend([at] * len(coded))
+        at += len(piece)
+    return ids, starts, text
+
+
+def pack(tokenizer: Any, pieces: Sequence[str], length: int, run_blocks: int = 4) -> list[Block]:
+    """Cut the joined pieces into consecutive blocks of ``length`` tokens; the rest at the end is left out.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        pieces: Paragraphs, white space included.
+        length: Tokens of a block.
+        run_blocks: Blocks after which a paragraph longer than that counts as a new one.
+    """
+    ids, starts, text = encode_with_places(tokenizer, pieces)
+    fast = getattr(tokenizer, "is_fast", False)
+    begins = [0]
+    for piece in pieces:
+        begins.append(begins[-1] + len(piece))
+    blocks = []
+    first: dict[int, int] = {}  # paragraph -> the first block that begins in it
+    for number, at in enumerate(range(0, len(ids) - length + 1, length)):
+        end = starts[at + length] if at + length < len(ids) else len(text)
+        tokens = tuple(ids[at : at + length])
+        paragraph = bisect_right(begins, starts[at]) - 1
+        run = (number - first.setdefault(paragraph, number)) // run_blocks
+        # A token of several bytes may share its character with the next block: then the decoder knows better.
+        piece = text[starts[at] : end] if fast else tokenizer.decode(list(tokens))
+        blocks.append(Block(tokens, piece, paragraph, run))
+    return blocks
+
+
+def spread(count: int, cap: int) -> list[int]:
+    """At most ``cap`` indices below ``count``, evenly spaced and in order."""
+    if count <= cap:
+        return list(range(count))
+    return [(2 * i + 1) * count // (2 * cap) for i in range(cap)]

@@ -1,0 +1,126 @@
+"""Mixes of public data sets for training, from local files or from the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from freemoe.core.errors import DataError
+from freemoe.core.registry import Registry
+from freemoe.text.blocks import passages
+from freemoe.text.files import read_documents
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set of a mix.
+
+    Attributes:
+        name: What it is called.
+        files: Where its files may lie below the data folder; all that exist are read.
+        hub: Repository, configuration and split on the hub.
+        text: A record's text.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    hub: tuple[str, str | None, str]
+    text: Callable[[dict[str, Any]], str]
+
+
+def instruction(record: dict[str, Any]) -> str:
+    """An instruction, its input if it has one, and the answer, as one text."""
+    asked = record["instruction"].strip()
+    given = (record.get("input") or "").strip()
+    return "\n\n".join(part for part in (f"Task: {asked}", given, f"Answer: {record['output'].strip()}") if part)
+
+
+ALPACA = Source(
+    "alpaca",
+    ("alpaca/alpaca_2k_gumbelsoft.json", "alpaca/alpaca_data.json"),
+    ("tatsu-lab/alpaca", None, "train"),
+    instruction,
+)
+CODE_ALPACA = Source(
+    "code_alpaca",
+    ("code_alpaca/code_alpaca_2k.json", "code_alpaca/code_alpaca_20k.json"),
+    ("sahil2801/CodeAlpaca-20k", None, "train"),
+    instruction,
+)
+WIKITEXT = Source(
+    "wikitext",
+    ("wikitext-2-raw/wikitext2_train_5k.txt", "wikitext-2-raw/wiki.train.raw"),
+    ("Salesforce/wikitext", "wikitext-103-raw-v1", "train"),
+    lambda record: record["text"],
+)
+
+MIXES: Registry[tuple[Source, ...]] = Registry("mix")
+MIXES.add("paper", (ALPACA, CODE_ALPACA, WIKITEXT), "Alpaca, CodeAlpaca and WikiText in equal parts (ToMoE Sec. 4.1)")
+
+
+def read_mix(name: str, root: str | Path | None, most_characters: int | None = None) -> list[str]:
+    """The passages of a mix, every source with about as many characters, taken in turns.
+
+    Args:
+        name: Of ``MIXES``.
+        root: Data folder; the hub if None.
+        most_characters: Of every source; the shortest source decides if None.
+
+    Raises:
+        DataError: A source is not there.
+    """
+    sources = [(source.name, _read(source, root)) for source in MIXES.get(name)]
+    shortest = min(sum(map(len, texts)) for _, texts in sources)
+    most = shortest if most_characters is None else min(shortest, most_characters)
+    cut = [_first(texts, most) for _, texts in sources]
+    longest = max(map(len, cut))
+    # Each source spread evenly over the whole, whatever the lengths of its passages.
+    keyed = [(i * longest / len(texts), n, text) for n, texts in enumerate(cut) for i, text in enumerate(texts)]
+    return [text for _, _, text in sorted(keyed, key=lambda entry: entry[:2])]
+
+
+def _first(texts: Iterable[str], characters: int) -> list[str]:
+    found: list[str] = []
+    total = 0
+    for text in texts:
+        if found and total + len(text) > characters:
+            break
+        found.append(text)
+        total += len(text)
+    return found
+
+
+def _read(source: Source, root: str | Path | None) -> list[str]:
+    if root is None:
+        return _from_hub(source)
+    found: list[str] = []
+    for name in source.files:
+        path = Path(root).expanduser() / name
+        if not path.is_file():
+            continue
+        if path.suffix == ".json":
+            found += [source.text(record) for record in json.loads(path.read_text(encoding="utf-8"))]
+        else:
+            found += passages(read_documents(path))
+    if not found:
+        raise DataError(
+            f"Data set {source.name!r} is not under {Path(root).resolve()} (--data-root): looked for {', '.join(source.files)}."
+        )
+    return found
+
+
+def _from_hub(source: Source) -> list[str]:
+    from datasets import load_dataset
+
+    repository, configuration, part = source.hub
+    try:
+        records = load_dataset(repository, configuration, split=part)
+    except Exception as error:
+        raise DataError(
+            f"Data set {repository!r} could not be loaded from the hub ({type(error).__name__}: {error}). Give a folder "
+            "with its files: --data-root FOLDER."
+        ) from error
+    return passages([text for record in records if (text := source.text(record)).strip()])  # pyright: ignore

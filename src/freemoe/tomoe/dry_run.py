@@ -1,0 +1,39 @@
+"""What a conversion would do, before it does it: `freemoe convert --dry-run`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.sublayers import find_sublayers
+from freemoe.recipes import ConvertRecipe
+from freemoe.text.blocks import pack_blocks
+from freemoe.tomoe.gates.hypernetwork import Hypernetwork
+from freemoe.tomoe.material import block_length, read_text
+from freemoe.tomoe.structures.structure import dense_parameters
+
+
+def plan(recipe: ConvertRecipe) -> dict[str, Any]:
+    """Tokens, steps, parameters and memory of a conversion; text and model are read, nothing is written."""
+    model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, "cpu")
+    sublayers = find_sublayers(model)
+    length = block_length(recipe, model)
+    parts = read_text(recipe)
+    tokens = {
+        name: pack_blocks(tokenizer, getattr(parts, name), length, f"{name} part of the text").tokens
+        for name in ("train", "held_out", "test")
+    }
+    dense = dense_parameters(sublayers)
+    trained = sum(
+        p.numel() for p in Hypernetwork(sublayers, recipe.experts, recipe.seed).parameters() if p.requires_grad
+    )
+    seen = recipe.train.steps * recipe.train.batch_tokens
+    return {
+        "tokens": ", ".join(f"{name.replace('_', '-')} {count:,}" for name, count in tokens.items()),
+        "block": f"{length} tokens",
+        "training": f"{recipe.train.steps:,} steps of {recipe.train.batch_tokens:,} tokens"
+        f" ({seen / max(1, tokens['train']):.1f} times the text)",
+        "weights of the decoder's linears": f"{dense:,}, about {recipe.active * dense:,.0f} active per token",
+        "trained numbers": f"{trained:,} ({16 * trained / 1e6:,.1f} MB with their gradients and Adam's moments)",
+        "output": recipe.output,
+    }

@@ -1,0 +1,106 @@
+"""Widths of every sublayer from one budget: the best weights of the whole model by logit, until the share is reached.
+
+A unit is a rotary bit, a value dimension or a neuron's rank within an expert; its price is the weights that it brings
+into every token's computation. Units are taken in the order of their logits, which compare across sublayers because they
+are worths per weight (`initialise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freemoe.models.sublayers import Sublayers
+from freemoe.tomoe.structures.structure import dense_parameters
+
+
+@dataclass(frozen=True)
+class Widths:
+    """How much of one layer a token uses.
+
+    Attributes:
+        qk: Rotary bits.
+        vo: Value dimensions of a head, K.
+        mlp: Neurons of an expert.
+    """
+
+    qk: int
+    vo: int
+    mlp: int
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """The logits of one layer, each kind in descending order.
+
+    Attributes:
+        qk: (bits,), of single bits.
+        sizes: (bits,), dimensions of each bit, in the same order.
+        vo: (head_dim,).
+        mlp: (width,), mean over experts of the r-th best.
+    """
+
+    qk: Tensor
+    sizes: Tensor
+    vo: Tensor
+    mlp: Tensor
+
+
+def profile(qk: Tensor, sizes: Tensor, vo: Tensor, mlp: Tensor) -> Profile:
+    """Sort one layer's logits.
+
+    Args:
+        qk: (bits,).
+        sizes: (bits,).
+        vo: (head_dim,).
+        mlp: (experts, width).
+    """
+    order = qk.argsort(descending=True, stable=True)
+    means = mlp.sort(dim=-1, descending=True).values.mean(dim=0)
+    return Profile(qk[order], sizes[order], vo.sort(descending=True).values, means)
+
+
+def widths(
+    profiles: Sequence[Profile], sublayers: Sequence[Sublayers], share: float, queries: bool = True
+) -> list[Widths]:
+    """Choose the widths whose weights are the largest share of the dense model's that is not above ``share``.
+
+    Every layer keeps at least one unit of each kind; where that alone is more than the share, it is what is returned.
+
+    Args:
+        profiles: One per layer.
+        sublayers: Of the base.
+        share: 0 to 1.
+        queries: Whether Q/K may lose dimensions.
+    """
+    logits, prices, owners = [], [], []
+    used = 0.0
+    for number, (own, layer) in enumerate(zip(profiles, sublayers, strict=True)):
+        per_dim = layer.hidden * (layer.heads + layer.kv_heads)
+        kinds = (
+            (own.qk, own.sizes * per_dim),
+            (own.vo, torch.full_like(own.vo, per_dim)),
+            (own.mlp, torch.full_like(own.mlp, (len(layer.up) + 1) * layer.hidden)),
+        )
+        for kind, (values, price) in enumerate(kinds):
+            given = len(values) if kind == 0 and not queries else 1
+            used += float(price[:given].sum())
+            logits.append(values[given:].float().cpu())
+            prices.append(price[given:].double().cpu())
+            owners.append(torch.full((len(values) - given,), 3 * number + kind))
+    order = torch.cat(logits).argsort(descending=True, stable=True)
+    spent = used + torch.cat(prices)[order].cumsum(0)
+    # The first unit that does not fit ends it, so that a threshold on the logits separates what is in from what is out.
+    taken = int((spent <= share * dense_parameters(sublayers) + 0.5).sum())
+    counts = torch.bincount(torch.cat(owners)[order[:taken]], minlength=3 * len(profiles)).tolist()
+    return [
+        Widths(
+            len(own.qk) if not queries else 1 + counts[3 * n],
+            1 + counts[3 * n + 1],
+            1 + counts[3 * n + 2],
+        )
+        for n, own in enumerate(profiles)
+    ]

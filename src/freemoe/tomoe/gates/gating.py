@@ -1,0 +1,201 @@
+"""Gates in training: masks with gradients, put on the dense model by hooks (ToMoE Eq. 2-6).
+
+Noise is drawn from a generator of its own for every step and site, so that a layer that is computed again in the
+backward pass (gradient checkpointing) draws the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.models.sublayers import Sublayers
+from freemoe.recipes import GateSection
+from freemoe.tomoe.gates.budget import Widths
+from freemoe.tomoe.gates.hypernetwork import Hypernetwork, LayerLogits
+from freemoe.tomoe.gates.straight_through import best, gumbel_sigmoid, gumbel_softmax
+from freemoe.tomoe.structures.masked import per_head
+
+
+@dataclass
+class Seen:
+    """What one layer's gates did in one step.
+
+    Attributes:
+        value_counts: (tokens,), kept value dimensions of each token, with a gradient.
+        chosen: (tokens, experts), one-hot, with a gradient.
+        probabilities: (tokens, experts), the router's softmax.
+    """
+
+    value_counts: Tensor | None = None
+    chosen: Tensor | None = None
+    probabilities: Tensor | None = None
+
+
+@dataclass
+class Step:
+    """The masks of one training step.
+
+    Attributes:
+        qk: Per layer (bits,) of zeros and ones, with gradients.
+        mlp: Per layer (experts, width).
+        seen: Per layer what tokens did; filled by the forward pass.
+    """
+
+    qk: list[Tensor]
+    mlp: list[Tensor]
+    seen: list[Seen] = field(default_factory=list)
+
+
+class _ExpertMask(torch.autograd.Function):
+    """a * S[expert of the token]: one mask at the input of the down projection.
+
+    Keeps the activation, the choice and the table, and no (tokens, width) mask. The gradient of the table sees what a
+    dropped neuron would have given, so that it can come back.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, chosen: Tensor, table: Tensor) -> Tensor:
+        expert = chosen.argmax(dim=-1)
+        ctx.save_for_backward(a, expert, table)
+        return a * table.to(a.dtype)[expert]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        a, expert, table = ctx.saved_tensors
+        (grad,) = grads
+        value = (grad * a).to(table.dtype)
+        by_expert = torch.zeros_like(table).index_add_(0, expert, value)
+        return grad * table.to(grad.dtype)[expert], value @ table.T, by_expert
+
+
+class Gating:
+    """How logits become masks, by a recipe.
+
+    Args:
+        sublayers: Of the base.
+        recipe: The gates' section.
+        seed: Of the noise.
+        rank: Of this process: tokens of another draw other noise, masks that all share draw the same.
+    """
+
+    def __init__(self, sublayers: Sequence[Sublayers], recipe: GateSection, seed: int, rank: int = 0) -> None:
+        self.sublayers = list(sublayers)
+        self.recipe = recipe
+        self.seed = seed
+        self.rank = rank
+
+    def noise(self, step: int | None, site: int, device: torch.device, rank: int = 0) -> torch.Generator | None:
+        """The generator of one site in one step; None where there is no noise (or no step: evaluation)."""
+        if step is None or not self.recipe.noise:
+            return None
+        # Large odd factors keep the seeds of neighbouring steps and sites apart.
+        number = ((self.seed * 1_000_003 + step) * 8_191 + site) * 1_009 + rank
+        return torch.Generator(device=device).manual_seed(number % (2**63))
+
+    def masks(self, logits: Sequence[LayerLogits], widths: Sequence[Widths] | None, step: int | None) -> Step:
+        """The masks that all tokens share."""
+        made = Step([], [])
+        for layer, own in enumerate(logits):
+            width = widths[layer] if widths is not None else None
+            noise = [self.noise(step, 5 * layer + kind, own.qk.device) for kind in (0, 1)]
+            bits = self._hard(own.qk, width.qk if width else None, noise[0])
+            made.qk.append(bits if self.recipe.query_masks else torch.ones_like(bits))
+            made.mlp.append(self._hard(own.mlp, width.mlp if width else None, noise[1]))
+            made.seen.append(Seen())
+        return made
+
+    def _hard(self, logits: Tensor, k: int | None, noise: torch.Generator | None) -> Tensor:
+        if k is not None:
+            return best(logits, k, self.recipe.temperature, noise)
+        return gumbel_sigmoid(logits, self.recipe.offset, self.recipe.temperature, noise)
+
+    @contextmanager
+    def on(
+        self,
+        hypernetwork: Hypernetwork,
+        logits: Sequence[LayerLogits],
+        made: Step,
+        widths: Sequence[Widths] | None,
+        step: int | None,
+    ) -> Iterator[None]:
+        """While open, the dense model computes with the step's masks; the backward pass must happen inside too."""
+        with ExitStack() as stack:
+            for layer in self.sublayers:
+                n = layer.number
+                width = widths[n] if widths is not None else None
+                self._attention(stack, layer, hypernetwork.attention[n], logits[n], made, width, step)
+                self._mlp(stack, layer, hypernetwork.mlp[n], logits[n], made, step)
+            yield
+
+    def _attention(
+        self,
+        stack: ExitStack,
+        layer: Sublayers,
+        gates: Any,
+        own: LayerLogits,
+        made: Step,
+        width: Widths | None,
+        step: int | None,
+    ) -> None:
+        recipe, seen, head_dim = self.recipe, made.seen[layer.number], layer.rotary.head_dim
+        kept = layer.rotary.spread(made.qk[layer.number])
+        now: dict[str, Tensor] = {}
+
+        def on_queries(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            return per_head(output, kept, head_dim)
+
+        def on_input(module: nn.Module, args: Any) -> None:
+            local = recipe.local_embedding and recipe.value_masks == "tokens"
+            scores = gates.values(args[0], own.value_embedding, local)
+            noise = self.noise(step, 5 * layer.number + 2, scores.device, self.rank)
+            mask = self._hard(scores, width.vo if width else None, noise)
+            seen.value_counts = mask.sum(dim=-1).flatten()
+            now["mask"] = mask
+
+        def on_values(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            return per_head(output, now["mask"], head_dim)
+
+        def on_output(module: nn.Module, args: Any) -> tuple[Tensor, ...] | None:
+            mask = now.pop("mask")
+            return (per_head(args[0], mask, head_dim), *args[1:]) if recipe.mask_output else None
+
+        stack.callback(layer.q.register_forward_hook(on_queries).remove)
+        stack.callback(layer.k.register_forward_hook(on_queries).remove)
+        stack.callback(layer.v.register_forward_pre_hook(on_input).remove)
+        stack.callback(layer.v.register_forward_hook(on_values).remove)
+        stack.callback(layer.o.register_forward_pre_hook(on_output).remove)
+
+    def _mlp(
+        self, stack: ExitStack, layer: Sublayers, gates: Any, own: LayerLogits, made: Step, step: int | None
+    ) -> None:
+        recipe, seen, table = self.recipe, made.seen[layer.number], made.mlp[layer.number]
+        now: dict[str, Tensor] = {}
+
+        def on_input(module: nn.Module, args: Any) -> None:
+            logits = gates.router(args[0].float())
+            noise = self.noise(step, 5 * layer.number + 3, logits.device, self.rank)
+            now["chosen"] = gumbel_softmax(logits, recipe.temperature, noise)
+            seen.chosen = now["chosen"].flatten(0, -2)
+            seen.probabilities = torch.softmax(logits, dim=-1).flatten(0, -2)
+
+        def on_down(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
+            chosen, a = now.pop("chosen"), args[0]
+            if recipe.mlp_masks == "tokens":
+                scores = gates.tokens(chosen @ own.mlp_embedding, chosen)
+                noise = self.noise(step, 5 * layer.number + 4, scores.device, self.rank)
+                mask = gumbel_sigmoid(scores, recipe.offset, recipe.temperature, noise)
+                a = a * (mask * mask if recipe.mask_twice else mask).to(a.dtype)
+            else:
+                rows = a.flatten(0, -2)
+                masked = _ExpertMask.apply(rows, chosen.flatten(0, -2), table * table if recipe.mask_twice else table)
+                a = masked.view_as(a)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+            return (a, *args[1:])
+
+        stack.callback(layer.up[0].register_forward_pre_hook(on_input).remove)
+        stack.callback(layer.down.register_forward_pre_hook(on_down).remove)

@@ -1,0 +1,123 @@
+"""Everything that is trained: one hypernetwork for all layers, and a router and decoders per layer (ToMoE Sec. 3.2-3.3).
+
+The base model's weights are in here nowhere. What the hypernetwork says of a layer is a handful of logits; how logits
+become masks is `gating`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from freemoe.models.sublayers import Sublayers
+
+# The paper's sizes (Tab. 8).
+INPUT, RECURRENT = 32, 64
+EMBEDDING = 2 * RECURRENT
+
+
+@dataclass(frozen=True, eq=False)
+class LayerLogits:
+    """What the hypernetwork says of one layer in one step.
+
+    Attributes:
+        qk: (bits,), the static logits of the rotary bits.
+        value_embedding: (e,), the mean of the attention's expert embeddings.
+        mlp_embedding: (experts, e).
+        mlp: (experts, width), a logit per neuron and expert.
+    """
+
+    qk: Tensor
+    value_embedding: Tensor
+    mlp_embedding: Tensor
+    mlp: Tensor
+
+
+class AttentionGates(nn.Module):
+    """Proj_E and Proj_D of one attention sublayer; one layer norm is shared by the two halves of Proj_D."""
+
+    def __init__(self, layer: Sublayers) -> None:
+        super().__init__()
+        self.head_dim = layer.rotary.head_dim
+        self.project = nn.Linear(layer.hidden, EMBEDDING, bias=False)
+        self.norm = nn.LayerNorm(EMBEDDING)
+        self.decode = nn.Linear(EMBEDDING, self.head_dim + layer.rotary.bits, bias=False)
+        # What the statistics begin with; zero in the paper.
+        self.offset = nn.Parameter(torch.zeros(self.head_dim + layer.rotary.bits))
+
+    def qk(self, embedding: Tensor) -> Tensor:
+        """Embedding (e,) -> (bits,)."""
+        return (
+            F.linear(F.gelu(self.norm(embedding)), self.decode.weight[self.head_dim :]) + self.offset[self.head_dim :]
+        )
+
+    def values(self, x: Tensor, embedding: Tensor, local: bool = True) -> Tensor:
+        """The attention's input (..., hidden) -> logits of value dimensions (..., head_dim), of each token or of all."""
+        embedded = self.project(x.float()) + embedding if local else embedding.expand(*x.shape[:-1], -1)
+        own = self.decode.weight[: self.head_dim]
+        return F.linear(F.gelu(self.norm(embedded)), own) + self.offset[: self.head_dim]
+
+
+class MlpGates(nn.Module):
+    """Router and Proj_D of one MLP sublayer."""
+
+    def __init__(self, layer: Sublayers, experts: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(layer.hidden, experts, bias=True)
+        nn.init.zeros_(self.router.bias)
+        self.norm = nn.LayerNorm(EMBEDDING)
+        self.decode = nn.Linear(EMBEDDING, layer.width, bias=False)
+        self.offset = nn.Parameter(torch.zeros(experts, layer.width))
+
+    def table(self, embedding: Tensor) -> Tensor:
+        """Embeddings (experts, e) -> (experts, width)."""
+        return F.linear(F.gelu(self.norm(embedding)), self.decode.weight) + self.offset
+
+    def tokens(self, embedding: Tensor, chosen: Tensor) -> Tensor:
+        """Routed embeddings (..., e) and one-hot choices (..., experts) -> (..., width)."""
+        return F.linear(F.gelu(self.norm(embedding)), self.decode.weight) + chosen @ self.offset
+
+
+class Hypernetwork(nn.Module):
+    """A bidirectional GRU over all sublayers (attention 0, MLP 0, attention 1, ...), the experts being its batch.
+
+    Args:
+        sublayers: Of the base.
+        experts: Of every MLP.
+        seed: Of the initial numbers; torch's own state of random numbers is left as it was.
+        train_inputs: Whether its input z is trained (the authors' code) or fixed (the paper).
+        start_quiet: Begin with decoders at zero, so that the offsets alone speak at first.
+    """
+
+    def __init__(
+        self,
+        sublayers: Sequence[Sublayers],
+        experts: int,
+        seed: int,
+        train_inputs: bool = False,
+        start_quiet: bool = False,
+    ) -> None:
+        super().__init__()
+        self.experts = experts
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.z = nn.Parameter(torch.randn(2 * len(sublayers), experts, INPUT), requires_grad=train_inputs)
+            self.gru = nn.GRU(INPUT, RECURRENT, bidirectional=True)
+            self.attention = nn.ModuleList(AttentionGates(layer) for layer in sublayers)
+            self.mlp = nn.ModuleList(MlpGates(layer, experts) for layer in sublayers)
+        if start_quiet:
+            for module in (*self.attention, *self.mlp):
+                nn.init.zeros_(module.decode.weight)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+
+    def forward(self) -> list[LayerLogits]:
+        """The logits of every layer; they depend on nothing but the trained numbers."""
+        embeddings, _ = self.gru(self.z)
+        found = []
+        for number, (attention, mlp) in enumerate(zip(self.attention, self.mlp, strict=True)):
+            values, own = embeddings[2 * number].mean(dim=0), embeddings[2 * number + 1]
+            found.append(LayerLogits(attention.qk(values), values, own, mlp.table(own)))  # pyright: ignore
+        return found

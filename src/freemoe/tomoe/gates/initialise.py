@@ -1,0 +1,244 @@
+"""Where training begins: what each weight is worth to the loss, and which tokens belong together.
+
+The worth of a unit (a neuron for a token, a value dimension for a token, a rotary bit for a sequence) is its squared
+gradient: half of it is the second-order rise of the loss when the unit is dropped. Divided by the weights that the unit
+costs it compares units of all sublayers. Experts begin as clusters of tokens (k-means on the MLP's input), each wanting
+the neurons that are worth most to its own tokens. The paper begins at random instead; it then needs thousands of steps
+to find what one pass over some text says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.kernels.gates import route
+from freemoe.models.sublayers import Sublayers
+from freemoe.text.blocks import Blocks
+from freemoe.tomoe.gates.hypernetwork import Hypernetwork
+
+# A cluster's worth is drawn towards all tokens' by this many tokens' weight: small clusters know little.
+_PRIOR_TOKENS = 64
+_CLUSTERED_TOKENS = 8192
+_ROWS = 4
+_CLIP = 3.0
+# How far apart the logits begin, in their own unit, which is that of the gradient's temperature.
+_SPREAD = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Worth:
+    """One layer.
+
+    Attributes:
+        router_weight: (experts, hidden), centres of the clusters of tokens.
+        router_bias: (experts,), minus half their squared lengths: the nearest centre has the largest score.
+        qk: (bits,), worth per token of all text.
+        vo: (head_dim,).
+        vo_ranked: (head_dim,), mean over tokens of the r-th best: what is left to gain where every token has its own choice.
+        mlp: (experts, width), per token of the cluster.
+    """
+
+    router_weight: Tensor
+    router_bias: Tensor
+    qk: Tensor
+    vo: Tensor
+    vo_ranked: Tensor
+    mlp: Tensor
+
+
+def clusters(
+    model: Any, sublayers: Sequence[Sublayers], blocks: Blocks, experts: int, seed: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Cluster the tokens at every MLP's input; returns router weight and bias per layer."""
+    from sklearn.cluster import KMeans
+
+    inputs: dict[int, list[Tensor]] = {layer.number: [] for layer in sublayers}
+
+    def keep(number: int) -> Callable[..., None]:
+        return lambda module, args: inputs[number].append(args[0].detach().float().flatten(0, -2).cpu())
+
+    needed = max(1, -(-_CLUSTERED_TOKENS // blocks.length))
+    device = next(model.parameters()).device
+    with ExitStack() as stack, torch.no_grad():
+        for layer in sublayers:
+            stack.callback(layer.up[0].register_forward_pre_hook(keep(layer.number)).remove)
+        for batch in blocks.rows(range(min(needed, len(blocks)))).batches(4):
+            model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
+    found = []
+    for layer in sublayers:
+        x = torch.cat(inputs[layer.number])[:_CLUSTERED_TOKENS]
+        count = min(experts, len(torch.unique(x, dim=0)))
+        begins: Any = 1  # the stubs allow "auto" alone
+        fitted = KMeans(count, n_init=begins, random_state=seed, max_iter=50).fit(x.numpy())
+        centres = torch.from_numpy(fitted.cluster_centers_).float()
+        # Fewer kinds of tokens than experts: the last ones are drawn near the first.
+        centres = torch.cat([centres, *[centres[:1]] * (experts - count)])
+        found.append((centres, -0.5 * (centres**2).sum(dim=1)))
+    return found
+
+
+def worths(
+    model: Any,
+    sublayers: Sequence[Sublayers],
+    blocks: Blocks,
+    routers: Sequence[tuple[Tensor, Tensor]],
+    on_rows: Callable[[int], None] | None = None,
+) -> list[Worth]:
+    """Sum squared gradients of masks that are all one, in one forward and backward pass over ``blocks``."""
+    device = next(model.parameters()).device
+    sums = [_Sums(layer, router, device) for layer, router in zip(sublayers, routers, strict=True)]
+    tokens = 0
+    with ExitStack() as stack, torch.enable_grad():
+        for layer, own in zip(sublayers, sums, strict=True):
+            own.listen(stack, layer)
+        for batch in blocks.batches(_ROWS):
+            ids, positions = batch.ids.to(device), batch.positions.to(device)
+            embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
+            logits = model(inputs_embeds=embedded, position_ids=positions, use_cache=False).logits
+            counted = batch.predicted().to(device)
+            losses = nn.functional.cross_entropy(logits[:, :-1][counted].float(), ids[:, 1:][counted], reduction="sum")
+            torch.autograd.grad(losses, embedded)
+            tokens += ids.numel()
+            for own in sums:
+                own.end_of_batch()
+            if on_rows is not None:
+                on_rows(len(batch))
+    return [own.worth(tokens) for own in sums]
+
+
+class _Sums:
+    """Running sums of one layer."""
+
+    def __init__(self, layer: Sublayers, router: tuple[Tensor, Tensor], device: torch.device) -> None:
+        self.rotary = layer.rotary
+        self.weight, self.bias = (t.to(device) for t in router)
+        self.qk = torch.zeros(layer.rotary.bits, device=device)
+        self.vo = torch.zeros(layer.rotary.head_dim, device=device)
+        self.vo_ranked = torch.zeros(layer.rotary.head_dim, device=device)
+        self.mlp = torch.zeros(len(self.weight), layer.width, device=device)
+        self.counts = torch.zeros(len(self.weight), device=device)
+        self._query: Tensor | float = 0.0
+        self._value: Tensor | float = 0.0
+        self._expert: Tensor | None = None
+
+    def listen(self, stack: ExitStack, layer: Sublayers) -> None:
+        """Hook the layer's linears."""
+
+        # Hooks on gradients hold detached values: a tensor held by its own hook is freed by the garbage collector alone.
+        def heads(x: Tensor, grad: Tensor) -> Tensor:
+            return (x * grad).float().unflatten(-1, (-1, self.rotary.head_dim)).sum(dim=-2)
+
+        def on_query(module: nn.Module, args: Any, output: Tensor) -> None:
+            fixed = output.detach()
+
+            def back(grad: Tensor) -> None:
+                self._query = self._query + heads(fixed, grad).sum(dim=1)
+
+            output.register_hook(back)
+
+        def value(x: Tensor) -> None:
+            fixed = x.detach()
+
+            def back(grad: Tensor) -> None:
+                self._value = self._value + heads(fixed, grad)
+
+            x.register_hook(back)
+
+        def on_value(module: nn.Module, args: Any, output: Tensor) -> None:
+            value(output)
+
+        def on_mlp(module: nn.Module, args: Any) -> None:
+            self._expert = route(args[0].detach().flatten(0, -2), self.weight, self.bias)
+
+        def on_down(module: nn.Module, args: Any) -> None:
+            a, fixed, expert = args[0], args[0].detach(), self._expert
+            assert expert is not None
+
+            def back(grad: Tensor) -> None:
+                squared = (fixed * grad).float().flatten(0, -2) ** 2
+                self.mlp.index_add_(0, expert, squared)
+                self.counts += torch.bincount(expert, minlength=len(self.counts))
+
+            a.register_hook(back)
+
+        stack.callback(layer.q.register_forward_hook(on_query).remove)
+        stack.callback(layer.k.register_forward_hook(on_query).remove)
+        stack.callback(layer.v.register_forward_hook(on_value).remove)
+        stack.callback(layer.o.register_forward_pre_hook(lambda m, args: value(args[0])).remove)
+        stack.callback(layer.up[0].register_forward_pre_hook(on_mlp).remove)
+        stack.callback(layer.down.register_forward_pre_hook(on_down).remove)
+
+    def end_of_batch(self) -> None:
+        """Gradients are squared: those of Q and K together per row, those of V and O together per token."""
+        assert isinstance(self._query, Tensor)
+        assert isinstance(self._value, Tensor)
+        pairs = self.rotary.turned // 2
+        turned = self._query[:, : 2 * pairs].unflatten(1, (2, pairs)).sum(dim=1)
+        self.qk += (torch.cat([turned, self._query[:, 2 * pairs :]], dim=1) ** 2).sum(dim=0)
+        squared = self._value**2
+        self.vo += squared.sum(dim=(0, 1))
+        self.vo_ranked += squared.sort(dim=-1, descending=True).values.sum(dim=(0, 1))
+        self._query = self._value = 0.0
+
+    def worth(self, tokens: int) -> Worth:
+        """Means per token."""
+        overall = self.mlp.sum(dim=0) / tokens
+        mlp = (self.mlp + _PRIOR_TOKENS * overall) / (self.counts + _PRIOR_TOKENS)[:, None]
+        means = (self.qk / tokens, self.vo / tokens, self.vo_ranked / tokens, mlp)
+        return Worth(self.weight.cpu(), self.bias.cpu(), *(t.cpu() for t in means))
+
+
+@dataclass(frozen=True, eq=False)
+class Offsets:
+    """Logits to begin with, on one scale for the whole model: the logarithm of worth per weight.
+
+    Attributes:
+        qk: (bits,).
+        vo: (head_dim,).
+        vo_ranked: (head_dim,), descending.
+        mlp: (experts, width).
+    """
+
+    qk: Tensor
+    vo: Tensor
+    vo_ranked: Tensor
+    mlp: Tensor
+
+
+def offsets(worth: Sequence[Worth], sublayers: Sequence[Sublayers]) -> list[Offsets]:
+    """Put the worths of every layer on one scale."""
+    found = []
+    for own, layer in zip(worth, sublayers, strict=True):
+        per_dim = layer.hidden * (layer.heads + layer.kv_heads)
+        per_neuron = (len(layer.up) + 1) * layer.hidden
+        qk = own.qk / (per_dim * layer.rotary.sizes)
+        found.append(Offsets(qk, own.vo / per_dim, own.vo_ranked / per_dim, own.mlp / per_neuron))
+    every = torch.cat([part.flatten() for own in found for part in (own.qk, own.vo, own.mlp)])
+    # What nothing ever used is worth as little as the least that was used.
+    least = every[every > 0].min() if bool((every > 0).any()) else torch.tensor(1.0)
+    logs = every.clamp(min=least).log()
+    middle, spread = logs.median(), logs.std().clamp(min=1e-6)
+
+    def scaled(part: Tensor) -> Tensor:
+        return _SPREAD * ((part.clamp(min=least).log() - middle) / spread).clamp(-_CLIP, _CLIP)
+
+    return [Offsets(scaled(o.qk), scaled(o.vo), scaled(o.vo_ranked), scaled(o.mlp)) for o in found]
+
+
+@torch.no_grad()
+def begin(hypernetwork: Hypernetwork, worth: Sequence[Worth], sublayers: Sequence[Sublayers]) -> None:
+    """Write routers and offsets into a hypernetwork whose decoders begin at zero."""
+    logits = offsets(worth, sublayers)
+    for attention, mlp, own, start in zip(hypernetwork.attention, hypernetwork.mlp, worth, logits, strict=True):
+        # Scores as large as a softmax can tell apart; the nearest centre stays the same.
+        distance = (own.router_weight - own.router_weight.mean(dim=0)).pow(2).sum(dim=1).mean().clamp(min=1e-6)
+        mlp.router.weight.copy_(own.router_weight / distance)  # pyright: ignore
+        mlp.router.bias.copy_(own.router_bias / distance)  # pyright: ignore
+        attention.offset.copy_(torch.cat([start.vo, start.qk]))  # pyright: ignore
+        mlp.offset.copy_(start.mlp)  # pyright: ignore

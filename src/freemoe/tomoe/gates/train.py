@@ -1,0 +1,240 @@
+"""The training loop of a conversion: gates learn by self-distillation, the base stays as it is (ToMoE Sec. 3.4).
+
+A step is a function of the state before it and its number: the data's order, the noise and the budget follow from the
+seed and the number alone, so that a run that goes on from a saved state ends like one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.core.errors import NumericError
+from freemoe.models.sublayers import Sublayers
+from freemoe.recipes import ConvertRecipe
+from freemoe.text.blocks import Blocks
+from freemoe.tomoe.devices import Devices
+from freemoe.tomoe.gates.budget import Profile, Widths, profile, widths
+from freemoe.tomoe.gates.gating import Gating, Step
+from freemoe.tomoe.gates.hypernetwork import Hypernetwork
+from freemoe.tomoe.gates.initialise import Worth, begin, offsets
+from freemoe.tomoe.gates.losses import balance_loss, distillation_loss, size_loss, union_loss
+from freemoe.tomoe.structures.structure import dense_parameters, linear_parameters
+
+
+@dataclass
+class History:
+    """What every finished step said: one row per step, (steps, columns)."""
+
+    columns = ("loss", "distillation", "size", "union", "balance", "active", "target")
+    rows: list[list[float]] = field(default_factory=list)
+
+    def tensor(self) -> Tensor:
+        """(steps, columns) float64."""
+        return torch.tensor(self.rows, dtype=torch.float64).reshape(len(self.rows), len(self.columns))
+
+
+class Trainer:
+    """Trains the gates of one model.
+
+    Args:
+        model: The base, frozen; in evaluation mode.
+        sublayers: Of the base.
+        recipe: Of the conversion.
+        train: Text.
+        devices: The processes that train together.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        sublayers: Sequence[Sublayers],
+        recipe: ConvertRecipe,
+        train: Blocks,
+        devices: Devices | None = None,
+    ) -> None:
+        self.model = model
+        self.sublayers = list(sublayers)
+        self.recipe = recipe
+        self.train = train
+        gates = recipe.gates
+        self.devices = devices or Devices()
+        self.gating = Gating(sublayers, gates, recipe.seed, self.devices.rank)
+        self.hypernetwork = Hypernetwork(
+            sublayers, recipe.experts, recipe.seed, gates.train_inputs, start_quiet=gates.start == "statistics"
+        ).to(next(model.parameters()).device)
+        named = [(n, p) for n, p in self.hypernetwork.named_parameters() if p.requires_grad]
+        self._own_offsets = gates.start == "statistics"
+        groups = [{"params": [p for n, p in named if not n.endswith("offset")], "lr": recipe.train.rate}]
+        if self._own_offsets:
+            groups.append({"params": [p for n, p in named if n.endswith("offset")], "lr": recipe.train.offset_rate})
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=recipe.train.weight_decay)
+        self._rates = [g["lr"] for g in groups]
+        self.step = 0
+        self.history = History()
+        self._profiles: list[Profile] = []
+
+    def begin(self, worth: Sequence[Worth]) -> None:
+        """Begin at the statistics; with an exact budget they also settle the widths, now and for good.
+
+        Training says which weights a token uses, not how many of each layer: logits of a layer drift together, and widths
+        that follow them empty the attention within a hundred steps.
+        """
+        begin(self.hypernetwork, worth, self.sublayers)
+        local = self.recipe.gates.value_masks == "tokens" and self.recipe.gates.local_embedding
+        for layer, own in zip(self.sublayers, offsets(worth, self.sublayers), strict=True):
+            self._profiles.append(profile(own.qk, layer.rotary.sizes, own.vo_ranked if local else own.vo, own.mlp))
+
+    # ------------------------------------------------------------------------------------- state
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on."""
+        found = {f"own|{name}": t.detach().clone() for name, t in self.hypernetwork.state_dict().items()}
+        for number, state in self.optimizer.state_dict()["state"].items():
+            found |= {f"optimizer|{number}|{name}": torch.as_tensor(t).clone() for name, t in state.items()}
+        found["step"] = torch.tensor(self.step)
+        found["history"] = self.history.tensor()
+        return found
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from ``state``."""
+        self.hypernetwork.load_state_dict({n.partition("|")[2]: t for n, t in state.items() if n.startswith("own|")})
+        packed = self.optimizer.state_dict()
+        packed["state"] = {}
+        for name, tensor in state.items():
+            if name.startswith("optimizer|"):
+                _, number, key = name.split("|")
+                packed["state"].setdefault(int(number), {})[key] = tensor
+        self.optimizer.load_state_dict(packed)
+        self.step = int(state["step"])
+        self.history = History(state["history"].tolist())
+
+    # ------------------------------------------------------------------------------------- steps
+
+    def share(self, step: int) -> float:
+        """The active share that a step trains for: it falls from one over the ramp, then stays."""
+        end = self.recipe.active
+        ramp = self.recipe.train.ramp * self.recipe.train.steps
+        return end if ramp == 0 or step >= ramp else 1 - (1 - end) * (step + 1) / ramp
+
+    def widths(self, share: float) -> list[Widths] | None:
+        """The widths of an exact budget; None where thresholds decide."""
+        if self.recipe.gates.budget == "loss":
+            return None
+        return widths(self._profiles, self.sublayers, share, self.recipe.gates.query_masks)
+
+    def batch(self, step: int) -> Blocks:
+        """This process's rows of a step: every epoch has a new order, the same for the same seed."""
+        count = self.devices.count
+        rows = min(len(self.train), max(1, self.recipe.train.batch_tokens // self.train.length))
+        rows = max(1, rows // count) * count
+        picked = []
+        for place in range(step * rows + self.devices.rank, (step + 1) * rows, count):
+            epoch, index = divmod(place, len(self.train))
+            generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + epoch)
+            picked.append(int(torch.randperm(len(self.train), generator=generator)[index]))
+        return self.train.rows(picked)
+
+    def run(self, until: int, on_step: Callable[[], None] | None = None) -> None:
+        """Train up to a step.
+
+        Raises:
+            NumericError: The loss is not a number; the state is that of the step before.
+        """
+        while self.step < until:
+            self._one(self.step)
+            self.step += 1
+            if on_step is not None:
+                on_step()
+
+    @torch.enable_grad()
+    def _one(self, step: int) -> None:
+        settings, losses = self.recipe.train, self.recipe.losses
+        self._pace(step)
+        batch = self.batch(step)
+        share = self.share(step)
+        logits = self.hypernetwork()
+        width = self.widths(share)
+        made = self.gating.masks(logits, width, step)
+        teacher = self._hidden(batch)
+        with self.gating.on(self.hypernetwork, logits, made, width, step):
+            student = self._hidden(batch, embedded=True)
+            parts = self._regularisers(made, share)
+            counted = torch.ones_like(batch.ids, dtype=torch.bool).flatten().to(student.device)
+            parts["distillation"] = distillation_loss(
+                student.flatten(0, 1),
+                teacher.flatten(0, 1),
+                self.model.get_output_embeddings(),
+                counted,
+                settings.chunk_tokens,
+            )
+            weights = {
+                "distillation": losses.distillation,
+                "size": losses.size if width is None else 0.0,
+                "union": losses.union,
+                "balance": losses.balance,
+            }
+            loss = sum((weight * parts[name] for name, weight in weights.items()), student.new_zeros(()))
+            said = torch.stack(
+                [loss, *(parts[n] for n in ("distillation", "size", "union", "balance", "active"))]
+            ).detach()
+            self.devices.average([said])
+            if not bool(torch.isfinite(said[0])):
+                raise NumericError(
+                    f"The loss of step {step} is {loss.item()}: "
+                    + ", ".join(f"{n} {parts[n].item():.4g}" for n in weights)
+                    + ". The state of the step before is kept. Lower train.rate and train.offset_rate, or use float32."
+                )
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+        self.devices.average(
+            [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        )
+        self.optimizer.step()
+        self.history.rows.append([*said.tolist(), share])
+
+    def _pace(self, step: int) -> None:
+        if self.recipe.train.schedule == "cosine":
+            factor = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * step / max(1, self.recipe.train.steps)))
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * factor
+
+    def _hidden(self, batch: Blocks, embedded: bool = False) -> Tensor:
+        """What goes into the head: (rows, length, hidden); with a graph where the gates shall learn from it."""
+        device = next(self.model.parameters()).device
+        body, positions = self.model.base_model, batch.positions.to(device)
+        if not embedded:
+            with torch.no_grad():
+                return body(batch.ids.to(device), position_ids=positions, use_cache=False).last_hidden_state
+        return body(batch.ids.to(device), position_ids=positions, use_cache=False).last_hidden_state
+
+    def _regularisers(self, made: Step, share: float) -> dict[str, Tensor]:
+        losses, gates = self.recipe.losses, self.recipe.gates
+        active = made.qk[0].new_zeros(())
+        unions, balances = [], []
+        for layer, qk, mlp, seen in zip(self.sublayers, made.qk, made.mlp, made.seen, strict=True):
+            assert seen.value_counts is not None
+            assert seen.chosen is not None
+            assert seen.probabilities is not None
+            counts = seen.value_counts
+            kept = counts.max() if gates.keep == "max" else counts.mean()
+            active = active + linear_parameters(
+                layer,
+                kept,
+                layer.rotary.spread(qk).sum(),
+                mlp.sum(dim=1).max(),  # pyright: ignore[reportArgumentType]
+            )
+            unions.append(union_loss(mlp, losses.size_smoothing))
+            balances.append(balance_loss(seen.chosen, seen.probabilities, losses.balance_form))
+        active = active / dense_parameters(self.sublayers)
+        return {
+            "active": active,
+            "size": size_loss(active, share, losses.size_smoothing),
+            "union": torch.stack(unions).mean(),
+            "balance": torch.stack(balances).mean(),
+        }

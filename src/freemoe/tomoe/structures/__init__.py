@@ -1,0 +1,1 @@
+"""What each token uses: structures, and the ways to come to one."""

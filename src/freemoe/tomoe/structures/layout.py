@@ -1,0 +1,98 @@
+"""Where each neuron stands in an exported MLP: an order in which an expert's neurons lie in few contiguous runs.
+
+A run of neighbouring rows is a matrix as it stands; neurons that lie apart have to be gathered first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from freemoe.core.errors import DataError
+from freemoe.tomoe.structures.structure import Structure
+
+
+def union_order(experts: Tensor) -> Tensor:
+    """Order the neurons that some expert uses.
+
+    Neurons of equal membership patterns stand together; from each pattern the next one is the nearest that is left
+    (fewest experts that begin or end), a greedy walk.
+
+    Args:
+        experts: (N, width) bool, the neurons of each expert.
+
+    Returns:
+        (u,) int64: the neuron at each place; those that no expert uses are left out.
+    """
+    used = experts.any(dim=0).nonzero().flatten()
+    patterns, own = experts[:, used].T.unique(dim=0, return_inverse=True)
+    places = torch.empty(len(patterns), dtype=torch.int64)
+    places[_walk(patterns)] = torch.arange(len(patterns))
+    return used[places[own].argsort(stable=True)]
+
+
+def _walk(patterns: Tensor) -> Tensor:
+    """Order of the patterns (p, N), each next one the nearest left; among equally near ones the first."""
+    bits = patterns.float()
+    sizes = bits.sum(dim=1)
+    # Begin at the edge: the pattern of the fewest experts.
+    here = int(sizes.argmin())
+    left = torch.ones(len(bits), dtype=torch.bool)
+    order = [here]
+    for _ in range(len(bits) - 1):
+        left[here] = False
+        # Patterns that differ in d experts: |a| + |b| - 2 |a and b| = d.
+        distance = (sizes - 2 * bits @ bits[here]).masked_fill(~left, torch.inf)
+        here = int(distance.argmin())
+        order.append(here)
+    return torch.tensor(order)
+
+
+def runs(members: Tensor) -> list[tuple[int, int]]:
+    """Places [begin, end) at which an expert's neurons lie next to each other.
+
+    Args:
+        members: (u,) bool, in the order of memory.
+    """
+    edges = torch.diff(members.int(), prepend=torch.zeros(1).int(), append=torch.zeros(1).int())
+    return list(zip((edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist(), strict=True))
+
+
+def equal_widths(structure: Structure, scores: Sequence[Tensor]) -> Structure:
+    """Raise every expert of a layer to the width of its widest (ToMoE App. E).
+
+    Neurons that no expert covers yet come first, then by score; so the union grows where it can.
+
+    Args:
+        structure: Left as it is.
+        scores: Per layer (N, width), how much each expert wants each neuron, e.g. the logits of its mask.
+
+    Returns:
+        A structure whose experts hold at least what they held, all of one width within a layer.
+
+    Raises:
+        DataError: Scores of other shapes, or NaN among them.
+    """
+    if len(scores) != len(structure):
+        raise DataError(
+            f"Scores of {len(scores)} layers for a structure of {len(structure)}; give one tensor per layer."
+        )
+    raised = []
+    for number, (layer, score) in enumerate(zip(structure, scores, strict=True)):
+        if score.shape != layer.experts.shape or bool(score.isnan().any()):
+            raise DataError(
+                f"Layer {number}: scores of shape {tuple(score.shape)}, and numbers of shape "
+                f"{tuple(layer.experts.shape)} are needed: one per expert and neuron."
+            )
+        experts, widest = layer.experts.clone(), max(layer.widths)
+        for expert, wanted in zip(experts, score, strict=True):
+            free = (~expert).nonzero().flatten()
+            # Two stable sorts: by score, then what no expert covers before the rest.
+            free = free[wanted[free].argsort(descending=True, stable=True)]
+            free = free[experts.any(dim=0)[free].int().argsort(stable=True)]
+            expert[free[: widest - int(expert.sum())]] = True
+        raised.append(replace(layer, experts=experts))
+    return raised

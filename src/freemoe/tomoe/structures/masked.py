@@ -1,0 +1,85 @@
+"""A structure as masks on the dense model (ToMoE Eq. 17, "pseudo-MoE"): the slow, obvious form of a conversion.
+
+Masks are put on by hooks on the family's own linears, so that any family, any attention and any cache do what they do
+anyway. Every other form must equal this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from freemoe.kernels.gates import route
+from freemoe.models.sublayers import Sublayers, find_sublayers
+from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGate, check
+
+
+@contextmanager
+def masked(model: nn.Module, structure: Structure, sublayers: Sequence[Sublayers] | None = None) -> Iterator[None]:
+    """While open, the model computes as converted; its weights are not touched, and afterwards it is as before.
+
+    Args:
+        model: The dense model.
+        structure: From training, a rival or a folder.
+        sublayers: Of the model, where they are known already.
+
+    Raises:
+        DataError: The structure does not fit the model.
+    """
+    sublayers = find_sublayers(model) if sublayers is None else sublayers
+    check(structure, sublayers)
+    with ExitStack() as stack:
+        for layer, own in zip(sublayers, structure, strict=True):
+            _attention(stack, layer, own)
+            _mlp(stack, layer, own)
+        yield
+
+
+def _attention(stack: ExitStack, layer: Sublayers, own: LayerStructure) -> None:
+    head_dim = layer.rotary.head_dim
+    kept = layer.rotary.spread(own.qk.float())
+    seen: dict[str, Tensor] = {}
+
+    def on_queries(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return per_head(output, kept.to(output.device), head_dim)
+
+    def on_input(module: nn.Module, args: Any) -> None:
+        vo = own.vo
+        seen["vo"] = vo.mask(args[0]) if isinstance(vo, ValueGate) else vo.to(args[0].device).float()
+
+    def on_values(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return per_head(output, seen["vo"], head_dim)
+
+    def on_output(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
+        return (per_head(args[0], seen.pop("vo"), head_dim), *args[1:])
+
+    stack.callback(layer.q.register_forward_hook(on_queries).remove)
+    stack.callback(layer.k.register_forward_hook(on_queries).remove)
+    stack.callback(layer.v.register_forward_pre_hook(on_input).remove)
+    stack.callback(layer.v.register_forward_hook(on_values).remove)
+    stack.callback(layer.o.register_forward_pre_hook(on_output).remove)
+
+
+def _mlp(stack: ExitStack, layer: Sublayers, own: LayerStructure) -> None:
+    seen: dict[str, Tensor] = {}
+
+    def on_input(module: nn.Module, args: Any) -> None:
+        x = args[0]
+        expert = route(x, own.router_weight.to(x.device), own.router_bias.to(x.device))
+        seen["mask"] = own.experts.to(x.device)[expert]
+
+    def on_down(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
+        return (args[0] * seen.pop("mask").to(args[0].dtype), *args[1:])
+
+    stack.callback(layer.up[0].register_forward_pre_hook(on_input).remove)
+    stack.callback(layer.down.register_forward_pre_hook(on_down).remove)
+
+
+def per_head(states: Tensor, mask: Tensor, head_dim: int) -> Tensor:
+    """Mask every head of (..., heads * head_dim) by (head_dim,) or by a mask of its own per token (..., head_dim)."""
+    heads = states.unflatten(-1, (-1, head_dim))
+    mask = mask.to(states.dtype)
+    return (heads * (mask if mask.ndim == 1 else mask.unsqueeze(-2))).flatten(-2)

@@ -1,0 +1,206 @@
+"""How a conversion comes to its structure: by training, or by a rival's rule; each step a unit of work that is done once."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import fields
+from typing import Any
+
+from torch import Tensor
+
+from freemoe.core.errors import DataError
+from freemoe.core.runs import RunFolder
+from freemoe.recipes import ConvertRecipe
+from freemoe.text.blocks import Blocks
+from freemoe.tomoe.devices import Devices
+from freemoe.tomoe.gates.discretize import structure_of
+from freemoe.tomoe.gates.initialise import Worth, clusters, worths
+from freemoe.tomoe.gates.train import History, Trainer
+from freemoe.tomoe.material import Bench, prepare
+from freemoe.tomoe.measure import TextScore, score_text
+from freemoe.tomoe.structures.masked import masked
+from freemoe.tomoe.structures.rivals import Activity, activities, rival
+from freemoe.tomoe.structures.structure import (
+    Structure,
+    active_parameters,
+    check,
+    dense_parameters,
+    from_tensors,
+    to_tensors,
+    whole,
+)
+
+_WORTHS = ("qk", "vo", "vo_ranked", "mlp")
+
+
+def decide(bench: Bench, devices: Devices | None = None) -> tuple[Structure, list[list[float]], list[dict[str, float]]]:
+    """The structure of the recipe's method; for a learned one its history and its curve on held-out text."""
+    recipe, run = bench.recipe, bench.own_run
+    if recipe.active == 1:
+        return whole(bench.sublayers, recipe.experts), [], []
+    if recipe.method != "tomoe":
+        return best_variant(bench, recipe.method)[0], [], []
+    devices = devices or Devices()
+    trainer = Trainer(bench.model, bench.sublayers, recipe, bench.train, devices)
+    if recipe.gates.start == "statistics":
+        trainer.begin(_worth(bench))
+    devices.wait()
+    curve = _train(bench, trainer)
+    best = _best(recipe, curve)
+    structure = from_tensors(run.tensors(f"structure|{int(best['step'])}", lambda: _lost(run)))
+    check(structure, bench.sublayers)
+    return structure, trainer.history.rows, curve
+
+
+def follow(recipe: ConvertRecipe, devices: Devices) -> None:
+    """What every process but the first does: train along, from the statistics and the state that the first one kept."""
+    if recipe.active == 1 or recipe.method != "tomoe":
+        return
+    bench = prepare(recipe, None, None)
+    trainer = Trainer(bench.model, bench.sublayers, recipe, bench.train, devices)
+    devices.wait()
+    if recipe.gates.start == "statistics":
+        trainer.begin(_worths(RunFolder.peek(recipe.output, "clusters"), RunFolder.peek(recipe.output, "worth")))
+    kept = devices.told(0)
+    if kept > 0:
+        trainer.load(RunFolder.peek(recipe.output, f"state|{kept}"))
+    devices.wait()
+    trainer.run(recipe.train.steps)
+
+
+def _lost(run: RunFolder) -> dict[str, Tensor]:
+    raise DataError(f"A saved state is missing from {str(run.partial)!r}. Start over with --no-resume.")
+
+
+def _structure(bench: Bench, trainer: Trainer) -> Structure:
+    widths = trainer.widths(bench.recipe.active)
+    return structure_of(
+        trainer.hypernetwork, trainer.gating, bench.sublayers, widths, bench.model, bench.held_out, trainer.step
+    )
+
+
+def _clusters(bench: Bench) -> list[tuple[Tensor, Tensor]]:
+    def work() -> dict[str, Tensor]:
+        found = clusters(bench.model, bench.sublayers, bench.statistics, bench.recipe.experts, bench.recipe.seed)
+        return {f"{n}.{kind}": t for n, pair in enumerate(found) for kind, t in zip("wb", pair, strict=True)}
+
+    return _pairs(bench.own_run.tensors("clusters", work))
+
+
+def _pairs(kept: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return [(kept[f"{n}.w"], kept[f"{n}.b"]) for n in range(len(kept) // 2)]
+
+
+def _worth(bench: Bench) -> list[Worth]:
+    routers = _clusters(bench)
+
+    def work() -> dict[str, Tensor]:
+        with bench.progress.stage("statistics", len(bench.statistics)) as advance:
+            found = worths(bench.model, bench.sublayers, bench.statistics, routers, advance)
+        return {f"{n}.{kind}": getattr(w, kind) for n, w in enumerate(found) for kind in _WORTHS}
+
+    worth = bench.own_run.tensors("worth", work)
+    return _worths(bench.own_run.tensors("clusters", dict), worth)
+
+
+def _worths(routers: dict[str, Tensor], kept: dict[str, Tensor]) -> list[Worth]:
+    return [Worth(*router, *(kept[f"{n}.{kind}"] for kind in _WORTHS)) for n, router in enumerate(_pairs(routers))]
+
+
+def _train(bench: Bench, trainer: Trainer) -> list[dict[str, float]]:
+    """Train to the end, from the last saved state where there is one; returns the curve on held-out text.
+
+    Only the state of the last mark and the structure of the best one are kept on disk.
+    """
+    recipe, run = bench.recipe, bench.own_run
+    steps, every = recipe.train.steps, recipe.train.save_every
+    marks = [0, *range(every, steps, every), *([steps] if steps else [])]
+    kept = trainer.devices.told(max((m for m in marks if f"held-out|{m}" in run.journal), default=-1))
+    trainer.devices.wait()
+    curve: list[dict[str, float]] = []
+    with bench.progress.stage("training", steps) as advance:
+        for mark in marks:
+            if mark < kept:
+                curve.append(run.journal.unit(f"held-out|{mark}", dict))
+                continue
+
+            def work(mark: int = mark) -> dict[str, Tensor]:
+                trainer.run(mark, lambda: advance(1))
+                return trainer.state()
+
+            state = run.tensors(f"state|{mark}", work)
+            if trainer.step < mark:
+                trainer.load(state)
+                advance(mark)
+            tensors = run.tensors(f"structure|{mark}", lambda: to_tensors(_structure(bench, trainer)))
+            point = run.journal.unit(
+                f"held-out|{mark}", lambda t=tensors, m=mark: _on_held_out(bench, m, from_tensors(t))
+            )
+            curve.append(point)
+            _forget(bench, curve)
+            if mark:
+                latest = dict(zip(History.columns, trainer.history.rows[-1], strict=True))
+                bench.progress.say(
+                    f"step {mark}: active {latest['active']:.3f}, KL {latest['distillation']:.4f}, balance "
+                    f"{latest['balance']:.3f}, held-out perplexity {point['perplexity']:.3f} at {point['active']:.3f} active"
+                )
+    return curve
+
+
+def _best(recipe: ConvertRecipe, curve: list[dict[str, float]]) -> dict[str, float]:
+    """The saved state that is best on held-out text among those within the budget; the last where none is."""
+    within = [point for point in curve if point["active"] <= 1.01 * recipe.active]
+    return min(within, key=lambda point: point["perplexity"]) if within else curve[-1]
+
+
+def _forget(bench: Bench, curve: list[dict[str, float]]) -> None:
+    """Delete the states before the last, and every structure that is not the best."""
+    best = _best(bench.recipe, curve)["step"]
+    for point in curve:
+        if point["step"] != best:
+            bench.own_run.drop(f"structure|{int(point['step'])}")
+        if point is not curve[-1]:
+            bench.own_run.drop(f"state|{int(point['step'])}")
+
+
+def _on_held_out(bench: Bench, step: int, structure: Structure) -> dict[str, float]:
+    with masked(bench.model, structure, bench.sublayers):
+        score = score_text(bench.model, bench.held_out)
+    share = active_parameters(structure, bench.sublayers) / dense_parameters(bench.sublayers)
+    return {"step": step, "perplexity": score.perplexity, "accuracy": score.accuracy, "active": share}
+
+
+def scored(bench: Bench, name: str, blocks: Blocks, structure: Structure | None, part: str = "test") -> TextScore:
+    """Score one structure (None: the dense model) on one part of the text, once per run."""
+
+    def work() -> dict[str, Any]:
+        place = masked(bench.model, structure, bench.sublayers) if structure is not None else contextlib.nullcontext()
+        with place, bench.progress.stage(f"{name} on {part} text", len(blocks)) as advance:
+            return score_text(bench.model, blocks, on_rows=advance).to_dict()
+
+    return TextScore.from_dict(bench.own_run.journal.unit(f"score|{part}|{name}", work))
+
+
+def _activity(bench: Bench) -> list[Activity]:
+    """What all rivals look at: one pass over the text of the statistics, kept."""
+    names = [field.name for field in fields(Activity)]
+
+    def work() -> dict[str, Tensor]:
+        found = activities(bench.model, bench.sublayers, bench.statistics, _clusters(bench))
+        return {f"{n}.{name}": getattr(own, name).cpu() for n, own in enumerate(found) for name in names}
+
+    kept, device = bench.own_run.tensors("activity", work), bench.model.device
+    return [Activity(*(kept[f"{n}.{name}"].to(device) for name in names)) for n in range(len(bench.sublayers))]
+
+
+def best_variant(bench: Bench, method: str) -> tuple[Structure, dict[str, float]]:
+    """A rival with the attention whole and with the attention pruned like the rest: the better on held-out text."""
+    routers, activity = _clusters(bench), _activity(bench)
+    found = []
+    for attention in (1.0, bench.recipe.active):
+        structure = rival(method, bench.sublayers, activity, routers, bench.recipe.active, attention)
+        score = scored(bench, f"{method}, attention {attention:g}", bench.held_out, structure, "held-out")
+        found.append((score.perplexity, attention, structure))
+    _, attention, structure = min(found, key=lambda entry: entry[0])
+    share = active_parameters(structure, bench.sublayers) / dense_parameters(bench.sublayers)
+    return structure, {"attention": attention, "active": share}

@@ -1,0 +1,239 @@
+"""What else makes a dense model use half of its weights, without training: the rivals of a learned conversion.
+
+All see the same text and end with the same active share; each is a structure like any other, so that one harness measures
+all of them.
+
+* ``static-magnitude``: the neurons and dimensions with the largest weights, the same for every token.
+* ``static-activation``: the largest product of mean activation and weight (Wanda's criterion, for whole neurons).
+* ``activation-split``: neurons that are often active are shared by all experts, the others are divided among experts by
+  the tokens that use them, and a token goes to the expert whose centre is nearest (in the manner of CMoE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.core.registry import Registry
+from freemoe.kernels.gates import route, top_k_mask
+from freemoe.models.sublayers import Sublayers
+from freemoe.recipes.convert import METHODS
+from freemoe.text.blocks import Blocks
+from freemoe.tomoe.structures.structure import LayerStructure, Structure, dense_parameters, linear_parameters
+
+# Half of an expert's neurons are shared by all (CMoE's S3A3E8: 3 of 6 active ones).
+_SHARED = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Activity:
+    """Mean absolute values of one layer over all tokens.
+
+    Attributes:
+        queries: (head_dim,), over query heads.
+        keys: (head_dim,).
+        values: (head_dim,).
+        neurons: (experts, width), over the tokens of each cluster.
+        tokens: (experts,), tokens of each cluster.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    neurons: Tensor
+    tokens: Tensor
+
+
+@torch.no_grad()
+def activities(
+    model: Any, sublayers: Sequence[Sublayers], blocks: Blocks, routers: Sequence[tuple[Tensor, Tensor]]
+) -> list[Activity]:
+    """One forward pass over ``blocks``."""
+    device = next(model.parameters()).device
+    found = []
+    with ExitStack() as stack:
+        for layer, (weight, bias) in zip(sublayers, routers, strict=True):
+            h, experts = layer.rotary.head_dim, len(weight)
+            sums = Activity(
+                *(torch.zeros(h, device=device) for _ in range(3)),
+                neurons=torch.zeros(experts, layer.width, device=device),
+                tokens=torch.zeros(experts, device=device),
+            )
+            found.append(sums)
+            _listen(stack, layer, sums, weight.to(device), bias.to(device))
+        for batch in blocks.batches(4):
+            model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
+    return found
+
+
+def _listen(stack: ExitStack, layer: Sublayers, sums: Activity, weight: Tensor, bias: Tensor) -> None:
+    now: dict[str, Tensor] = {}
+
+    def add(into: Tensor) -> Callable[..., None]:
+        def hook(module: Any, args: Any, output: Tensor) -> None:
+            into.add_(output.float().abs().unflatten(-1, (-1, len(into))).flatten(0, -2).sum(dim=0))
+
+        return hook
+
+    def on_mlp(module: Any, args: Any) -> None:
+        now["expert"] = route(args[0].flatten(0, -2), weight, bias)
+
+    def on_down(module: Any, args: Any) -> None:
+        sums.neurons.index_add_(0, now["expert"], args[0].float().abs().flatten(0, -2))
+        sums.tokens.add_(torch.bincount(now["expert"], minlength=len(weight)))
+
+    stack.callback(layer.q.register_forward_hook(add(sums.queries)).remove)
+    stack.callback(layer.k.register_forward_hook(add(sums.keys)).remove)
+    stack.callback(layer.v.register_forward_hook(add(sums.values)).remove)
+    stack.callback(layer.up[0].register_forward_pre_hook(on_mlp).remove)
+    stack.callback(layer.down.register_forward_pre_hook(on_down).remove)
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What a rival may look at to make one layer's structure.
+
+    Attributes:
+        layer: The layer.
+        activity: Mean absolute values.
+        router: Weight and bias of the clusters of tokens.
+        width: Neurons of a token.
+        attention: Share of every head's dimensions that stay.
+    """
+
+    layer: Sublayers
+    activity: Activity
+    router: tuple[Tensor, Tensor]
+    width: int
+    attention: float
+
+
+Rival = Callable[[Seen], LayerStructure]
+
+RIVALS: Registry[Rival] = Registry("rival of a conversion", METHODS)
+
+
+def rival(
+    method: str,
+    sublayers: Sequence[Sublayers],
+    activity: Sequence[Activity],
+    routers: Sequence[tuple[Tensor, Tensor]],
+    share: float,
+    attention: float,
+) -> Structure:
+    """Make one rival's structure.
+
+    Args:
+        method: A name of ``RIVALS``.
+        sublayers: Of the base.
+        activity: From ``activities``, with the same routers.
+        routers: Clusters of tokens, from ``gates.initialise.clusters``.
+        share: Active share of the whole.
+        attention: Share of every head's dimensions that stay; the MLP takes what is left.
+    """
+    make, widths = RIVALS.get(method), _mlp_width(sublayers, share, attention)
+    layers = zip(sublayers, activity, routers, widths, strict=True)
+    return [make(Seen(layer, own, router, width, attention)) for layer, own, router, width in layers]
+
+
+def by_magnitude(seen: Seen) -> LayerStructure:
+    """The neurons and dimensions with the largest weights, the same for every token."""
+    return _static(seen, _read(seen.layer) * _written(seen.layer), magnitude=True)
+
+
+def by_activation(seen: Seen) -> LayerStructure:
+    """The largest products of mean activation and weight, the same for every token."""
+    return _static(seen, seen.activity.neurons.sum(dim=0) * _written(seen.layer), magnitude=False)
+
+
+def by_cluster(seen: Seen) -> LayerStructure:
+    """Often active neurons shared by all experts, the others divided by the tokens that use them."""
+    return _structure(seen, seen.router, _split(seen.layer, seen.activity, seen.width), magnitude=False)
+
+
+def _static(seen: Seen, scores: Tensor, magnitude: bool) -> LayerStructure:
+    experts = top_k_mask(scores, seen.width).bool().expand(2, -1).clone()
+    hidden = seen.layer.hidden
+    return _structure(seen, (torch.zeros(2, hidden), torch.zeros(2)), experts, magnitude)
+
+
+def _structure(seen: Seen, router: tuple[Tensor, Tensor], experts: Tensor, magnitude: bool) -> LayerStructure:
+    qk, vo = _attention_scores(seen.layer, seen.activity, magnitude)
+    kept = max(1, int(seen.attention * seen.layer.rotary.head_dim))
+    bits, values = _bits(seen.layer, qk, seen.attention), top_k_mask(vo, kept).bool()
+    return LayerStructure(bits.cpu(), values.cpu(), router[0].cpu(), router[1].cpu(), experts.cpu())
+
+
+RIVALS.add("static-magnitude", by_magnitude, "the largest weights, for all tokens alike")
+RIVALS.add(
+    "static-activation", by_activation, "mean activation x weight (Wanda for whole neurons), for all tokens alike"
+)
+RIVALS.add("activation-split", by_cluster, "shared neurons, and others by cluster of tokens (in the manner of CMoE)")
+
+
+def _mlp_width(sublayers: Sequence[Sublayers], share: float, attention: float) -> list[int]:
+    """Neurons that the budget leaves: the same share of every layer's MLP."""
+    spent = mlp = 0
+    for layer in sublayers:
+        kept = max(1, int(attention * layer.rotary.head_dim))
+        spent += linear_parameters(layer, kept, kept, 0)
+        mlp += linear_parameters(layer, 0, 0, layer.width)
+    left = (share * dense_parameters(sublayers) - spent) / mlp
+    return [max(1, min(layer.width, int(left * layer.width + 1e-9))) for layer in sublayers]
+
+
+def _attention_scores(layer: Sublayers, own: Activity, magnitude: bool) -> tuple[Tensor, Tensor]:
+    """Scores of rotary bits and of value dimensions."""
+    h = layer.rotary.head_dim
+
+    def rows(linear: Any) -> Tensor:
+        return linear.weight.detach().float().unflatten(0, (-1, h)).pow(2).sum(dim=(0, 2)).sqrt()
+
+    columns = layer.o.weight.detach().float().unflatten(1, (-1, h)).pow(2).sum(dim=(0, 1)).sqrt()
+    query = rows(layer.q) * rows(layer.k) if magnitude else own.queries * own.keys
+    value = (rows(layer.v) if magnitude else own.values) * columns
+    pairs = layer.rotary.turned // 2
+    turned = query[: 2 * pairs].view(2, pairs).sum(dim=0)
+    return torch.cat([turned, query[2 * pairs :]]), value
+
+
+def _bits(layer: Sublayers, scores: Tensor, share: float) -> Tensor:
+    """The best bits whose dimensions are at most the share of a head; at least one."""
+    sizes = layer.rotary.sizes.to(scores.device)
+    order = (scores / sizes).argsort(descending=True, stable=True)
+    fits = sizes[order].cumsum(0) <= max(1, int(share * layer.rotary.head_dim))
+    kept = torch.zeros_like(scores, dtype=torch.bool)
+    kept[order[fits]] = True
+    kept[order[0]] = True
+    return kept
+
+
+def _read(layer: Sublayers) -> Tensor:
+    """(width,): product of the lengths of the rows that make a neuron's activation."""
+    lengths = [linear.weight.detach().float().norm(dim=1) for linear in layer.up]
+    return torch.stack(lengths).prod(dim=0)
+
+
+def _written(layer: Sublayers) -> Tensor:
+    """(width,): length of the column that a neuron's activation is multiplied by."""
+    return layer.down.weight.detach().float().norm(dim=0)
+
+
+def _split(layer: Sublayers, own: Activity, width: int) -> Tensor:
+    """(experts, width): shared neurons first, then each expert's own."""
+    experts = len(own.tokens)
+    sizes = _written(layer)
+    overall = own.neurons.sum(dim=0) / own.tokens.sum() * sizes
+    means = own.neurons / own.tokens.clamp(min=1)[:, None] * sizes
+    shared = top_k_mask(overall, max(1, int(_SHARED * width))).bool()
+    found = shared.expand(experts, -1).clone()
+    missing = width - int(shared.sum())
+    for mask, mean in zip(found, means, strict=True):
+        if missing:
+            mask[mean.masked_fill(shared, -torch.inf).topk(missing).indices] = True
+    return found

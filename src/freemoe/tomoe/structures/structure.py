@@ -1,0 +1,176 @@
+"""What a conversion decides, apart from how it was found: which weights of a dense model each token uses.
+
+A structure says nothing about training: learned ones (`gates.train`) and those of the rivals (`rivals`) are
+measured as masks on the dense model (`masked`) and written as models (`tomoe.export`) by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from freemoe.core.errors import DataError
+from freemoe.kernels.gates import top_k_mask, value_scores
+from freemoe.models.sublayers import Sublayers
+
+
+@dataclass(frozen=True, eq=False)
+class ValueGate:
+    """Chooses value dimensions per token (ToMoE Eq. 4): the K best of ``kernels.gates.value_scores``.
+
+    Attributes:
+        project: (e, hidden).
+        embedding: (e,).
+        norm_weight: (e,).
+        norm_bias: (e,).
+        decode: (head_dim, e).
+        offset: (head_dim,).
+        keep: () int64, K: how many dimensions of a head every token keeps.
+    """
+
+    project: Tensor
+    embedding: Tensor
+    norm_weight: Tensor
+    norm_bias: Tensor
+    decode: Tensor
+    offset: Tensor
+    keep: Tensor
+
+    def mask(self, x: Tensor) -> Tensor:
+        """The attention's input (..., hidden) -> (..., head_dim) float32 of zeros and ones."""
+        numbers = {f.name: getattr(self, f.name).to(x.device) for f in fields(self) if f.name != "keep"}
+        return top_k_mask(value_scores(x, **numbers), int(self.keep))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerStructure:
+    """One decoder layer.
+
+    Attributes:
+        qk: (bits,) bool, the rotary bits (`models.sublayers.Rotary`) that queries and keys of all heads keep.
+        vo: A gate; or (head_dim,) bool, the dimensions that every token keeps.
+        router_weight: (experts, hidden) float32.
+        router_bias: (experts,) float32.
+        experts: (experts, width) bool, the neurons of each expert.
+    """
+
+    qk: Tensor
+    vo: ValueGate | Tensor
+    router_weight: Tensor
+    router_bias: Tensor
+    experts: Tensor
+
+    @property
+    def value_width(self) -> int:
+        """Value dimensions of a head that a token uses."""
+        return int(self.vo.keep) if isinstance(self.vo, ValueGate) else int(self.vo.sum())
+
+    @property
+    def widths(self) -> list[int]:
+        """Neurons of each expert."""
+        return self.experts.sum(dim=1).tolist()
+
+    @property
+    def union(self) -> int:
+        """Neurons that some expert uses."""
+        return int(self.experts.any(dim=0).sum())
+
+
+Structure = list[LayerStructure]
+"""One entry per decoder layer."""
+
+
+def whole(sublayers: Sequence[Sublayers], experts: int = 2) -> Structure:
+    """The structure that keeps everything: the dense model itself, bit for bit."""
+    return [
+        LayerStructure(
+            qk=torch.ones(layer.rotary.bits, dtype=torch.bool),
+            vo=torch.ones(layer.rotary.head_dim, dtype=torch.bool),
+            router_weight=torch.zeros(experts, layer.hidden),
+            router_bias=torch.zeros(experts),
+            experts=torch.ones(experts, layer.width, dtype=torch.bool),
+        )
+        for layer in sublayers
+    ]
+
+
+def check(structure: Structure, sublayers: Sequence[Sublayers]) -> None:
+    """Raise unless a structure fits a model.
+
+    Raises:
+        DataError: Another number of layers, other shapes, an expert or a head that keeps nothing.
+    """
+    if len(structure) != len(sublayers):
+        raise DataError(f"The structure has {len(structure)} layers, the model {len(sublayers)}.")
+    for layer, own in zip(sublayers, structure, strict=True):
+        experts = len(own.experts)
+        wanted = {
+            "qk": (layer.rotary.bits,),
+            "experts": (experts, layer.width),
+            "router_weight": (experts, layer.hidden),
+            "router_bias": (experts,),
+        }
+        for name, shape in wanted.items():
+            seen = tuple(getattr(own, name).shape)
+            if seen != shape:
+                raise DataError(f"Layer {layer.number}: {name} has shape {seen}, and {shape} fits this model.")
+        if not 1 <= own.value_width <= layer.rotary.head_dim:
+            raise DataError(
+                f"Layer {layer.number} keeps {own.value_width} value dimensions; 1 to {layer.rotary.head_dim} allowed."
+            )
+        if not bool(own.qk.any()) or min(own.widths) < 1:
+            raise DataError(f"Layer {layer.number} keeps no query dimension, or has an expert without neurons.")
+
+
+def active_parameters(structure: Structure, sublayers: Sequence[Sublayers]) -> int:
+    """Weights that a token uses in the decoder's linears: ToMoE Eq. 8's T(d), an expert's width being the largest.
+
+    Embeddings, heads, norms, biases and routers are not counted, here and in ``dense_parameters``.
+    """
+    return sum(
+        linear_parameters(layer, own.value_width, int(layer.rotary.spread(own.qk.float()).sum()), max(own.widths))
+        for layer, own in zip(sublayers, structure, strict=True)
+    )
+
+
+def dense_parameters(sublayers: Sequence[Sublayers]) -> int:
+    """Weights of the decoder's linears (ToMoE's T_total)."""
+    return sum(linear_parameters(s, s.rotary.head_dim, s.rotary.head_dim, s.width) for s in sublayers)
+
+
+Width = TypeVar("Width", int, Tensor)
+
+
+def linear_parameters(layer: Sublayers, value_width: Width, query_width: Width, mlp_width: Width) -> Width:
+    """Weights of one layer's linears with the given widths of a head and of the MLP; differentiable in tensors."""
+    attention = layer.hidden * (layer.heads + layer.kv_heads) * (value_width + query_width)
+    return attention + (len(layer.up) + 1) * layer.hidden * mlp_width
+
+
+def to_tensors(structure: Structure) -> dict[str, Tensor]:
+    """Flatten into named tensors, ready for safetensors."""
+    found: dict[str, Tensor] = {}
+    for number, layer in enumerate(structure):
+        for name in ("qk", "router_weight", "router_bias", "experts"):
+            found[f"{number}.{name}"] = getattr(layer, name)
+        if isinstance(layer.vo, ValueGate):
+            found |= {f"{number}.vo.{f.name}": getattr(layer.vo, f.name) for f in fields(ValueGate)}
+        else:
+            found[f"{number}.vo"] = layer.vo
+    return found
+
+
+def from_tensors(tensors: Mapping[str, Tensor]) -> Structure:
+    """Rebuild, bit by bit, from ``to_tensors``."""
+    layers = 1 + max(int(name.partition(".")[0]) for name in tensors)
+    structure = []
+    for number in range(layers):
+        own = {name: tensors[f"{number}.{name}"] for name in ("qk", "router_weight", "router_bias", "experts")}
+        static = tensors.get(f"{number}.vo")
+        gate = {f.name: tensors.get(f"{number}.vo.{f.name}") for f in fields(ValueGate)}
+        structure.append(LayerStructure(vo=static if static is not None else ValueGate(**gate), **own))  # pyright: ignore
+    return structure

@@ -1,0 +1,111 @@
+"""The bundled mixture, and `freemoe bench hookmoe` at small sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from freemoe.assets import demo_model_path, demo_moe_path, tiny_moe
+from freemoe.bench.harness import Settings, run_bench
+from freemoe.bench.hookmoe import benchmark as hookmoe
+from freemoe.bench.hookmoe.quality import Row, share
+from freemoe.bench.hookmoe.rivals import LowRank
+from freemoe.bench.speed.shapes import random_model
+from freemoe.hookmoe.adapter import Trimmed
+from freemoe.hookmoe.measure import Quality
+from freemoe.hookmoe.plans.plan import Plan
+from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
+from tests.hookmoe.conftest import logits
+
+needs_mixture = pytest.mark.skipif(
+    not (tiny_moe.ASSETS / "demo_moe").is_dir(), reason="no bundled mixture yet: python scripts/make_demo_moe.py"
+)
+
+
+@needs_mixture
+def test_the_bundled_mixture_is_small_and_says_where_it_comes_from() -> None:
+    folder = demo_moe_path()
+    assert sum(f.stat().st_size for f in folder.iterdir()) <= 2_000_000
+    record = json.loads((folder / "PROVENANCE.json").read_text())
+    wanted = json.loads(json.dumps(tiny_moe.recipe(tiny_moe.SEED, tiny_moe.STEPS)))
+    assert {key: record[key] for key in wanted} == wanted
+    # One tokenizer for both bundled models.
+    assert (folder / "tokenizer.json").read_bytes() == (demo_model_path() / "tokenizer.json").read_bytes()
+
+
+@needs_mixture
+def test_the_bundled_mixture_loads_under_its_name_and_knows_its_world() -> None:
+    model, tokenizer = load_base(BUNDLED_MOE, dtype="float32", device="cpu")
+    assert model.config.model_type == "mixtral"
+    ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer.encode("next: 123,125,127,", add_special_tokens=False)]])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
+    assert tokenizer.decode(out[0, ids.shape[1] :]).startswith("1")
+
+
+@needs_mixture
+@pytest.mark.slow
+def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path) -> None:
+    found = run_bench("hookmoe", Settings(quick=True, cache=tmp_path))
+    figures = {f["name"]: f for f in found["figures"]}
+    assert {f["verdict"] for f in found["figures"]} == {"not judged"}
+    undone = [f["value"] for n, f in figures.items() if n.startswith("logits that differ")]
+    assert undone == [0.0, 0.0]
+    gap = next(f for n, f in figures.items() if n.startswith("Act of dynamic rules"))
+    assert gap["value"] <= 0.01
+    assert {"TTFT", "ITL"} <= {n.split(",")[0] for n in figures}
+    rows = (
+        "one hook",
+        "several hooks",
+        "the paper's hook, lm",
+        "LoRA",
+        "control: full k, lm",
+        "scale and bias",
+        "kept mass",
+    )
+    for row in rows:
+        assert f"lost loss won back: {row}" in figures
+    json.dumps(found, allow_nan=False)
+
+
+def test_ceilings_are_what_flops_and_bytes_allow() -> None:
+    model = random_model("mixtral", 0, **hookmoe.SHAPE | hookmoe.SMALL)
+    first, further = hookmoe.ceilings(model, Trimmed(Plan((1, 1))), 64)
+    # Half of the experts' work is gone, attention and head are not.
+    assert 1 < first < 2
+    assert 1 < further < 2
+    assert hookmoe.ceilings(model, Trimmed(Plan((2, 2))), 64) == (1.0, 1.0)
+    assert hookmoe.ceilings(model, Trimmed(Plan((1, 1))), 512)[0] < first
+
+
+def test_lora_begins_as_nothing_and_has_at_least_the_size() -> None:
+    model = random_model("mixtral", 0, **hookmoe.SHAPE | hookmoe.SMALL)
+    lora = LowRank(model, 5000, seed=0)
+    size = sum(p.numel() for p in lora.parameters())
+    assert 5000 <= size < 5000 + size / lora.rank
+    before = logits(model)
+    with lora.attached(model):
+        assert torch.equal(logits(model), before)
+        with torch.no_grad():
+            for b in lora.b:
+                b.fill_(0.1)
+        assert not torch.equal(logits(model), before)
+    assert torch.equal(logits(model), before)
+
+
+def _row(wrong: list[float]) -> Row:
+    blocks = torch.ones(4)
+    return Row(Quality(blocks * len(wrong), blocks * 0, blocks), torch.tensor(wrong, dtype=torch.float64))
+
+
+def test_shares_are_of_what_was_lost() -> None:
+    full, plan = _row([0.1, 0.0, 0.1, 0.0]), _row([0.2, 0.1, 0.2, 0.1])
+    seeds = [_row([0.15, 0.05, 0.15, 0.05]), plan]
+    assert full.accuracy == pytest.approx(0.8)
+    won, each = share(full, plan, seeds, "accuracy")
+    assert (won.mean, each) == (pytest.approx(25.0), [pytest.approx(50.0), pytest.approx(0.0)])
+    # A control that is no better than the full model has won nothing.
+    won, _ = share(full, plan, [full], "accuracy", control=True)
+    assert won.mean == pytest.approx(0.0)

@@ -1,0 +1,196 @@
+"""Artefacts: whole or refused, and bound to one base by the values of its parameters."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core.artifacts import FORMAT, MANIFEST, fingerprint, read_manifest, require_base, write_manifest
+from freemoe.core.errors import ArtifactError
+from tests.tiny import tiny_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "experts"
+    (root / "deep").mkdir(parents=True)
+    (root / "units").mkdir()
+    (root / "experts.safetensors").write_bytes(b"tensors")
+    (root / "deep" / "more.json").write_bytes(b"{}")
+    (root / "units" / "left.safetensors").write_bytes(b"x")
+    (root / "journal.jsonl").write_bytes(b"line\n")
+    (root / "identity.json").write_bytes(b"{}")
+    write_manifest(root, {"kind": "domain-experts", "name": "ü"})
+    return root
+
+
+# ------------------------------------------------------------------ manifest
+
+
+def test_the_manifest_vouches_for_what_belongs_to_the_artefact(folder: Path) -> None:
+    manifest = read_manifest(folder)
+    assert manifest["format"] == FORMAT
+    assert manifest["name"] == "ü"
+    assert sorted(manifest["files"]) == ["deep/more.json", "experts.safetensors"]
+
+
+def test_files_beside_it_do_not_matter(folder: Path) -> None:
+    (folder / "report.html").write_text("made later")
+    (folder / "journal.jsonl").unlink()
+    assert read_manifest(str(folder))["kind"] == "domain-experts"
+
+
+def edit(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+    return harm
+
+
+def manifest_with(**changes: Any) -> Callable[[Path], None]:
+    """Change entries of the manifest, or drop those set to None."""
+
+    def harm(folder: Path) -> None:
+        body = json.loads((folder / MANIFEST).read_text())
+        kept = {k: v for k, v in {**body, **changes}.items() if v is not None}
+        (folder / MANIFEST).write_text(json.dumps(kept))
+
+    return harm
+
+
+HARM: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no manifest": (lambda f: (f / MANIFEST).unlink(), f"is not an artefact: it has no {MANIFEST}"),
+    "empty manifest": (edit(MANIFEST, lambda b: b""), "is damaged"),
+    "cut manifest": (edit(MANIFEST, lambda b: b[: len(b) // 2]), "is damaged"),
+    "binary manifest": (edit(MANIFEST, lambda b: b"\xff\xfe"), "is damaged"),
+    "manifest of another shape": (edit(MANIFEST, lambda b: b"[]"), "is damaged"),
+    "manifest without files": (manifest_with(files=None), "is damaged"),
+    "files of another shape": (manifest_with(files=["a"]), "is damaged"),
+    "manifest without format": (manifest_with(format=None), "is damaged"),
+    "newer format": (manifest_with(format=FORMAT + 1), f"has format {FORMAT + 1}; this freemoe reads format {FORMAT}"),
+    "older format": (manifest_with(format=1, checksum=None), "Install the freemoe that wrote it"),
+    "edited manifest": (manifest_with(name="another"), f"{MANIFEST}' in .* was edited"),
+    "edited and added to": (manifest_with(extra=1), "was edited"),
+    "one vouched file fewer": (manifest_with(files={"deep/more.json": "0"}), "was edited"),
+    "no checksum of its own": (manifest_with(checksum=None), "was edited"),
+    "cut file": (edit("experts.safetensors", lambda b: b[:-1]), "'experts.safetensors'.*cut short or edited"),
+    "edited file": (edit("deep/more.json", lambda b: b"[]"), "'deep/more.json'.*cut short or edited"),
+    "missing file": (lambda f: (f / "deep" / "more.json").unlink(), "lacks 'deep/more.json'"),
+}
+
+
+@pytest.mark.parametrize("case", HARM)
+def test_a_harmed_artefact_is_refused(case: str, folder: Path) -> None:
+    harm, message = HARM[case]
+    harm(folder)
+    with pytest.raises(ArtifactError, match=message):
+        read_manifest(folder)
+
+
+def test_checksums_can_be_left_out(folder: Path) -> None:
+    edit("experts.safetensors", lambda b: b[:-1])(folder)
+    manifest_with(name="another")(folder)
+    assert read_manifest(folder, check=False)["name"] == "another"
+
+
+def test_how_the_manifest_is_laid_out_does_not_matter(folder: Path) -> None:
+    body = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(dict(reversed(body.items()))))
+    assert read_manifest(folder)["name"] == "ü"
+
+
+def test_what_json_has_no_word_for_comes_back_vouched_for(tmp_path: Path) -> None:
+    write_manifest(tmp_path, {"kind": "k", "layers": (0, 2), "share": 0.1 + 0.2, "none": None})
+    assert read_manifest(tmp_path)["layers"] == [0, 2]
+
+
+def test_an_unfinished_run_is_pointed_to(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    with pytest.raises(ArtifactError, match=r"An unfinished run stands at .*out.partial"):
+        read_manifest(tmp_path / "out")
+
+
+def test_a_full_disk_writes_no_manifest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (folder / MANIFEST).read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ArtifactError, match="The disk is full"):
+        write_manifest(folder, {"kind": "other"})
+    monkeypatch.undo()
+    assert (folder / MANIFEST).read_bytes() == before
+    assert not list(folder.glob("*.tmp"))
+
+
+# ------------------------------------------------------------------ fingerprint
+
+
+def test_the_same_values_in_bf16_and_fp32_are_the_same_base() -> None:
+    half = tiny_model("llama").to(torch.bfloat16)
+    mark = fingerprint(half)
+    assert mark == fingerprint(half.float())
+    # The original fp32 values do not survive bf16, so that is another base.
+    assert mark != fingerprint(tiny_model("llama"))
+
+
+def test_loading_again_gives_the_same_fingerprint(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = tiny_model("llama", tie_word_embeddings=True).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "m")
+    for dtype in (torch.bfloat16, torch.float32):
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=dtype)
+        assert fingerprint(again) == fingerprint(model)
+
+
+def test_one_changed_value_changes_it() -> None:
+    model = tiny_model("llama")
+    before = fingerprint(model)
+    weight = model.model.layers[1].mlp.up_proj.weight
+    with torch.no_grad():
+        kept = weight[3, 5].clone()
+        weight[3, 5] = torch.nextafter(kept, torch.tensor(9.0))
+        assert fingerprint(model) != before
+        weight[3, 5] = kept
+    assert fingerprint(model) == before
+
+
+def test_tied_weights_count_once_and_are_not_the_untied_ones() -> None:
+    tied = tiny_model("llama", tie_word_embeddings=True)
+    names = [n for n, _ in tied.named_parameters()]
+    assert "lm_head.weight" not in names
+    assert fingerprint(tied) == fingerprint(tied)
+    assert fingerprint(tied) != fingerprint(tiny_model("llama", tie_word_embeddings=False))
+
+
+def test_names_and_shapes_count_too() -> None:
+    first, second = torch.nn.Linear(2, 3, bias=False), torch.nn.Linear(3, 2, bias=False)
+    with torch.no_grad():
+        first.weight.fill_(1.0)
+        second.weight.fill_(1.0)
+    assert fingerprint(first) != fingerprint(second)
+    assert fingerprint(torch.nn.Sequential(first)) != fingerprint(first)
+
+
+def test_large_parameters_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    whole = fingerprint(model)
+    monkeypatch.setattr("freemoe.core.artifacts._CHUNK", 7)
+    assert fingerprint(model) == whole
+
+
+def test_another_base_is_refused() -> None:
+    model = tiny_model("llama")
+    manifest = {"base_fingerprint": fingerprint(model), "base_model_name_or_path": "some/base"}
+    require_base(manifest, model)
+    with pytest.raises(ArtifactError, match=r"made for the base 'some/base'.*Load that very base"):
+        require_base(manifest, tiny_model("llama", seed=1))

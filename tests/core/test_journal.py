@@ -1,0 +1,171 @@
+"""Writing a file whole or not at all, and the journal of finished units."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freemoe.core.errors import ArtifactError
+from freemoe.core.runs import Journal, digest, write_atomic
+
+
+def never() -> Any:
+    raise AssertionError("this unit was finished before and must not be done again")
+
+
+def full_disk(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def inside(folder: Path) -> list[str]:
+    """Names of what a folder holds."""
+    return sorted(p.name for p in folder.iterdir())
+
+
+# ------------------------------------------------------------------ writing
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "a", b"one")
+    write_atomic(tmp_path / "a", b"two")
+    assert (tmp_path / "a").read_bytes() == b"two"
+    assert inside(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("fails", ["fsync", "open", "replace"])
+def test_a_full_disk_leaves_the_old_file(fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomic(tmp_path / "a", b"old")
+    monkeypatch.setattr(*((os, "fsync") if fails == "fsync" else (Path, fails)), full_disk)
+    with pytest.raises(ArtifactError, match=r"The disk is full: .*finished work is kept"):
+        write_atomic(tmp_path / "a", b"new")
+    monkeypatch.undo()
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert inside(tmp_path) == ["a"]
+
+
+def test_another_failure_says_which(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="could not be written: No such file or directory"):
+        write_atomic(tmp_path / "absent" / "a", b"x")
+
+
+def test_digest_depends_on_content_not_on_order() -> None:
+    assert digest({"a": 1, "b": [2, float("nan")]}) == digest({"b": [2, float("nan")], "a": 1})
+    assert digest([1, 2]) != digest([2, 1])
+    assert len(digest("\ud800")) == 16  # half a character, as a broken file may hold
+
+
+# ------------------------------------------------------------------ journal
+
+VALUES: list[Any] = [
+    None,
+    True,
+    0.1 + 0.2,
+    -1e-300,
+    [1, "two", [3.5]],
+    {"nested": {"deep": [None]}},
+    'ü\n"quoted"',
+    float("inf"),
+    float("-inf"),
+]
+
+
+def test_a_resumed_journal_gives_identical_values(tmp_path: Path) -> None:
+    first = Journal(tmp_path / "j")
+    given = [first.unit(f"unit {i}", lambda v=v: v) for i, v in enumerate(VALUES)]
+    assert (first.done, first.reused) == (len(VALUES), 0)
+    second = Journal(tmp_path / "j")
+    assert [second.unit(f"unit {i}", never) for i in range(len(VALUES))] == given == VALUES
+    assert (second.done, second.reused) == (0, len(VALUES))
+    assert "unit 0" in second
+    assert "unit 99" not in second
+
+
+def test_nan_survives(tmp_path: Path) -> None:
+    Journal(tmp_path / "j").unit("u", lambda: [1.0, float("nan")])
+    value = Journal(tmp_path / "j").unit("u", never)
+    assert value[0] == 1.0
+    assert math.isnan(value[1])
+
+
+def test_an_unbroken_run_sees_what_a_resumed_one_sees(tmp_path: Path) -> None:
+    value = Journal(tmp_path / "j").unit("u", lambda: {"pair": (1, 2), 3: "three"})
+    assert value == {"pair": [1, 2], "3": "three"}
+    assert Journal(tmp_path / "j").unit("u", never) == value
+
+
+def three_units(path: Path) -> list[bytes]:
+    journal = Journal(path)
+    for name in "abc":
+        journal.unit(name, lambda name=name: f"value of {name}")
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def test_a_torn_last_line_is_dropped_wherever_it_is_torn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "j"
+    lines = three_units(path)
+    for cut in range(1, len(lines[2])):
+        path.write_bytes(lines[0] + lines[1] + lines[2][:cut])
+        journal = Journal(path)
+        assert "b" in journal, cut
+        assert "c" not in journal, cut
+        assert path.read_bytes() == lines[0] + lines[1], cut
+        journal.unit("c", lambda: "value of c")
+        assert path.read_bytes() == b"".join(lines), cut
+    assert "done again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line.replace(b"value of b", b"value of x"),
+        lambda line: line.replace(b'"b"', b'"x"', 1),
+        lambda line: b"\x00" * (len(line) - 1) + b"\n",
+        lambda line: b"[]\n",
+        lambda line: b"{}\n",
+        lambda line: b"\n",
+    ],
+    ids=["value", "unit", "zeros", "list", "empty", "blank"],
+)
+def test_what_stands_behind_a_damaged_line_does_not_count(damage: Any, tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    lines = three_units(path)
+    path.write_bytes(lines[0] + damage(lines[1]) + lines[2])
+    journal = Journal(path)
+    assert ["a" in journal, "b" in journal, "c" in journal] == [True, False, False]
+    assert path.read_bytes() == lines[0]
+
+
+def test_a_journal_that_is_whole_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = three_units(tmp_path / "j")
+    with caplog.at_level(logging.WARNING):
+        Journal(tmp_path / "j")
+    assert not caplog.records
+    assert (tmp_path / "j").read_bytes() == b"".join(lines)
+
+
+def test_a_full_disk_leaves_whole_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "j"
+    lines = three_units(path)
+    journal = Journal(path)
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(ArtifactError, match="The disk is full"):
+        journal.unit("d", lambda: "x" * 100)
+    monkeypatch.undo()
+    assert path.read_bytes() == b"".join(lines)
+    assert "d" not in journal
+    journal.unit("d", lambda: 4)
+    assert Journal(path).unit("d", never) == 4
+
+
+def test_failed_work_leaves_no_line(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    with pytest.raises(ZeroDivisionError):
+        journal.unit("u", lambda: 1 / 0)
+    assert "u" not in Journal(tmp_path / "j")
+    assert journal.unit("u", lambda: 1) == 1

@@ -1,0 +1,338 @@
+"""Run folders: nothing finished is done twice, nothing half written is seen, nobody else's folder is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core import runs
+from freemoe.core.environment import environment, peak_memory_bytes
+from freemoe.core.errors import ArtifactError
+from freemoe.core.runs import MANIFEST, Journal, Quiet, RunFolder, write_atomic
+from tests.core.test_journal import full_disk, inside, never
+
+RECIPE = {"command": "build", "seed": 0, "bands": {"p": "2", "step": 0.1}, "domains": {"math": ["gsm8k"]}}
+
+
+# ------------------------------------------------------------------ run folder
+
+
+def started(output: Path, recipe: dict[str, Any] | None = None, **options: Any) -> RunFolder:
+    """A run that was killed after one unit of work."""
+    run = RunFolder(output, recipe or RECIPE, **options)
+    run.journal.unit("u", lambda: 1)
+    return run
+
+
+def artefact(folder: Path, content: str = "old") -> Path:
+    folder.mkdir()
+    (folder / MANIFEST).write_text("{}")
+    (folder / "content").write_text(content)
+    return folder
+
+
+def test_publishing_makes_the_folder_appear_whole(tmp_path: Path) -> None:
+    run = started(tmp_path / "out")
+    run.tensors("t", lambda: {"a": torch.ones(2)})
+    write_atomic(run.partial / "result", b"r")
+    assert not (tmp_path / "out").exists()
+    assert run.publish() == tmp_path / "out"
+    assert inside(tmp_path) == ["out"]
+    assert inside(tmp_path / "out") == ["journal.jsonl", "result"]
+
+
+def test_a_killed_run_goes_on(tmp_path: Path) -> None:
+    started(tmp_path / "out")
+    again = RunFolder(tmp_path / "out", RECIPE)
+    assert again.journal.unit("u", never) == 1
+
+
+def test_killed_before_the_publishing_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = started(tmp_path / "out")
+    run.tensors("t", lambda: {"a": torch.ones(2)})
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.publish()
+    monkeypatch.undo()
+    again = RunFolder(tmp_path / "out", RECIPE)
+    assert again.journal.unit("u", never) == 1
+    assert torch.equal(again.tensors("t", never)["a"], torch.ones(2))
+    with pytest.raises(ArtifactError, match="another recipe"):
+        RunFolder(tmp_path / "out", {**RECIPE, "seed": 1})
+
+
+def test_another_recipe_is_refused_and_the_fields_are_named(tmp_path: Path) -> None:
+    started(tmp_path / "out")
+    other = {**RECIPE, "seed": 1, "bands": {"p": "4", "step": 0.1}, "threads": 2}
+    with pytest.raises(ArtifactError, match=r"differs in: seed, bands.p, threads\).*--no-resume to discard"):
+        RunFolder(tmp_path / "out", other)
+    assert RunFolder(tmp_path / "out", RECIPE).journal.unit("u", never) == 1
+
+
+def test_another_version_is_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started(tmp_path / "out")
+    monkeypatch.setattr(runs, "versions", lambda packages: {"freemoe": "0.0.1", "torch": torch.__version__})
+    with pytest.raises(ArtifactError, match=r"differs in: .*versions\.freemoe"):
+        RunFolder(tmp_path / "out", RECIPE)
+
+
+def test_no_resume_starts_over(tmp_path: Path) -> None:
+    started(tmp_path / "out")
+    assert "u" not in RunFolder(tmp_path / "out", RECIPE, resume=False).journal
+    started(tmp_path / "out")
+    assert "u" not in RunFolder(tmp_path / "out", {**RECIPE, "seed": 1}, resume=False).journal
+
+
+def test_overwrite_keeps_the_same_recipes_unfinished_work_and_drops_anothers(tmp_path: Path) -> None:
+    started(tmp_path / "out")
+    assert "u" in RunFolder(tmp_path / "out", RECIPE, overwrite=True).journal
+    assert "u" not in RunFolder(tmp_path / "out", {**RECIPE, "seed": 1}, overwrite=True).journal
+
+
+def test_a_run_that_did_nothing_yet_is_in_nobodys_way(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "out", {**RECIPE, "domains": {"math": ["gsm8kk"]}})
+    started(tmp_path / "out")
+    assert "u" in RunFolder(tmp_path / "out", RECIPE).journal
+
+
+def test_a_finished_folder_is_not_touched_without_overwrite(tmp_path: Path) -> None:
+    artefact(tmp_path / "out")
+    with pytest.raises(ArtifactError, match=r"exists already.*--overwrite"):
+        RunFolder(tmp_path / "out", RECIPE)
+    assert (tmp_path / "out" / "content").read_text() == "old"
+    assert inside(tmp_path) == ["out"]
+
+
+def test_overwrite_replaces_only_when_all_is_written(tmp_path: Path) -> None:
+    artefact(tmp_path / "out")
+    run = started(tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "content").read_text() == "old"
+    write_atomic(run.partial / "content", b"new")
+    run.publish()
+    assert (tmp_path / "out" / "content").read_text() == "new"
+    assert inside(tmp_path) == ["out"]
+
+
+def test_overwrite_never_deletes_what_freemoe_did_not_write(tmp_path: Path) -> None:
+    mine = tmp_path / "thesis"
+    mine.mkdir()
+    (mine / "chapter").write_text("years of work")
+    with pytest.raises(ArtifactError, match=r"is not an artefact of freemoe.*not replaced"):
+        RunFolder(mine, RECIPE, overwrite=True)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ArtifactError, match="is not an artefact of freemoe"):
+        RunFolder(tmp_path / "file", RECIPE, overwrite=True)
+    assert (mine / "chapter").read_text() == "years of work"
+    assert inside(tmp_path) == ["file", "thesis"]
+
+
+def test_an_empty_folder_may_be_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    started(tmp_path / "out", overwrite=True).publish()
+    assert inside(tmp_path / "out") == ["journal.jsonl"]
+
+
+def test_neighbours_with_like_names_stay(tmp_path: Path) -> None:
+    artefact(tmp_path / "out")
+    artefact(tmp_path / "out.old", "mine")
+    started(tmp_path / "out", overwrite=True).publish()
+    assert (tmp_path / "out.old" / "content").read_text() == "mine"
+    (tmp_path / "other.partial").mkdir()
+    (tmp_path / "other.partial" / "mine").write_text("x")
+    for options in ({}, {"resume": False}, {"overwrite": True}):
+        with pytest.raises(ArtifactError, match="is not an unfinished run"):
+            RunFolder(tmp_path / "other", RECIPE, **options)
+    assert (tmp_path / "other.partial" / "mine").exists()
+
+
+def test_killed_before_the_first_file_was_whole(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "identity.json.tmp").write_text('{"comm')
+    assert started(tmp_path / "out").publish() == tmp_path / "out"
+
+
+def test_a_damaged_identity_is_not_taken_for_ours(tmp_path: Path) -> None:
+    started(tmp_path / "out")
+    (tmp_path / "out.partial" / "identity.json").write_text("{")
+    with pytest.raises(ArtifactError, match="another recipe"):
+        RunFolder(tmp_path / "out", RECIPE)
+    assert "u" not in RunFolder(tmp_path / "out", RECIPE, resume=False).journal
+
+
+def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    run = started(tmp_path / "out")
+    artefact(tmp_path / "out")
+    with pytest.raises(ArtifactError, match="exists already"):
+        run.publish()
+    assert (tmp_path / "out" / "content").read_text() == "old"
+    assert (tmp_path / "out.partial").exists()
+
+
+def test_a_failed_publishing_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artefact(tmp_path / "out")
+    run = started(tmp_path / "out", overwrite=True)
+    real = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        return full_disk() if self == run.partial else real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(ArtifactError, match="The disk is full"):
+        run.publish()
+    assert (tmp_path / "out" / "content").read_text() == "old"
+    assert inside(tmp_path) == ["out", "out.partial"]
+
+
+@pytest.mark.parametrize("output", ["", ".", "..", "/"])
+def test_an_output_that_names_no_folder(output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ArtifactError, match="names no new folder"):
+        RunFolder(output, RECIPE, overwrite=True)
+
+
+def test_an_output_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ArtifactError, match="could not be written: Not a directory"):
+        RunFolder(tmp_path / "file" / "out", RECIPE)
+    monkeypatch.setattr(Path, "mkdir", full_disk)
+    with pytest.raises(ArtifactError, match="The disk is full"):
+        RunFolder(tmp_path / "out", RECIPE)
+
+
+def test_a_full_disk_at_the_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full_disk)
+        with pytest.raises(ArtifactError, match="The disk is full"):
+            RunFolder(tmp_path / "out", RECIPE)
+    assert inside(tmp_path / "out.partial") == []
+    assert started(tmp_path / "out").publish().exists()
+
+
+# ------------------------------------------------------------------ tensors as units
+
+
+def test_tensors_come_back_bit_equal(tmp_path: Path) -> None:
+    made = {"a": torch.tensor([0.1, float("nan")]), "b": torch.arange(6).reshape(2, 3).T}
+    run = RunFolder(tmp_path / "out", RECIPE)
+    first = run.tensors("t", lambda: made)
+    second = RunFolder(tmp_path / "out", RECIPE).tensors("t", never)
+    for found in (first, second):
+        assert torch.equal(found["a"].view(torch.int32), made["a"].view(torch.int32))
+        assert torch.equal(found["b"], made["b"])
+
+
+@pytest.mark.parametrize("harm", [lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-1])])
+def test_lost_or_damaged_tensors_are_made_again(harm: Any, tmp_path: Path) -> None:
+    RunFolder(tmp_path / "out", RECIPE).tensors("t", lambda: {"a": torch.ones(3)})
+    (file,) = (tmp_path / "out.partial" / "units").iterdir()
+    harm(file)
+    again = RunFolder(tmp_path / "out", RECIPE)
+    assert torch.equal(again.tensors("t", lambda: {"a": torch.ones(3)})["a"], torch.ones(3))
+
+
+def test_tensors_that_come_out_differently_are_refused(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "out", RECIPE).tensors("t", lambda: {"a": torch.ones(3)})
+    (file,) = (tmp_path / "out.partial" / "units").iterdir()
+    file.unlink()
+    with pytest.raises(ArtifactError, match=r"another result. Start over with --no-resume"):
+        RunFolder(tmp_path / "out", RECIPE).tensors("t", lambda: {"a": torch.zeros(3)})
+
+
+def test_tensors_written_but_not_yet_journalled_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(tmp_path / "out", RECIPE)
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "unit", full_disk)
+        with contextlib.suppress(OSError):
+            run.tensors("t", lambda: {"a": torch.ones(3)})
+    calls = []
+    found = RunFolder(tmp_path / "out", RECIPE).tensors("t", lambda: calls.append(1) or {"a": torch.ones(3)})
+    assert calls == [1]
+    assert torch.equal(found["a"], torch.ones(3))
+
+
+# ------------------------------------------------------------------ two at once
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from freemoe.core.runs import RunFolder
+run = RunFolder(sys.argv[1], {"command": "build"})
+run.journal.unit("u", lambda: 1)
+print("began", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that is at work on the folder ``out``."""
+    command = [sys.executable, "-c", WORKER, str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "began\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": False}, {"overwrite": True}])
+def test_a_folder_that_another_process_writes_is_refused(
+    options: dict[str, Any], running: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    before = sorted(str(p) for p in tmp_path.rglob("*"))
+    with pytest.raises(ArtifactError, match=rf"being written by another run \(process {running.pid}\)"):
+        RunFolder(tmp_path / "out", {"command": "build"}, **options)
+    assert sorted(str(p) for p in tmp_path.rglob("*")) == before
+    # Killed, it is in nobody's way, and what it finished is not done again.
+    running.kill()
+    running.wait()
+    run = RunFolder(tmp_path / "out", {"command": "build"}, **options)
+    assert ("u" in run.journal) is options.get("resume", True)
+    folder = run.publish()
+    assert not (folder / runs.RUNNING).exists()
+
+
+def test_without_locks_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "fcntl", None)
+    started(tmp_path / "out").publish()
+    assert (tmp_path / "out").is_dir()
+
+
+# ------------------------------------------------------------------ records
+
+
+def test_the_environment_tells_versions_and_nothing_private() -> None:
+    found = environment()
+    assert found["packages"]["torch"] == torch.__version__
+    assert found["cores"] >= 1
+    text = json.dumps(found)
+    assert str(Path.home()) not in text
+    assert os.uname().nodename not in text
+    assert peak_memory_bytes() > 2**20
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells the peak of a process alone")
+def test_the_peak_of_a_process_is_its_own() -> None:
+    held = bytearray(b"x") * 2**29
+    asked = [sys.executable, "-c", "from freemoe.core.environment import peak_memory_bytes; print(peak_memory_bytes())"]
+    child = int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+    assert child < len(held) <= peak_memory_bytes()
+
+
+def test_quiet_progress_takes_steps() -> None:
+    with Quiet().stage("calibration", 3) as advance:
+        advance(1)
+    Quiet().say("a line")

@@ -1,0 +1,81 @@
+"""Scoring a finished artefact says the same as the report that was written with it."""
+
+import json
+import math
+
+import pytest
+
+from freemoe.core.errors import ArtifactError, FreeMoEError, UnknownNameError
+from freemoe.domain_experts.prove.evaluation import evaluate
+from freemoe.recipes import recipe_from
+from tests.domain_experts.conftest import read_result
+
+
+def recipe_of(world, artefact, **changes):
+    data = {
+        "command": "eval",
+        "artefact": str(artefact),
+        "base": str(world.base),
+        "domains": {"law": [str(world.law)], "sums": [str(world.sums)]},
+        "device": "cpu",
+        "batch_tokens": 4096,
+    }
+    return recipe_from({**data, **changes})
+
+
+def test_it_equals_the_result_of_the_build(world, artefact):
+    built = read_result(artefact)
+    names = [s["name"] for d in built["domains"] for s in d["subdomains"]]
+    found = evaluate(recipe_of(world, artefact, experts=["base", "auto", *names]))
+    for mine, theirs in zip(found["domains"], built["domains"], strict=True):
+        assert mine["name"] == theirs["name"]
+        assert mine["unit"] == "points"
+        assert mine["rows"]["base"] == theirs["rows"]["base"]
+        assert mine["rows"]["auto"] == theirs["rows"]["routed"]
+        assert list(mine["rows"]) == ["base", "auto", *names]
+        for a, b in zip(mine["documents"], theirs["documents"], strict=True):
+            assert (a["id"], a["key"], a["routed_to"]) == (b["id"], b["key"], b["routed_to"])
+            assert (a["base"], a["auto"]) == (b["base"], b["routed"])
+            assert a[b["subdomain"]] == b["expert"]
+
+
+def test_text_equals_the_result_of_the_build(world, text_artefact):
+    (theirs,) = read_result(text_artefact)["domains"]
+    recipe = recipe_of(world, text_artefact, domains={"wiki": [f"text:{world.text}"]}, experts=["auto", "wiki/all"])
+    (mine,) = evaluate(recipe)["domains"]
+    assert mine["unit"] == "perplexity"
+    for a, b in (("base", "base"), ("wiki/all", "expert"), ("auto", "routed")):
+        assert mine["rows"][a]["score"] == pytest.approx(theirs["rows"][b]["score"], rel=1e-4)
+        assert mine["rows"][a]["ratio"]["mean"] == pytest.approx(theirs["rows"][b]["ratio"]["mean"], rel=1e-4)
+    total = sum(d["base"] for d in mine["documents"]) / len(mine["documents"])
+    assert math.exp(-total) == pytest.approx(mine["rows"]["base"]["score"], rel=1e-4)
+
+
+def test_a_plain_model_has_its_base_row(world, artefact):
+    plain = evaluate(recipe_of(world, world.base, base=None))
+    for mine, theirs in zip(plain["domains"], read_result(artefact)["domains"], strict=True):
+        assert list(mine["rows"]) == ["base"]
+        assert mine["rows"]["base"] == theirs["rows"]["base"]
+
+
+def test_the_output_is_written_once(world, artefact, tmp_path):
+    output = tmp_path / "eval.json"
+    recipe = recipe_of(world, artefact, experts=["base"], output=str(output))
+    found = evaluate(recipe)
+    assert json.loads(output.read_text()) == json.loads(json.dumps(found))
+    assert found["kind"] == "evaluation"
+    before = output.read_bytes()
+    with pytest.raises(ArtifactError, match="exists already"):
+        evaluate(recipe)
+    assert output.read_bytes() == before
+    evaluate(recipe, overwrite=True)
+
+
+def test_bad_input(world, artefact, tmp_path):
+    with pytest.raises(UnknownNameError, match="law/0"):
+        evaluate(recipe_of(world, artefact, experts=["law/00"]))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ArtifactError, match="neither an artefact"):
+        evaluate(recipe_of(world, tmp_path / "empty"))
+    with pytest.raises(FreeMoEError, match="fingerprint"):
+        evaluate(recipe_of(world, artefact, dtype="bfloat16"))

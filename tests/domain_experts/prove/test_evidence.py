@@ -1,0 +1,125 @@
+"""The rows of a report from made-up scores: who is scored under what, and what is counted."""
+
+import math
+
+import pytest
+import torch
+
+from freemoe.domain_experts.prove.evidence import domain_evidence, mean_scores, perplexity, scatter, summary, where_off
+from freemoe.domain_experts.select.scores import Score
+from freemoe.evals.tasks.documents import Document
+from freemoe.models.weights import find_weights
+from tests.tiny import tiny_model
+
+
+def documents(count, kind="target"):
+    return [Document("t", str(i), f"k{i}", kind, f"{i}") for i in range(count)]
+
+
+def scores(values, tokens=2):
+    return [Score(float(v), -float(i), tokens) for i, v in enumerate(values)]
+
+
+def test_summary_of_right_and_wrong():
+    base, mine = scores([1, 0, 0, 1, 0]), scores([1, 1, 1, 0, 0])
+    row = summary(mine, base, documents(5), 0)
+    assert row["score"] == pytest.approx(60)
+    assert row["gain"]["mean"] == pytest.approx(20)
+    assert (row["won"], row["lost"], row["mcnemar_p"], row["documents"]) == (2, 1, 1.0, 5)
+    halves = summary(scores([0.5] * 5), base, documents(5), 0)
+    assert "won" not in halves
+    assert halves["gain"]["mean"] == pytest.approx(10)
+
+
+def test_summary_of_text():
+    base = [Score(-2.0, -20.0, 10), Score(-3.0, -90.0, 30)]
+    mine = [Score(-1.0, -10.0, 10), Score(-2.0, -60.0, 30)]
+    row = summary(mine, base, documents(2, "text"), 0)
+    assert row["score"] == pytest.approx(math.exp(70 / 40)) == pytest.approx(perplexity(mine))
+    assert row["ratio"]["mean"] == pytest.approx(math.exp(-1))
+    assert row["gain"]["mean"] == pytest.approx(1)
+
+
+def test_copies_are_one_cluster():
+    copies = [Document("t", str(i), "same", "target", "x") for i in range(20)]
+    base, mine = scores([0] * 20), scores([1] * 10 + [0] * 10)
+    row = summary(mine, base, copies, 0)
+    assert row["gain"]["low"] == row["gain"]["high"] == row["gain"]["mean"]
+
+
+def test_mean_and_scatter():
+    a, b = [Score(1.0, -2.0, 5)], [Score(0.0, -4.0, 5)]
+    assert mean_scores([a, b]) == [Score(0.5, -3.0, 5)]
+    default = scores([0, 0, 0])
+    assert [s.value for s in scatter([([2, 0], scores([7, 8]))], default)] == [8, 0, 7]
+    assert [s.value for s in default] == [0, 0, 0]
+
+
+def test_where_off():
+    weights = find_weights(tiny_model("llama"))
+    positions = {weights[0].name: torch.arange(5), weights[8].name: torch.arange(3), weights[12].name: torch.arange(2)}
+    cells = where_off(positions, weights)
+    assert [(c["layer"], c["sublayer"], c["off"]) for c in cells] == [
+        (0, "attention", 5), (0, "mlp", 0), (1, "attention", 3), (1, "mlp", 2)
+    ]  # fmt: skip
+    assert sum(c["of"] for c in cells) == sum(w.size for w in weights)
+
+
+def test_every_row_is_scored_under_its_own_expert():
+    """Positions stand for the experts; a document is right where its table says so."""
+    docs = documents(6)
+    known = [0, 0, 0, 1, 1, 2]
+    names = ["d/a", "d/b", "d/c"]
+    experts = {"d/a": {"who": "a"}, "d/b": {"who": "b"}, "e/x": {"who": "x"}}
+    right = {
+        None: {0, 3}, "a": {0, 1, 4}, "b": {3, 4}, "x": {2, 5}, "control a 0": {1}, "control b 0": set(),
+        "control a 1": {1, 2}, "control b 1": {4}, "cand": {1, 2, 3, 4}, "bad": set(),
+    }  # fmt: skip
+    # Routed: right, to the base, to another domain, to a subdomain whose expert was turned down, to a sibling.
+    routes = [("d/a", "d/a", 0.9), ("base", "d/a", 0.1), ("e/x", "e/x", 0.8), ("d/c", "d/c", 0.7), ("d/a", "d/a", 0.9),
+              ("e/x", "e/x", 0.6)]  # fmt: skip
+    asked = []
+
+    def score(unit, positions, wanted):
+        asked.append((unit, len(wanted)))
+        return [Score(float(int(d.id) in right[positions.get("who")]), -1.0, 1) for d in wanted]
+
+    made = []
+
+    def candidate(who):
+        def make():
+            made.append(who)
+            return {"who": who}
+
+        return make
+
+    found = domain_evidence(
+        docs, known, names, routes, experts,
+        {n: {"good": candidate("cand"), "bad": candidate("bad")} for n in names},
+        lambda name, r: {"who": f"control {name[-1]} {r}"}, 2, score, 0,
+    )  # fmt: skip
+    rows = {k: [d[k] for d in found["documents"]] for k in ("base", "expert", "routed", "control", "oracle")}
+    assert rows["base"] == [1, 0, 0, 1, 0, 0]
+    # The sixth document's subdomain has no expert: the base.
+    assert rows["expert"] == [1, 1, 0, 1, 1, 0]
+    assert rows["routed"] == [1, 0, 1, 1, 1, 1]
+    assert rows["control"] == [0, 1, 0.5, 0, 0.5, 0]
+    # Per subdomain the best row, the base among them: a has cand (2 right), b cand (2), c a tie of nothing.
+    assert rows["oracle"] == [0, 1, 1, 1, 1, 0]
+    assert made == ["cand", "bad"] * 3
+    assert len(asked) == len(set(asked))
+    assert found["rows"]["expert"]["score"] == pytest.approx(100 * 4 / 6)
+    assert [d["subdomain"] for d in found["documents"]] == [names[k] for k in known]
+    assert [d["routed_to"] for d in found["documents"]] == [r[0] for r in routes]
+    assert found["subdomains"]["d/b"]["candidates"] == {"good": 100.0, "bad": 0.0}
+    assert found["subdomains"]["d/a"]["rows"]["expert"]["won"] == 1
+
+
+def test_without_controls_and_oracle():
+    found = domain_evidence(
+        documents(2), [0, 0], ["d/a", "d/empty"], [("base", "d/a", 0.0)] * 2, {}, {},
+        lambda name, r: {}, 0, lambda unit, positions, wanted: scores([1] * len(wanted)), 0,
+    )  # fmt: skip
+    assert set(found["rows"]) == {"base", "expert", "routed"}
+    assert list(found["subdomains"]) == ["d/a"]
+    assert found["rows"]["expert"] == found["rows"]["routed"] == found["rows"]["base"]

@@ -1,0 +1,159 @@
+"""Memory of activations: what is measured, batches cut by it, and checkpointing when it does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core import environment
+from freemoe.domain_experts.purify import activations, gradients
+from freemoe.domain_experts.purify.activations import bytes_per_token, fits, parts
+from freemoe.domain_experts.purify.batches import AnswerBatch, rows_of
+from freemoe.models.precision import held_in
+from freemoe.models.weights import find_weights
+from tests.domain_experts.purify.test_gradients import fast_gradients
+from tests.domain_experts.purify.test_greedy import batches
+from tests.tiny import tiny_model
+
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6}
+
+
+def batch(rows: int, length: int) -> AnswerBatch:
+    ids = torch.arange(rows * length).reshape(rows, length) % 200 + 3
+    return AnswerBatch(ids, torch.ones_like(ids), ids, torch.zeros(rows, dtype=torch.long))
+
+
+def wide() -> Any:
+    """A model that is large enough to be measured; its decoder's weights ask for gradients."""
+    model = tiny_model("llama", **WIDE)
+    model.requires_grad_(False)
+    for weight in find_weights(model):
+        weight.parameter.requires_grad_(True)
+    return model
+
+
+def test_what_is_measured_is_what_autograd_keeps() -> None:
+    model = wide()
+    told = bytes_per_token(model)
+    mine = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        alive = model.model(input_ids=batch(3, 200).ids, use_cache=False)
+    expected = sum(size for place, size in kept.items() if place not in mine) / 600
+    del alive
+    assert told == pytest.approx(expected, rel=0.05)
+    # In the order of inputs and outputs of all matrices.
+    assert activations._bound(model) / 8 < told < activations._bound(model)
+
+
+def test_a_model_in_bfloat16_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations, "_SMALL", 1)
+    model = wide()
+    full = bytes_per_token(model)
+    most, whole = int(full * 40 * 2.3), batch(6, 40)
+    with held_in(model, torch.bfloat16):
+        half = bytes_per_token(model)
+        assert 0.4 * full < half < 0.7 * full
+        assert max(len(p.ids) for p in parts(model, whole, most)) > 2
+    # Each format has a measurement of its own.
+    assert bytes_per_token(model) == full
+    assert [len(p.ids) for p in parts(model, whole, most)] == [2, 2, 2]
+
+
+def test_without_gradients_nothing_is_kept_and_nothing_remembered() -> None:
+    model = wide()
+    model.requires_grad_(False)
+    assert bytes_per_token(model) == 0
+    for weight in find_weights(model):
+        weight.parameter.requires_grad_(True)
+    assert bytes_per_token(model) > 1000
+
+
+def test_a_batch_that_fits_comes_back_as_it_is() -> None:
+    whole = batch(3, 50)
+    assert [p is whole for p in parts(wide(), whole)] == [True]
+    assert [p is whole for p in parts(tiny_model("llama"), whole)] == [True]
+
+
+@pytest.mark.parametrize(("fitting", "sizes"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (4, [4, 3]), (6, [4, 3]), (7, [7])])
+def test_parts_hold_every_row_once_and_fit(fitting: int, sizes: list[int]) -> None:
+    model, whole = wide(), batch(7, 40)
+    most = int(bytes_per_token(model, 40) * 40 * (fitting + 0.5))
+    found = list(parts(model, whole, most))
+    assert [len(p.ids) for p in found] == sizes
+    assert rows_of(found) == rows_of([whole])
+    # A row is never cut.
+    assert [len(p.ids) for p in parts(model, whole, 1)] == [1] * 7
+
+
+def test_gradients_of_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = tiny_model("llama"), batches(0)
+    weights = find_weights(model)
+    expected, loss = fast_gradients(model, weights, rows)
+    passes: list[int] = []
+
+    def cut(model: Any, batch: AnswerBatch) -> Any:
+        for part in parts(model, batch, 1):
+            passes.append(len(part.ids))
+            yield part
+
+    monkeypatch.setattr(gradients, "parts", cut)
+    found, told = fast_gradients(model, weights, rows)
+    assert passes == [1] * sum(len(b.ids) for b in rows)
+    assert told == pytest.approx(loss, rel=1e-5)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("free", "times"), [(0, 2), (1 << 40, 1)])
+def test_layers_forget_when_memory_asks_for_it(free: int, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = tiny_model("llama"), batches(0, count=4)
+    weights = find_weights(model)
+    plain, loss = fast_gradients(model, weights, rows)
+    monkeypatch.setattr(activations, "free_bytes", lambda device: free)
+    layer, ran = type(model.model.layers[0]), []
+    inner = layer.forward
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ran.append(1)
+        return inner(self, *args, **kwargs)
+
+    monkeypatch.setattr(layer, "forward", counted)
+    found, same = fast_gradients(model, weights, rows, checkpointing="auto")
+    assert len(ran) == times * len(rows) * len(model.model.layers)
+    assert same == loss
+    assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+
+
+def test_forgetting_does_not_change_what_is_measured() -> None:
+    kept = []
+    for checkpointing in (False, True, "auto"):
+        model = wide()
+        fast_gradients(model, find_weights(model), [batch(1, 20)], checkpointing)
+        kept.append(bytes_per_token(model))
+    assert kept[0] == kept[1] == kept[2] > 1000
+
+
+def test_what_fits_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wide()
+    monkeypatch.setattr(activations, "free_bytes", lambda device: int(2.01 * 300 * bytes_per_token(model)))
+    assert fits(model, 3, 100)
+    assert not fits(model, 3, 102)
+
+
+def test_a_container_leaves_less_than_the_machine(tmp_path: Path) -> None:
+    assert 0 < environment.available_memory_bytes() < 1 << 50
+    assert environment._left_in_container(tmp_path) == []
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("70\n")
+    assert environment._left_in_container(tmp_path) == []
+    (tmp_path / "memory.max").write_text("100\n")
+    assert environment._left_in_container(tmp_path) == [30]

@@ -1,0 +1,198 @@
+"""The curvature: equal to a slow one, blind to padding, and what is read off it."""
+
+import pytest
+import torch
+
+from freemoe.core.errors import NumericError
+from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
+from freemoe.domain_experts.purify.curvature import Curvature, forecast, measure_curvature, super_weights
+from freemoe.domain_experts.purify.gradients import noise_weights
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import find_weights
+from tests.domain_experts.purify.test_greedy import batches, bits, unchanged
+from tests.domain_experts.slow_learning import masked_gradients
+from tests.tiny import tiny_model
+
+LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss"]
+
+
+def split_rows(rows):
+    """The same documents in batches of one, without padding."""
+    found = []
+    for batch in rows:
+        for ids, mask, targets, label in zip(batch.ids, batch.mask, batch.targets, batch.labels, strict=True):
+            real = mask.bool()
+            found.append(AnswerBatch(ids[real][None], mask[real][None], targets[real][None], label[None]))
+    return found
+
+
+def per_token(model, weights, rows):
+    """E[x_j^2] over real tokens and the sum of (dL/dy_i)^2 per answer token, by hooks on plain linears."""
+    modules = dict(model.named_modules())
+    inputs, outputs, handles = {}, {}, []
+    for weight in weights:
+        inputs[weight.name], outputs[weight.name] = torch.zeros(weight.columns), torch.zeros(weight.rows)
+
+        def keep(module, given, result, name=weight.name):
+            inputs[name] += given[0].detach().flatten(0, -2).square().sum(0)
+
+            def grown(gradient):
+                outputs[name] += gradient.flatten(0, -2).square().sum(0)
+
+            result.register_hook(grown)
+
+        handles.append(modules[weight.name.removesuffix(".weight")].register_forward_hook(keep))
+    tokens = answers = 0
+    for batch in split_rows(rows):
+        logits = model(input_ids=batch.ids).logits
+        at = batch.targets != -100
+        torch.nn.functional.cross_entropy(logits[at], batch.targets[at], reduction="sum").backward()
+        tokens += int(batch.mask.sum())
+        answers += batch.answer_tokens
+    model.zero_grad(set_to_none=True)
+    for handle in handles:
+        handle.remove()
+    return {n: v / tokens for n, v in inputs.items()}, {n: v / answers for n, v in outputs.items()}
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_outputs_equal_their_definition(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    rows = batches(0, 30)
+    before = bits(model)
+    curvature = measure_curvature(model, weights, rows)
+    assert unchanged(model, before)
+    answers = sum(b.answer_tokens for b in rows)
+    slow = [torch.zeros(w.size) for w in weights]
+    for batch in rows:
+        for sums, gradient in zip(slow, masked_gradients(model, weights, {}, [batch]), strict=True):
+            # n of a batch times its mean gradient's square; over all of the batches, each with its share of the tokens.
+            sums += batch.answer_tokens * gradient.square() * batch.answer_tokens / answers
+    for weight, squares in zip(weights, slow, strict=True):
+        inputs = curvature.inputs[weight.name]
+        assert inputs.shape == (weight.experts, weight.columns)
+        over = torch.where(inputs > 0, 1 / inputs, 0.0)[:, None, :]
+        seen = (inputs > 0).sum(-1, keepdim=True).clamp(min=1)
+        expected = (squares.reshape(weight.shape) * over).sum(-1) / seen
+        torch.testing.assert_close(curvature.outputs[weight.name], expected, rtol=2e-3, atol=1e-7, msg=weight.name)
+        h = curvature.of(weight)
+        assert h.shape == weight.shape
+        w = weight.view()
+        torch.testing.assert_close(curvature.disturbance(weight), w**2 * h / 2)
+        torch.testing.assert_close(curvature.cost(weight), w.abs() * h.sqrt())
+
+
+def test_inputs_are_exact_and_outputs_close_to_a_look_at_every_token():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    rows = batches(0, 60)
+    curvature = measure_curvature(model, weights, rows)
+    inputs, outputs = per_token(model, weights, rows)
+    for weight in weights:
+        torch.testing.assert_close(curvature.inputs[weight.name][0], inputs[weight.name], rtol=1e-4, atol=1e-8)
+        found, slow = curvature.outputs[weight.name][0], outputs[weight.name]
+        # The right size, and the right order of rows.
+        assert 0.3 < float(found.sum() / slow.sum()) < 4, weight.name
+        assert float(torch.corrcoef(torch.stack([found.log(), slow.log()]))[0, 1]) > 0.4, weight.name
+
+
+@pytest.mark.parametrize("case", ["llama", "mixtral"])
+def test_padding_does_not_count(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    (batch,) = batches(0, 6, budget=400)
+    assert not batch.mask.all()
+    wide = AnswerBatch(
+        torch.nn.functional.pad(batch.ids, (0, 5), value=9),
+        torch.nn.functional.pad(batch.mask, (0, 5)),
+        torch.nn.functional.pad(batch.targets, (0, 5), value=-100),
+        batch.labels,
+    )
+    plain, padded = (measure_curvature(model, weights, [b]) for b in (batch, wide))
+    for weight in weights:
+        torch.testing.assert_close(plain.inputs[weight.name], padded.inputs[weight.name], rtol=1e-4, atol=1e-9)
+        torch.testing.assert_close(plain.outputs[weight.name], padded.outputs[weight.name], rtol=1e-3, atol=1e-9)
+
+
+def test_an_expert_that_saw_nothing_disturbs_nothing():
+    model = tiny_model("mixtral")
+    weights = [w for w in find_weights(model) if w.fused]
+    curvature = measure_curvature(model, weights, split_rows(batches(0))[:1])
+    idle = [(w, e) for w in weights for e in range(w.experts) if not curvature.inputs[w.name][e].any()]
+    assert idle
+    for weight, expert in idle:
+        assert not curvature.of(weight)[expert].any()
+    assert all(torch.isfinite(v).all() for v in curvature.outputs.values())
+
+
+def test_the_small_cost_is_that_of_the_tenth_part_of_weights_that_cost_anything():
+    weights = find_weights(tiny_model("llama"))
+    generator = torch.Generator().manual_seed(0)
+    curvature = Curvature(
+        {w.name: torch.rand(w.experts, w.columns, generator=generator) for w in weights},
+        {w.name: torch.rand(w.experts, w.rows, generator=generator) for w in weights},
+    )
+    costs = torch.cat([curvature.cost(w).flatten() for w in weights])
+    assert float((costs < curvature.small_cost(weights)).float().mean()) == pytest.approx(0.1, abs=1e-4)
+    # What costs nothing, as a neuron that is off, leaves the unit as it is.
+    for weight in weights:
+        weight.parameter.data[: weight.parameter.shape[0] // 4] = 0
+    costs = torch.cat([curvature.cost(w).flatten() for w in weights])
+    costs = costs[costs > 0]
+    assert float((costs < curvature.small_cost(weights)).float().mean()) == pytest.approx(0.1, abs=1e-3)
+    nothing = Curvature({n: 0 * v for n, v in curvature.inputs.items()}, curvature.outputs)
+    assert nothing.small_cost(weights) == 0
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_a_forecast_equals_a_slow_one(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    before = bits(model)
+    curvature = measure_curvature(model, weights, batches(0))
+    off, rows = noise_weights(model, weights, batches(0), 60, spread=1e9)[0], batches(1)
+    found = forecast(model, weights, off, curvature, rows)
+    assert found is not None
+    first = disturbance = 0.0
+    for weight, gradient in zip(weights, masked_gradients(model, weights, {}, rows), strict=True):
+        for place in off.get(weight.name, torch.empty(0)).tolist():
+            own = float(weight.view().reshape(-1)[int(place)])
+            first += own * float(gradient[int(place)])
+            disturbance += own**2 * float(curvature.of(weight).reshape(-1)[int(place)]) / 2
+    assert found.first_order == pytest.approx(first, rel=1e-3, abs=1e-6)
+    assert found.disturbance == pytest.approx(disturbance, rel=1e-3)
+    base = mean_loss(model, rows)
+    with switched_off(weights, off):
+        assert found.measured == pytest.approx(base - mean_loss(model, rows), abs=1e-7)
+    assert unchanged(model, before)
+    assert forecast(model, weights, {}, curvature, rows) is None
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_super_weights_are_the_largest_disturbances(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    if case in ("llama", "gpt2"):
+        weights[-1].view()[0, 7, 2] = 40.0
+    curvature = measure_curvature(model, weights, batches(0, 30))
+    found = super_weights(curvature, weights, 8)
+    if case in ("llama", "gpt2"):
+        assert (found[0].weight, found[0].expert, found[0].row, found[0].column) == (weights[-1].name, 0, 7, 2)
+        assert found[0].value == 40
+    slow = torch.cat([curvature.disturbance(w).flatten() for w in weights]).sort(descending=True).values[:8]
+    assert [f.disturbance for f in found] == pytest.approx(slow.tolist())
+    by_name = {w.name: w for w in weights}
+    costs = torch.cat([curvature.cost(w).flatten() for w in weights])
+    for f in found:
+        assert f.value == float(by_name[f.weight].view()[f.expert, f.row, f.column])
+        cost = float(curvature.cost(by_name[f.weight])[f.expert, f.row, f.column])
+        assert f.times == pytest.approx(cost / float(costs.median()), rel=1e-2)
+
+
+def test_broken_numbers_name_what_is_broken():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    weights[3].parameter.register_hook(lambda g: g * float("inf"))
+    with pytest.raises(NumericError, match=weights[3].name):
+        measure_curvature(model, weights, batches(0))

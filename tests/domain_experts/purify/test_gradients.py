@@ -1,0 +1,231 @@
+"""Gradients tensor by tensor: equal to autograd's, gone at once, the strongest products, and checkpointing."""
+
+import math
+
+import pytest
+import torch
+
+from freemoe.core.errors import NumericError
+from freemoe.domain_experts.purify.batches import mean_loss
+from freemoe.domain_experts.purify.gradients import Leaders, backward, gradients_to, noise_weights
+from freemoe.models.spec import family_of, find_layers
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import find_weights
+from tests.domain_experts.purify.test_greedy import LAYOUTS, batches, canonical
+from tests.tiny import CASES, tiny_model
+
+
+def slow_gradients(model, weights, rows):
+    """dL/dW of the mean answer loss in canonical order, flat, by one plain call of autograd."""
+    total, tokens = torch.zeros(()), 0
+    for batch in rows:
+        logits = model(input_ids=batch.ids).logits
+        keep = batch.targets != -100
+        total = total - torch.log_softmax(logits[keep], -1)[range(int(keep.sum())), batch.targets[keep]].sum()
+        tokens += int(keep.sum())
+    found = torch.autograd.grad(total / tokens, [w.parameter for w in weights], allow_unused=True)
+    zeros = [torch.zeros_like(w.parameter) if g is None else g for w, g in zip(weights, found, strict=True)]
+    return [canonical(w, g) for w, g in zip(weights, zeros, strict=True)], float(total.detach() / tokens)
+
+
+def fast_gradients(model, weights, rows, checkpointing=False):
+    sums = [torch.zeros(w.size) for w in weights]
+    index = {w.name: i for i, w in enumerate(weights)}
+
+    def take(weight, gradient):
+        assert gradient.shape == weight.shape
+        assert all(w.parameter.grad is None for w in weights)
+        sums[index[weight.name]] += gradient.reshape(-1)
+
+    with gradients_to(model, weights, take, checkpointing=checkpointing):
+        loss = backward(model, rows)
+    return sums, loss
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_gradients_equal_autograd(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    rows = batches(0)
+    expected, loss = slow_gradients(model, weights, rows)
+    found, told = fast_gradients(model, weights, rows)
+    assert told == pytest.approx(loss, rel=1e-5)
+    for weight, a, b in zip(weights, found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6, msg=weight.name)
+
+
+def test_flags_gradients_and_hooks_come_back():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    flags = {}
+    for i, (name, p) in enumerate(model.named_parameters()):
+        p.requires_grad_(i % 2 == 0)
+        p.grad = torch.full_like(p, 2.0) if i % 3 == 0 else None
+        flags[name] = (p.requires_grad, p.grad)
+    taken = []
+
+    def broken(weight, gradient):
+        taken.append(weight.name)
+        if len(taken) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), gradients_to(model, weights[:3], broken, checkpointing=True):
+        backward(model, batches(0))
+    for name, p in model.named_parameters():
+        assert p.requires_grad == flags[name][0]
+        assert p.grad is flags[name][1]
+        assert p.grad is None or (p.grad == 2).all()
+    for p in model.parameters():
+        p.requires_grad_(True)
+    backward(model, batches(0))
+    assert len(taken) == 2
+    assert weights[0].parameter.grad is not None
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_checkpointing_changes_nothing(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    rows = batches(0, count=4)
+    runs = []
+    _, layers = find_layers(model, family_of(model))
+    first = type(layers[0])
+    inner = first.forward
+
+    def counted(self, *args, **kwargs):
+        runs.append(1)
+        return inner(self, *args, **kwargs)
+
+    first.forward = counted
+    try:
+        plain, loss = fast_gradients(model, weights, rows)
+        once = len(runs)
+        again, same = fast_gradients(model, weights, rows, checkpointing=True)
+    finally:
+        first.forward = inner
+    # Every layer ran once more: in the backward pass.
+    assert len(runs) == 3 * once
+    assert loss == same
+    for a, b in zip(plain, again, strict=True):
+        assert torch.equal(a, b)
+    assert not any("forward" in m.__dict__ for m in model.modules())
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_a_score_foretells_the_change_of_the_loss(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    rows = batches(0)
+    gradients, before = fast_gradients(model, weights, rows)
+    for weight, gradient in zip(weights, gradients, strict=True):
+        score = weight.view().reshape(-1) * gradient
+        at = int(score.abs().argmax())
+        e, inside = divmod(at, weight.rows * weight.columns)
+        r, c = divmod(inside, weight.columns)
+        old = weight.view()[e, r, c].clone()
+        weight.view()[e, r, c] = old * 0.99
+        change = mean_loss(model, rows) - before
+        weight.view()[e, r, c] = old
+        assert change == pytest.approx(-0.01 * float(score[at]), rel=0.2, abs=3e-6), weight.name
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("count", [1, 30, 3000])
+def test_noise_weights_equal_ranking_everything(case, count):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    rows = batches(0)
+    assert len(rows) > 1
+    gradients, _ = fast_gradients(model, weights, rows)
+    scores = [w.view().reshape(-1) * g for w, g in zip(weights, gradients, strict=True)]
+    line = torch.cat(scores).sort(descending=True).values[count - 1]
+    total = sum(w.size for w in weights)
+    found = noise_weights(model, weights, rows, count, spread=total / count)[0]
+    assert sum(map(len, found.values())) == count
+    for weight, score in zip(weights, scores, strict=True):
+        where = found.get(weight.name, torch.empty(0, dtype=torch.long))
+        assert (where[1:] > where[:-1]).all()
+        # The sums are taken in another order, so that a score at the line may fall on either side of it.
+        assert (score[where] >= line - 1e-6).all()
+        assert set((score > line + 1e-6).nonzero().flatten().tolist()) <= set(where.tolist())
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_leaders_pay_their_toll_once(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    rows = batches(0)
+    assert len(rows) > 1
+    generator = torch.Generator().manual_seed(0)
+    tolls = {w.name: 1e-3 * torch.rand(w.shape, generator=generator) for w in weights}
+    gradients, _ = fast_gradients(model, weights, rows)
+    scores = [w.view().reshape(-1) * g - tolls[w.name].flatten() for w, g in zip(weights, gradients, strict=True)]
+    line = torch.cat(scores).sort(descending=True).values[299]
+    leaders = Leaders(weights, 300, 1e9, lambda w: tolls[w.name])
+    with gradients_to(model, weights, leaders.take, checkpointing=False):
+        backward(model, rows)
+    found, gain = leaders.choose()
+    assert sum(map(len, found.values())) == 300
+    for weight, score in zip(weights, scores, strict=True):
+        where = found.get(weight.name, torch.empty(0, dtype=torch.long))
+        assert (score[where] >= line - 1e-6).all()
+        assert set((score > line + 1e-6).nonzero().flatten().tolist()) <= set(where.tolist())
+    # What they promise is what they gain less what they pay.
+    expected = sum(float(score[score >= line].sum()) for score in scores)
+    assert gain == pytest.approx(expected, rel=1e-4)
+    # Too high a toll for all leaves nothing.
+    none = Leaders(weights, 300, 1e9, lambda w: tolls[w.name] + 1e3)
+    with gradients_to(model, weights, none.take, checkpointing=False):
+        backward(model, rows)
+    assert none.choose() == ({}, 0)
+
+
+def test_leaders_of_a_share_still_hold_the_strongest():
+    model = tiny_model("llama", hidden_size=64, intermediate_size=96)
+    weights = find_weights(model)
+    rows = batches(0, count=40, budget=100)
+    total = sum(w.size for w in weights)
+    assert len(rows) > 1
+    assert max(w.size for w in weights) > 4 * 1024
+    exact = noise_weights(model, weights, rows, total // 10, spread=10)[0]
+    close = noise_weights(model, weights, rows, total // 10, spread=2)[0]
+    assert sum(map(len, exact.values())) == sum(map(len, close.values())) == total // 10
+    both = sum(len(set(exact[n].tolist()) & set(close[n].tolist())) for n in exact if n in close)
+    assert both > 0.8 * (total // 10)
+
+
+def test_the_top_weight_is_noise_and_a_random_one_is_not():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    rows = batches(1)
+    base = mean_loss(model, rows)
+    top = noise_weights(model, weights, rows, 1, spread=10)[0]
+    assert sum(map(len, top.values())) == 1
+    with switched_off(weights, top):
+        lowered = base - mean_loss(model, rows)
+    assert lowered > 0
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        weight = weights[int(torch.randint(len(weights), (1,), generator=generator))]
+        at = torch.randint(weight.size, (1,), generator=generator)
+        with switched_off(weights, {weight.name: at}):
+            assert base - mean_loss(model, rows) < lowered
+
+
+def test_a_weight_that_is_off_is_not_named_again():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    first = noise_weights(model, weights, batches(0), 50, spread=10)[0]
+    with switched_off(weights, first):
+        second = noise_weights(model, weights, batches(0), 50, spread=10)[0]
+    for name in first:
+        assert not set(first[name].tolist()) & set(second.get(name, torch.empty(0)).tolist())
+
+
+def test_a_broken_gradient_names_its_weight():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    weights[3].parameter.register_hook(lambda g: g * math.inf)
+    with pytest.raises(NumericError, match=weights[3].name):
+        noise_weights(model, weights, batches(0), 5, spread=10)[0]
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())

@@ -1,0 +1,274 @@
+"""Greedy purification: what it cuts and keeps, and that the model stays as it was."""
+
+import math
+
+import pytest
+import torch
+
+from freemoe.core.errors import DataError, NumericError
+from freemoe.domain_experts.purify import greedy as saliency
+from freemoe.domain_experts.purify.batches import answer_batches, mean_loss
+from freemoe.domain_experts.purify.curvature import measure_curvature
+from freemoe.domain_experts.purify.gradients import noise_weights
+from freemoe.domain_experts.purify.greedy import purify, split_batches, toll_of
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import find_weights
+from tests.tiny import tiny_model
+
+LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss", "gemma"]
+
+
+def batches(seed, count=6, budget=40):
+    """Prompts with answers; one answer token is frequent, so that something can be learned of it."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for i in range(count):
+        ids = torch.randint(3, 250, (8 + i % 3,), generator=generator).tolist()
+        rows.append((tuple(ids), (*ids[-1:], 77)))
+    return answer_batches(rows, [0] * count, budget, "cpu")
+
+
+def bits(model):
+    return {k: v.detach().clone().view(torch.int32) for k, v in model.state_dict().items()}
+
+
+def unchanged(model, before):
+    return all(torch.equal(v.view(torch.int32), before[k]) for k, v in model.state_dict().items())
+
+
+def canonical(weight, tensor):
+    """(experts, rows, columns) by naming every axis, not by the code under test."""
+    if weight.layout == "columns":
+        tensor = tensor.T[None]
+    elif weight.layout == "experts_columns":
+        tensor = tensor.transpose(1, 2)
+    elif weight.layout == "rows":
+        tensor = tensor[None]
+    return tensor.reshape(-1)
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral", "gemma"])
+def test_the_model_stays_bit_equal(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    flags = {}
+    for i, (name, p) in enumerate(model.named_parameters()):
+        p.requires_grad_(i % 2 == 0)
+        p.grad = torch.full_like(p, 2.0) if i % 3 == 0 else None
+        flags[name] = (p.requires_grad, p.grad)
+    before = bits(model)
+    found = purify(model, weights, batches(0), batches(1), step=0.002, budget=0.01, patience=2)
+    assert len(found.losses) > 1
+    assert unchanged(model, before)
+    for name, p in model.named_parameters():
+        assert p.requires_grad == flags[name][0]
+        assert p.grad is flags[name][1]
+        assert p.grad is None or (p.grad == 2).all()
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral"])
+def test_the_best_round_is_kept(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    told = []
+    stop = batches(1)
+    found = purify(
+        model, weights, batches(0), stop, step=0.001, budget=0.02, patience=4, on_round=lambda *a: told.append(a)
+    )
+    assert found.losses[found.best] == min(found.losses)
+    assert found.losses[0] == mean_loss(model, stop)
+    assert len(found.losses) - 1 - found.best <= 4
+    assert [(r, loss) for r, loss, _ in told] == list(enumerate(found.losses))[1:]
+    known = {w.name: w.size for w in weights}
+    for name, where in found.positions.items():
+        assert (where[1:] > where[:-1]).all()
+        assert len(where)
+        assert 0 <= int(where[0]) <= int(where[-1]) < known[name]
+    # The same weights off again, all at once, give the very loss that the search saw.
+    with switched_off(weights, found.positions):
+        assert mean_loss(model, stop) == found.losses[found.best]
+
+
+def test_documents_that_rank_are_served_best():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    rows = batches(0)
+    found = purify(model, weights, rows, rows, step=0.0005, budget=0.02, patience=3)
+    assert found.best > 3
+    assert found.losses[found.best] < found.losses[0] - 0.1
+
+
+@pytest.mark.parametrize(("step", "budget"), [(0.001, 0.0035), (0.001, 0.003), (0.004, 0.0101), (0.02, 0.005)])
+def test_the_budget_is_kept(step, budget):
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    total = sum(w.size for w in weights)
+    off = []
+    # The stopping loss plays no part: patience is endless.
+    found = purify(
+        model, weights, batches(0), batches(0), step=step, budget=budget, patience=999,
+        on_round=lambda r, loss, share: off.append(share),
+    )  # fmt: skip
+    assert off
+    assert max(off) <= budget
+    assert sum(map(len, found.positions.values())) <= budget * total
+    assert max(off) + step > budget or found.losses[-1] == 0
+
+
+def test_patience_ends_the_search():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    for patience in (1, 3):
+        found = purify(model, weights, batches(0), batches(5), step=0.01, budget=0.9, patience=patience)
+        assert len(found.losses) - 1 == found.best + patience
+
+
+def test_nothing_is_chosen_where_nothing_hurts():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    for weight in weights:
+        weight.parameter.data.zero_()
+    found = purify(model, weights, batches(0), batches(1), step=0.01, budget=0.1)
+    assert (found.positions, found.best, len(found.losses)) == ({}, 0, 1)
+
+
+def test_base_is_kept_when_every_round_is_worse():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    # What helps the one hurts the other: the stopping documents ask for what the others do not.
+    rank = answer_batches([((9, 10, 11), (77,))], [0], 100, "cpu")
+    ids = int(model(input_ids=torch.tensor([[9, 10, 11]])).logits[0, -1].argmax())
+    stop = answer_batches([((9, 10, 11), (ids,))], [0], 100, "cpu")
+    found = purify(model, weights, rank, stop, step=0.001, budget=0.05, patience=2)
+    assert found.best == 0
+    assert found.positions == {}
+    assert len(found.losses) == 3
+
+
+def test_broken_numbers_leave_the_model_as_it_was():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    good, rows = batches(0), batches(1)
+    bad = answer_batches([((5, 6), (7,))], [0], 100, "cpu")
+    model.model.embed_tokens.weight.data[5] = math.nan
+    assert all(5 not in b.ids for b in [*good, *rows])
+    before = bits(model)
+    for gradient, stop in ((bad, rows), (good, bad)):
+        with pytest.raises(NumericError, match="NaN or infinit"):
+            purify(model, weights, gradient, stop)
+        assert unchanged(model, before)
+        assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    calls = []
+
+    def late(*_):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        purify(model, weights, good, rows, step=0.001, patience=9, on_round=late)
+    assert unchanged(model, before)
+
+
+def test_a_broken_gradient_names_its_weight():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    calls = []
+
+    good = 0
+
+    def late(gradient):
+        calls.append(1)
+        return gradient * (math.inf if len(calls) > good else 1)
+
+    weights[3].parameter.register_hook(late)
+    passes = len(batches(0))
+    # The curvature takes a pass over the documents, and so does every round.
+    for number in range(3):
+        good = number * passes
+        calls.clear()
+        where = rf"Greedy purification, round {number}, \d+ weights off: .*gradient.*{weights[3].name}"
+        with pytest.raises(NumericError, match=where):
+            purify(model, weights, batches(0), batches(0), step=0.001)
+
+
+@pytest.mark.parametrize("missing", ["gradient", "stop"])
+def test_no_documents(missing):
+    model = tiny_model("llama")
+    with pytest.raises(DataError, match="0"):
+        purify(
+            model,
+            find_weights(model),
+            [] if missing == "gradient" else batches(0),
+            [] if missing == "stop" else batches(0),
+        )
+
+
+def test_parts_share_a_round_and_a_step():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    total = sum(w.size for w in weights)
+    rows = [*batches(0), *batches(1), *batches(2), *batches(3)]
+    tokens = sum(b.answer_tokens for b in rows)
+    assert split_batches(rows, tokens) == [rows]
+    halves = split_batches(rows, tokens // 2)
+    assert sorted(map(id, halves[0] + halves[1])) == sorted(map(id, rows))
+    shares: list[float] = []
+    common = {"step": 0.004, "budget": 0.004, "on_round": lambda number, loss, off: shares.append(off)}
+    whole = purify(model, weights, rows, batches(9), part_tokens=tokens, **common)
+    parts = purify(model, weights, rows, batches(9), part_tokens=tokens // 2, **common)
+    assert shares == [pytest.approx(0.004, abs=2 / total)] * 2
+    # The first half of a cut in two is the strongest of its own part, at the untouched model.
+    toll = toll_of(measure_curvature(model, weights, halves[0]), sum(b.answer_tokens for b in halves[0]))
+    first = noise_weights(model, weights, halves[0], round(0.002 * total), spread=256, toll=toll)[0]
+    assert parts.best
+    for name, where in first.items():
+        assert set(where.tolist()) <= set(parts.positions[name].tolist())
+    assert len(whole.losses) == len(parts.losses) == 2
+
+
+def test_a_harmful_round_is_taken_back_and_the_next_is_half_as_large(monkeypatch):
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    before = bits(model)
+    step = round(0.002 * sum(w.size for w in weights))
+    # Nats; no round promises as much as the second, fifth and sixth cost. The seventh is worse, but as little as none is.
+    losses = [5.0, 9.0, 4.5, 4.0, 8.0, 7.0, 4.0001, 3.9, 9.0, 9.0, 9.0, 9.0]
+    off = []
+
+    def told(*_):
+        off.append(sum(int((w.parameter == 0).sum()) for w in weights))
+        return losses[len(off) - 1]
+
+    monkeypatch.setattr(saliency, "mean_loss", told)
+    found = purify(model, weights, batches(0), batches(1), step=0.002, budget=0.1, patience=4)
+    halves, quarter, eighth = step // 2, step // 4, step // 8
+    kept = 2 * halves + 2 * eighth
+    assert off[:6] == [0, step, halves, 2 * halves, 3 * halves, 2 * halves + quarter]
+    assert off[6:] == [2 * halves + eighth, kept, kept + eighth, kept + eighth // 2, kept + 1, kept + 1]
+    assert found.losses == tuple(losses)
+    assert found.best == 7
+    assert sum(map(len, found.positions.values())) == kept
+    assert unchanged(model, before)
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2"])
+def test_the_toll_is_what_a_cut_costs_beyond_first_order_and_what_its_gradient_is_unsure_of(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    curvature = measure_curvature(model, weights, batches(0))
+    toll = toll_of(curvature, 50)
+    for weight in weights:
+        h = torch.outer(curvature.outputs[weight.name][0], curvature.inputs[weight.name][0])
+        w = weight.view()[0]
+        torch.testing.assert_close(toll(weight)[0], w**2 * h / 2 + w.abs() * (h / 50).sqrt())
+
+
+def test_the_forecast_stands_beside_what_was_measured():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    rows = batches(0)
+    found = purify(model, weights, rows, rows, step=0.0005, budget=0.02, patience=3)
+    assert found.forecast.measured == pytest.approx(found.losses[0] - found.losses[found.best], abs=1e-6)
+    assert found.forecast.first_order > 0
+    assert found.forecast.disturbance > 0

@@ -1,0 +1,72 @@
+"""The largest scores of many tensors: equal to sorting them all, with any hint, in as few looks as there can be."""
+
+import math
+
+import pytest
+import torch
+
+from freemoe.domain_experts.purify.strongest import strongest
+
+
+def makers(scores):
+    """What `strongest` is given: something that makes each tensor anew."""
+    return [scores[i].clone for i in range(len(scores))]
+
+
+@pytest.mark.parametrize("count", [1, 3, 10, 1000])
+def test_strongest_equals_sorting_everything(count):
+    generator = torch.Generator().manual_seed(count)
+    scores = [torch.randn(n, generator=generator) for n in (5, 40, 1, 200)]
+    flat = sorted(((-float(v), t, i) for t, s in enumerate(scores) for i, v in enumerate(s)))
+    expected = [sorted(i for v, t, i in flat[:count] if t == k and v < 0) for k in range(4)]
+    assert [p.tolist() for p in strongest(makers(scores), count).positions] == expected
+
+
+@pytest.mark.parametrize("above", [0.0, -2.0, 1.0])
+def test_strongest_equals_a_slow_sort_with_ties(above):
+    generator = torch.Generator().manual_seed(7)
+    scores = [torch.randint(-3, 4, (n,), generator=generator).float() for n in (5, 40, 1, 200)]
+    ranked = sorted((-float(v), t, i) for t, s in enumerate(scores) for i, v in enumerate(s) if float(v) > above)
+    for count in (0, 1, 7, len(ranked) - 1, len(ranked), len(ranked) + 5):
+        expected = [sorted(i for _, t, i in ranked[:count] if t == k) for k in range(4)]
+        for hint in (math.inf, 2.5, 2.0, 1.0, above, above - 1):
+            found = strongest(makers(scores), count, above, hint)
+            assert [p.tolist() for p in found.positions] == expected
+            assert found.line == (-ranked[:count][-1][0] if count else math.inf)
+
+
+def test_strongest_breaks_ties_by_place():
+    ties = [torch.tensor([1.0, 2.0, 1.0]), torch.ones(200), torch.zeros(4)]
+    assert [p.tolist() for p in strongest(makers(ties), 3).positions] == [[0, 1, 2], [], []]
+    assert [p.tolist() for p in strongest(makers(ties), 7).positions] == [[0, 1, 2], [0, 1, 2, 3], []]
+    assert [p.tolist() for p in strongest(makers([torch.ones(5000)]), 10).positions] == [list(range(10))]
+    assert [p.tolist() for p in strongest(makers([-torch.ones(3), torch.zeros(2)]), 2).positions] == [[], []]
+
+
+def test_a_good_hint_spares_a_look_and_a_bad_one_costs_one():
+    generator = torch.Generator().manual_seed(1)
+    scores = [torch.randn(n, generator=generator) for n in (500, 4000)]
+    asked = []
+
+    def makers_that_count():
+        return [lambda i=i: asked.append(i) or scores[i].clone() for i in range(2)]
+
+    def looks(hint):
+        asked.clear()
+        found = strongest(makers_that_count(), 100, hint=hint)
+        return found, len(asked) / 2
+
+    first, number = looks(math.inf)
+    assert number == 2
+    for hint, expected in ((0.8 * first.line, 1), (first.line * 1.01, 3), (1e-6, 3)):
+        again, number = looks(hint)
+        # Below a hint of almost nothing lie half of all scores: too many to keep, which is seen before the last tensor.
+        assert math.ceil(number) == expected
+        assert again.line == first.line
+        assert all(torch.equal(a, b) for a, b in zip(again.positions, first.positions, strict=True))
+
+
+def test_zeros_of_both_signs_are_equal():
+    zeros = [torch.tensor([-0.0, 0.0, -1.0, 0.0])]
+    assert [p.tolist() for p in strongest([zeros[0].clone], 3, -2.0).positions] == [[0, 1, 3]]
+    assert [p.tolist() for p in strongest([zeros[0].clone], 1, -2.0).positions] == [[0]]

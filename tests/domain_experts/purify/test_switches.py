@@ -1,0 +1,183 @@
+"""Learned switches: what one step does, its pace and its schedule, against slow versions."""
+
+import math
+
+import pytest
+import torch
+
+from freemoe.domain_experts.purify import learned
+from freemoe.domain_experts.purify.curvature import Curvature
+from freemoe.domain_experts.purify.gradients import noise_weights
+from freemoe.domain_experts.purify.learned import Pace, Switches, schedule
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import find_weights
+from tests.domain_experts.purify.test_greedy import batches
+from tests.domain_experts.slow_learning import masked_gradients
+from tests.tiny import tiny_model
+
+LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss"]
+
+
+def flat_curvature(weights, h=1.0):
+    """The same h for every weight."""
+    return Curvature(
+        {w.name: torch.ones(w.experts, w.columns) for w in weights},
+        {w.name: torch.full((w.experts, w.rows), h) for w in weights},
+    )
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_what_is_gathered_equals_autograd_through_an_explicit_mask(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    rows = batches(0)
+    mask = noise_weights(model, weights, batches(1), 200, spread=1e9)[0]
+    expected = masked_gradients(model, weights, mask, rows)
+    switches = {w.name: Switches.fresh(w) for w in weights}
+    for weight, switch in zip(weights, switches.values(), strict=True):
+        switch.switch(mask.get(weight.name, torch.empty(0, dtype=torch.long)))
+    with switched_off(weights, mask):
+        learned._gather(model, switches, rows, False)
+    some, slope = 0, 0.0
+    for (weight, switch), slow in zip(zip(weights, switches.values(), strict=True), expected, strict=True):
+        torch.testing.assert_close(switch.mean.total().flatten(), 0.1 * slow, rtol=1e-3, atol=1e-6, msg=weight.name)
+        gone = mask.get(weight.name, torch.empty(0, dtype=torch.long))
+        some += int((slow[gone] != 0).sum())
+        own = weight.view().reshape(-1)
+        slope += float((slow[gone] * -own[gone]).sum())
+    # Weights that are off have gradients of their own: that is how they come back.
+    assert some > 10
+    assert sum(s.slope for s in switches.values()) == pytest.approx(slope, rel=1e-3, abs=1e-6)
+
+
+def set_evidence(switch, values):
+    """Let a fresh switch have this evidence, by flat position."""
+    matrix = torch.zeros(switch.weight.size)
+    for place, value in values.items():
+        matrix[place] = value
+    switch.evidence.add(matrix.view(switch.weight.shape), 1.0)
+
+
+def test_evidence_is_the_sum_of_paced_running_means():
+    (weight, *_) = find_weights(tiny_model("llama"))
+    switch = Switches.fresh(weight)
+    generator = torch.Generator().manual_seed(0)
+    mean, evidence = torch.zeros(weight.size), torch.zeros(weight.size)
+    for rate in (1.0, 0.5, 2.0):
+        gradient = torch.randn(weight.shape, generator=generator)
+        switch.forget()
+        # A pass may come in several parts.
+        switch.take(gradient * 0.25)
+        switch.take(gradient * 0.75)
+        switch.advance(rate)
+        mean = 0.9 * mean + 0.1 * gradient.flatten()
+        evidence += rate * mean
+    torch.testing.assert_close(switch.evidence.total().flatten(), evidence)
+    own = weight.view().reshape(-1)
+    scores = switch.scores(flat_curvature([weight], 0.3))
+    torch.testing.assert_close(scores, own * evidence - own**2 * 0.3)
+
+
+def test_going_back_is_to_the_best_evidence():
+    (weight, *_) = find_weights(tiny_model("llama"))
+    switch = Switches.fresh(weight)
+    generator = torch.Generator().manual_seed(0)
+    switch.take(torch.randn(weight.shape, generator=generator))
+    switch.advance(1.0)
+    best = switch.evidence.total().clone()
+    switch.keep()
+    # More than once: what was kept stays as it was.
+    for _ in range(2):
+        switch.take(torch.randn(weight.shape, generator=generator))
+        switch.advance(1.0)
+        assert not torch.equal(switch.evidence.total(), best)
+        switch.go_back()
+        assert torch.equal(switch.evidence.total(), best)
+        assert not switch.mean.total().any()
+
+
+def test_changes_tell_what_was_added_to_each_weight():
+    (weight, *_) = find_weights(tiny_model("llama"))
+    own = weight.view().reshape(-1)
+    switch = Switches.fresh(weight)
+    switch.switch(torch.tensor([1, 4, 6]))
+    switch.switch(torch.tensor([4, 7]))
+    assert switch.moved.tolist() == [1, 6, 7]
+    assert torch.equal(switch.change, torch.stack([own[1], own[6], -own[7]]))
+    assert switch.off.tolist() == [4, 7]
+    switch.forget()
+    switch.take(torch.ones(weight.shape))
+    assert switch.slope == pytest.approx(float(own[1] + own[6] - own[7]), rel=1e-5)
+
+
+def test_off_are_the_highest_scores_above_zero():
+    a, b = weights = find_weights(tiny_model("llama"))[1:3]
+    evidence = {3: 1.0, 8: 3.0}, {3: -2.0, 5: 2.0, 8: 0.5}
+    for weight in weights:
+        # Products of 1 with the evidence, and no curvature.
+        weight.parameter.data.fill_(1.0)
+    got = []
+    for most in (0, 1, 2, 3, 9):
+        switches = {}
+        for weight, values in zip(weights, evidence, strict=True):
+            switch = switches[weight.name] = Switches.fresh(weight)
+            set_evidence(switch, values)
+        mask, _ = learned._switch(switches, flat_curvature(weights, 0.0), most, math.inf)
+        got.append({n: p.tolist() for n, p in mask.items()})
+        assert {n: s.off.tolist() for n, s in switches.items() if len(s.off)} == got[-1]
+    assert got == [
+        {}, {a.name: [8]}, {a.name: [8], b.name: [5]}, {a.name: [3, 8], b.name: [5]}, {a.name: [3, 8], b.name: [5, 8]}
+    ]  # fmt: skip
+
+
+def test_a_weight_goes_off_when_its_gain_is_more_than_it_disturbs():
+    (weight, *_) = find_weights(tiny_model("llama"))
+    weight.parameter.data.fill_(1.0)
+    weight.parameter.data.view(-1)[:3] = torch.tensor([0.5, 1.0, 2.0])
+    switch = Switches.fresh(weight)
+    # w e > w^2 h where e > w h: the same evidence removes small weights and leaves large ones.
+    set_evidence(switch, {0: 1.0, 1: 1.0, 2: 1.0})
+    for h, expected in ((0.4, [0, 1, 2]), (0.6, [0, 1]), (1.5, [0]), (2.5, [])):
+        mask, _ = learned._switch({weight.name: switch}, flat_curvature([weight], h), 9, math.inf)
+        assert mask.get(weight.name, torch.empty(0)).tolist() == expected
+
+
+def test_the_pace_grows_while_steps_end_downhill_and_halves_when_the_loss_rises():
+    pace = Pace()
+    for _ in range(3):
+        pace.heard(-1.0)
+    assert pace.value == pytest.approx(0.2 * 1.2**3)
+    # One step that ended uphill a little does not outweigh the trend; a large one does, for good.
+    pace.heard(0.5)
+    assert pace.value == pytest.approx(0.2 * 1.2**4)
+    pace.heard(5.0)
+    pace.heard(-100.0)
+    assert pace.value == pytest.approx(0.2 * 1.2**4)
+    pace.rose()
+    assert pace.value == pytest.approx(0.1 * 1.2**4)
+    seen = Pace()
+    seen.settle()
+    seen.heard(-1.0)
+    assert seen.value == pytest.approx(0.2)
+    again = Pace()
+    again.rose()
+    again.heard(-1.0)
+    assert again.value == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "step_tokens", "steps", "expected"),
+    [
+        (800_000, 2048, None, (600, 2048)),
+        (100_000, 2048, None, (244, 2048)),
+        (8_000, 2048, None, (40, 1000)),
+        (100_000, 50_000, None, (40, 12_500)),
+        (100, 2048, None, (42, 12)),
+        (10, 1, None, (50, 1)),
+        (3, 2048, None, (24, 1)),
+        (100_000, 2048, 7, (7, 2048)),
+        (100, 2048, 7, (7, 12)),
+    ],
+)
+def test_a_schedule_follows_from_the_documents(tokens, step_tokens, steps, expected):
+    assert schedule(tokens, step_tokens, steps) == expected

@@ -1,0 +1,343 @@
+"""Bands against an explicit sort of (score, column), row by row, in every layout."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from freemoe.core.errors import NumericError
+from freemoe.domain_experts.rank.bands import (
+    Band,
+    Rankings,
+    band_positions,
+    columns_at,
+    grid,
+    inside,
+    positions_between,
+    rank_range,
+)
+from freemoe.domain_experts.rank.importance import seeded
+from freemoe.models.weights import Weight, find_weights
+from freemoe.recipes import BandSection
+from tests.tiny import tiny_model
+
+EDGES = [(0.0, 0.1), (0.4, 0.55), (0.9, 1.0), (0.0, 1.0)]
+
+
+def one(matrix, layer=0, sublayer="mlp"):
+    """A weight of its own from a matrix (rows, columns) or (experts, rows, columns)."""
+    layout = "rows" if matrix.ndim == 2 else "experts"
+    return Weight("w", layer, sublayer, "tap", nn.Parameter(matrix.clone()), layout)
+
+
+def norms_of(weights, seed=0):
+    """Made-up norms with repeats and zeros: ``tap -> (experts, columns)``."""
+    generator = torch.Generator().manual_seed(seed)
+    taps = {w.tap: (w.experts, w.columns) for w in weights}
+    found = {tap: torch.rand(*shape, generator=generator).mul(8).round() / 4 for tap, shape in taps.items()}
+    return lambda tap: found[tap]
+
+
+def brute_force(band, weight, norm):
+    """Positions by plain Python: score every unit, sort by (score, column), cut, spread over patches."""
+    experts, rows, columns = weight.shape
+    values = weight.parameter.detach().float()
+    if weight.layout.endswith("columns"):
+        values = values.transpose(-1, -2)
+    values = values.reshape(weight.shape)
+    noise = torch.rand(weight.shape, generator=seeded(band.seed, weight.name), dtype=torch.float32)
+    side, found = band.patch, []
+    high, wide = math.ceil(rows / side), math.ceil(columns / side)
+    for e in range(experts):
+        scores = {"magnitude": values[e].abs(), "random": noise[e]}.get(band.metric)
+        if scores is None:
+            scores = values[e].abs() * norm(weight.tap)[e]
+        units = {(i, j): v for i, row in enumerate(scores.tolist()) for j, v in enumerate(row)}
+        for i in range(high if side > 1 else 0):
+            for j in range(wide):
+                block = scores[i * side : (i + 1) * side, j * side : (j + 1) * side]
+                padded = torch.zeros(side, side)
+                padded[: block.shape[0], : block.shape[1]] = block
+                total = torch.zeros(())
+                for value in padded.flatten():
+                    total = total + value
+                units[i, j] = float(total)
+        groups = [[(i, j) for j in range(wide)] for i in range(high)]
+        if band.scope == "layer":
+            groups = [[unit for group in groups for unit in group]]
+        for group in groups:
+            order = sorted(range(len(group)), key=lambda k: (units[group[k]], k))
+            first, last = round(band.start * len(group)), round(band.end * len(group))
+            for k in order[first:last]:
+                i, j = group[k]
+                found += [
+                    (e * rows + r) * columns + c
+                    for r in range(i * side, min(rows, (i + 1) * side))
+                    for c in range(j * side, min(columns, (j + 1) * side))
+                ]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("metric", ["wanda", "magnitude", "random"])
+@pytest.mark.parametrize("scope", ["row", "layer"])
+@pytest.mark.parametrize("patch", [1, 2, 4, 16])
+def test_positions_equal_brute_force(metric, scope, patch):
+    for seed, shape in enumerate([(20, 17), (5, 33), (3, 6, 10)]):
+        matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+        weight = one(matrix)
+        norm = norms_of([weight], seed)
+        for start, end in EDGES:
+            band = Band(metric, start, end, scope=scope, patch=patch, seed=seed)
+            found = band_positions(band, [weight], norm).get("w", torch.tensor([], dtype=torch.int64))
+            assert found.tolist() == brute_force(band, weight, norm), band
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral", "gpt_oss"])
+def test_models_equal_brute_force(case, dtype):
+    model = tiny_model(case).to(dtype)
+    weights = find_weights(model, layers=(1, 2))
+    norm = norms_of(weights)
+    for band in (Band("wanda", 0.35, 0.5), Band("magnitude", 0.0, 0.07, scope="layer"), Band("random", 0.9, 1.0)):
+        found = band_positions(band, weights, norm)
+        assert list(found) == [w.name for w in weights]
+        for weight in weights:
+            assert found[weight.name].dtype == torch.int64
+            assert found[weight.name].tolist() == brute_force(band, weight, norm), (weight.name, band)
+
+
+def test_ties_stand_in_the_order_of_their_columns():
+    weight = one(torch.tensor([[2.0, 1.0, -1.0, 1.0, -2.0, 1.0, 2.0, -1.0]] * 2))
+    # Ascending: the ones at columns 1 2 3 5 7, then the twos at 0 4 6.
+    found = band_positions(Band("magnitude", 0.25, 0.75), [weight], None)["w"]
+    assert found.tolist() == sorted([3, 5, 7, 0, 8 + 3, 8 + 5, 8 + 7, 8 + 0])
+    constant = one(torch.ones(3, 10))
+    for k in range(10):
+        found = band_positions(Band("magnitude", k / 10, (k + 1) / 10), [constant], None)["w"]
+        assert found.tolist() == [k, 10 + k, 20 + k]
+    layer = band_positions(Band("magnitude", 0.0, 0.4, scope="layer"), [constant], None)["w"]
+    assert layer.tolist() == list(range(12))
+
+
+def test_zero_is_the_least_important_end():
+    matrix = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
+    lowest = band_positions(Band("magnitude", 0.0, 0.1), [one(matrix)], None)["w"]
+    highest = band_positions(Band("magnitude", 0.9, 1.0), [one(matrix)], None)["w"]
+    for row in range(6):
+        smallest = matrix[row].abs().argsort()[:4] + 40 * row
+        largest = matrix[row].abs().argsort()[-4:] + 40 * row
+        assert set(smallest.tolist()) == {p for p in lowest.tolist() if p // 40 == row}
+        assert set(largest.tolist()) == {p for p in highest.tolist() if p // 40 == row}
+    # Norms count: a large weight on a dead input is the least important.
+    weight = one(torch.tensor([[100.0, 1.0, 2.0, 3.0]]))
+    dead = Band("wanda", 0.0, 0.25)
+    assert band_positions(dead, [weight], lambda tap: torch.tensor([[0.0, 1.0, 1.0, 1.0]]))["w"].tolist() == [0]
+
+
+@pytest.mark.parametrize("scope", ["row", "layer"])
+@pytest.mark.parametrize("patch", [1, 4])
+@pytest.mark.parametrize("section", [(0.0, 1.0, 0.1, 0.1), (0.0, 1.0, 0.05, 0.05), (0.0, 1.0, 1 / 3, 1 / 3)])
+def test_bands_side_by_side_partition_the_matrix(section, scope, patch):
+    start, end, step, ratio = section
+    recipe = BandSection(start=start, end=end, step=step, ratio=ratio, scope=scope, patch=patch)
+    weights = find_weights(tiny_model("llama"), layers=(0, 1))
+    bands = grid(recipe, "magnitude", 0)
+    rankings = Rankings(weights, None)
+    for weight in weights:
+        parts = [rankings.positions(b).get(weight.name, torch.zeros(0).long()) for b in bands]
+        covered = round(bands[-1].end * 100) == 100
+        joined = torch.cat(parts).sort().values
+        assert joined.unique().numel() == joined.numel()
+        assert covered
+        assert torch.equal(joined, torch.arange(weight.size))
+        assert sum(map(len, parts)) == weight.size
+
+
+@pytest.mark.parametrize(("start", "end"), [(0.0, 0.1), (0.33, 0.4), (0.5, 0.52), (0.96, 1.0)])
+def test_every_row_loses_exactly_its_share(start, end):
+    weights = find_weights(tiny_model("mixtral"))
+    found = band_positions(Band("wanda", start, end), weights, norms_of(weights))
+    for weight in weights:
+        share = round(end * weight.columns) - round(start * weight.columns)
+        where = found.get(weight.name, torch.zeros(0).long())
+        rows = torch.bincount(where // weight.columns, minlength=weight.experts * weight.rows)
+        assert rows.tolist() == [share] * (weight.experts * weight.rows)
+        assert share > 0 or weight.name not in found
+
+
+def test_rank_range_has_no_gaps():
+    assert rank_range(0.0, 1.0, 7) == (0, 7)
+    for size in (1, 7, 10, 33):
+        cuts = [rank_range(i / 20, (i + 1) / 20, size) for i in range(20)]
+        assert cuts[0][0] == 0
+        assert cuts[-1][1] == size
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(cuts))
+
+
+def made_up(kind, shape=(2, 6, 23)):
+    generator = torch.Generator().manual_seed(2)
+    return {
+        "ties": lambda: torch.randint(0, 4, shape, generator=generator).float(),
+        "constant": lambda: torch.zeros(shape),
+        "distinct": lambda: torch.rand(shape, generator=generator),
+        "zeros and denormals": lambda: torch.randint(0, 3, shape, generator=generator) * 1e-45,
+        "up to the largest": lambda: torch.rand(shape, generator=generator).mul(200).exp2().clamp(max=3.4e38),
+        "signed": lambda: torch.randint(-2, 3, shape, generator=generator).float(),
+        "both zeros": lambda: torch.randint(-1, 2, shape, generator=generator) * 0.0,
+    }[kind]()
+
+
+KINDS = ["ties", "constant", "distinct", "zeros and denormals", "up to the largest", "signed", "both zeros"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(2, 6, 23), (1, 1, 1), (1, 3, 70000), (5, 40, 64)])
+def test_columns_are_those_of_a_stable_sort(kind, shape):
+    scores = made_up(kind, shape)
+    size = shape[-1]
+    ranks = sorted({0, size // 3, size // 2, size - 1})
+    expected = torch.sort(scores, dim=-1, stable=True).indices
+    found = columns_at(scores, ranks)
+    assert found.shape == (len(ranks), *shape[:-1])
+    for rank, columns in zip(ranks, found, strict=True):
+        assert torch.equal(columns.long(), expected[..., rank])
+    # The layout in memory does not matter.
+    turned = scores.transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert torch.equal(columns_at(turned, ranks), found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ends_say_the_same_as_the_ranking(kind):
+    scores = made_up(kind)
+    order = torch.sort(scores, dim=-1, stable=True).indices
+    rng = random.Random(0)
+    cuts = [(0, 23), (0, 1), (22, 23), (0, 7), (16, 23), (5, 5)]
+    cuts += [tuple(sorted((rng.randrange(23), rng.randrange(23)))) for _ in range(30)]
+    for low, high in cuts:
+        expected = torch.zeros(scores.shape, dtype=torch.bool).scatter_(-1, order[..., low:high], True)
+        lower = order[..., low] if low else None
+        upper = order[..., high] if high < 23 else None
+        assert torch.equal(inside(scores, lower, upper), expected), (low, high)
+
+
+def test_many_rows_are_worked_on_in_parts(monkeypatch):
+    scores = made_up("ties", (3, 500, 300))
+    order = torch.sort(scores, dim=-1, stable=True).indices
+    expected = torch.zeros(scores.shape, dtype=torch.bool).scatter_(-1, order[..., 30:99], True)
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
+        lower, upper = columns_at(scores, [30, 99])
+        assert torch.equal(lower.long(), order[..., 30])
+        assert torch.equal(inside(scores, lower, upper), expected)
+
+
+def test_all_bands_of_a_grid_share_one_sort(monkeypatch):
+    weights = find_weights(tiny_model("llama"), "mlp", (0, 1))
+    norm = norms_of(weights)
+    sorted_ = []
+
+    def counted(scores, ranks):
+        sorted_.append(len(ranks))
+        return columns_at(scores, ranks)
+
+    monkeypatch.setattr("freemoe.domain_experts.rank.bands.columns_at", counted)
+    section = BandSection(step=0.1, ratio=0.1)
+    all_bands = [b for metric in ("wanda", "magnitude") for b in grid(section, metric, 0)]
+    rankings = Rankings(weights, norm, all_bands)
+    found = [rankings.positions(b) for b in all_bands]
+    assert sorted_ == [9] * len(weights) * 2
+    # A band that was not announced is sorted for, and right.
+    other = Band("wanda", 0.33, 0.41)
+    extra = rankings.positions(other)
+    assert len(sorted_) == len(weights) * 3
+    rankings.forget()
+    for band, positions in [*zip(all_bands, found, strict=True), (other, extra)]:
+        alone = band_positions(band, weights, norm)
+        assert alone.keys() == positions.keys()
+        assert all(torch.equal(alone[k], positions[k]) for k in alone), band
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("scope", ["row", "layer"])
+@pytest.mark.parametrize("patch", [1, 2, 16])
+def test_stored_ends_regenerate_the_positions(case, scope, patch):
+    weights = find_weights(tiny_model(case).to(torch.bfloat16), layers=(0, 1))
+    norm = norms_of(weights)
+    rankings = Rankings(weights, norm)
+    for start, end in [*EDGES, (0.2, 0.21), (0.99, 1.0), (0.5, 0.5)]:
+        band = Band("wanda", start, end, scope=scope, patch=patch)
+        expected, stored = rankings.positions(band), rankings.ends(band)
+        assert expected.keys() == stored.keys()
+        for weight in weights:
+            if weight.name not in stored:
+                continue
+            again = positions_between(band, weight, norm, *stored[weight.name])
+            assert torch.equal(again, expected[weight.name]), band
+
+
+def test_rankings_are_kept_apart():
+    weights = find_weights(tiny_model("llama"), "mlp", (0, 1))
+    shared = Rankings(weights, norms_of(weights))
+    bands = [
+        Band("wanda", 0.1, 0.3),
+        Band("magnitude", 0.1, 0.3),
+        Band("magnitude", 0.1, 0.3, scope="layer"),
+        Band("magnitude", 0.1, 0.3, patch=2),
+        Band("random", 0.1, 0.3, seed=0),
+        Band("random", 0.1, 0.3, seed=1),
+    ]
+    seen = [tuple(shared.positions(b)[weights[0].name].tolist()) for b in bands]
+    assert len(set(seen)) == len(bands)
+    assert seen == [tuple(Rankings(weights, norms_of(weights)).positions(b)[weights[0].name].tolist()) for b in bands]
+
+
+def test_a_band_touches_only_what_it_covers():
+    weights = find_weights(tiny_model("llama"))
+    attention = band_positions(Band("magnitude", 0, 0.1, sublayers="attention"), weights, None)
+    assert set(attention) == {w.name for w in weights if w.sublayer == "attention"}
+    second = band_positions(Band("magnitude", 0, 0.1, layers=(1, 2)), weights, None)
+    assert set(second) == {w.name for w in weights if w.layer == 1}
+    both = band_positions(Band("magnitude", 0, 0.1, sublayers="mlp", layers=(0, 1)), weights, None)
+    assert set(both) == {w.name for w in weights if w.layer == 0 and w.sublayer == "mlp"}
+    everything = band_positions(Band("magnitude", 0, 0.1), weights, None)
+    assert all(torch.equal(everything[k], v) for k, v in {**attention, **second}.items())
+
+
+def test_many_columns_keep_their_numbers():
+    # Above 32,767 units an order no longer fits into two bytes.
+    weight = one(torch.randn(2, 40000, generator=torch.Generator().manual_seed(0)))
+    for scope in ("row", "layer"):
+        band = Band("magnitude", 0.0, 0.3, scope=scope)
+        rankings = Rankings([weight], None)
+        found = rankings.positions(band)["w"]
+        flat = weight.parameter.detach().abs()
+        if scope == "row":
+            expected = torch.cat([flat[r].argsort(stable=True)[:12000] + 40000 * r for r in range(2)])
+        else:
+            expected = flat.flatten().argsort(stable=True)[:24000]
+        assert torch.equal(found, expected.sort().values)
+        assert torch.equal(positions_between(band, weight, None, *rankings.ends(band)["w"]), found)
+
+
+def test_a_grid_has_names_of_its_own():
+    bands = grid(BandSection(ratio=0.05, step=0.05), "wanda", 3)
+    assert len({b.name for b in bands}) == len(bands) == 20
+    assert bands[0].name == "wanda p=2 0-5 %"
+    assert [b.start for b in bands] == sorted(b.start for b in bands)
+    assert {b.seed for b in bands} == {3}
+    rules = {"p": "inf", "scope": "layer", "sublayers": "mlp", "patch": 4}
+    recipe = BandSection(start=0.5, end=1.0, step=0.05, ratio=0.05, **rules)
+    first = grid(recipe, "wanda", 0)[0]
+    assert first == Band("wanda", 0.5, 0.55, "inf", "layer", "mlp", None, 4, 0)
+
+
+def test_nan_in_a_weight_is_refused():
+    matrix = torch.ones(2, 4)
+    matrix[0, 1] = math.nan
+    with pytest.raises(NumericError, match="'w'"):
+        band_positions(Band("magnitude", 0, 0.5), [one(matrix)], None)
+    with pytest.raises(NumericError, match="8 of 8"):
+        band_positions(Band("wanda", 0, 0.5), [one(torch.ones(2, 4))], lambda t: torch.full((1, 4), math.inf))

@@ -1,0 +1,263 @@
+"""The norms of one pass, against every document run alone and every module watched the slow way."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from freemoe.core.errors import DataError, FamilyError, NumericError
+from freemoe.domain_experts.rank.calibrate import Norms, calibrate, power_sums, root, rows_of_groups
+from freemoe.models.spec import family_of
+from freemoe.models.weights import find_weights
+from tests.tiny import CASES, tiny_model
+
+LENGTHS = (5, 9, 3, 7, 6)
+LABELS = (0, 2, 0, 2, 2)  # subdomain 1 has no documents
+DOCUMENTS = [torch.randint(3, 250, (n,), generator=torch.Generator().manual_seed(i)) for i, n in enumerate(LENGTHS)]
+PS = (1, 2, 4, math.inf)
+
+
+def batch(which, side="right", extra=0):
+    length = max(len(DOCUMENTS[i]) for i in which) + extra
+    ids, mask = (
+        torch.zeros(len(which), length, dtype=torch.long),
+        torch.zeros(len(which), length, dtype=torch.long),
+    )
+    for row, i in enumerate(which):
+        n = len(DOCUMENTS[i])
+        part = slice(0, n) if side == "right" else slice(length - n, length)
+        ids[row, part], mask[row, part] = DOCUMENTS[i], 1
+    return ids, mask, torch.tensor([LABELS[i] for i in which])
+
+
+def one_expert(module, kind, e, x):
+    """One routed expert written out: what its down projection multiplies."""
+    if kind == "gpt_oss":
+        out = x @ module.gate_up_proj[e] + module.gate_up_proj_bias[e]
+        gate, up = out[::2].clamp(max=module.limit), out[1::2].clamp(-module.limit, module.limit)
+        return (up + 1) * gate * torch.sigmoid(gate * module.alpha)
+    out = module.gate_up_proj[e] @ x
+    half = len(out) // 2
+    return module.act_fn(out[:half]) * out[half:]
+
+
+@torch.no_grad()
+def slow_inputs(model, document):
+    """Every input of every linear, one document alone: {(parameter name, expert): [(columns,), ...]}."""
+    seen, kind, handles = {}, family_of(model).name, []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | Conv1D):
+
+            def watch(module, args, name=name):
+                rows = args[0].reshape(-1, args[0].shape[-1])
+                seen.setdefault((f"{name}.weight", 0), []).extend(rows)
+
+            handles.append(module.register_forward_pre_hook(watch))
+        elif name.endswith("mlp.experts"):
+
+            def route(module, args, output, name=name):
+                hidden, index, weights = args
+                total = torch.zeros_like(hidden)
+                for t in range(len(hidden)):
+                    for e, w in zip(index[t].tolist(), weights[t], strict=True):
+                        inner = one_expert(module, kind, e, hidden[t])
+                        seen.setdefault((f"{name}.gate_up_proj", e), []).append(hidden[t])
+                        seen.setdefault((f"{name}.down_proj", e), []).append(inner)
+                        down = module.down_proj[e].T if kind == "gpt_oss" else module.down_proj[e]
+                        total[t] += w * (down @ inner + (module.down_proj_bias[e] if kind == "gpt_oss" else 0))
+                # The slow way is right only if it ends where the module ends.
+                torch.testing.assert_close(total, output.reshape(total.shape), rtol=1e-3, atol=1e-5)
+
+            handles.append(module.register_forward_hook(route))
+    model(input_ids=document[None])
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_norms_equal_the_slow_way(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    norms = calibrate(model, weights, [batch([0, 1, 2]), batch([3, 4], "left", 2)], groups=3)
+    slow = [{}, {}, {}]
+    for document, label in zip(DOCUMENTS, LABELS, strict=True):
+        for key, rows in slow_inputs(model, document).items():
+            slow[label].setdefault(key, []).extend(rows)
+    for weight in weights:
+        for group in range(3):
+            for e in range(weight.experts):
+                rows = slow[group].get((weight.name, e), [])
+                x = torch.stack(rows).double() if rows else torch.zeros(1, weight.columns, dtype=torch.float64)
+                assert int(norms.tokens(weight.tap, group)[e]) == len(rows), weight.name
+                for p in PS:
+                    got = norms.norm(weight.tap, group, p)
+                    assert got.shape == (weight.experts, weight.columns)
+                    assert got.dtype == torch.float32
+                    expected = torch.linalg.vector_norm(x, p, dim=0).float()
+                    torch.testing.assert_close(got[e], expected, rtol=2e-4, atol=1e-5, msg=f"{weight.name} p={p}")
+    assert not norms.norm(weights[0].tap, 1, 2).any()
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "opt", "gpt_neox", "gemma3", "mixtral", "deepseek_v2"])
+@pytest.mark.parametrize(("side", "extra"), [("right", 4), ("left", 0), ("left", 11)])
+def test_padding_never_counts(case, side, extra):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    plain = calibrate(model, weights, [batch([i]) for i in range(5)], groups=3)
+    padded = calibrate(model, weights, [batch(range(5), side, extra)], groups=3)
+    for tap in plain.sums:
+        assert torch.equal(plain.counts[tap], padded.counts[tap])
+        torch.testing.assert_close(plain.sums[tap], padded.sums[tap], rtol=2e-4, atol=1e-6)
+
+
+def test_power_sums_of_a_small_matrix():
+    x = torch.tensor([[1.0, -2.0], [3.0, 0.0]])
+    sums = power_sums(x)
+    assert sums.tolist() == [[4.0, 2.0], [10.0, 4.0], [82.0, 16.0], [3.0, 2.0]]
+    assert power_sums(x[:0]).tolist() == [[0.0, 0.0]] * 4
+    wide = torch.randn(300, 4096, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    exact = wide.double().abs()
+    for got, p in zip(power_sums(wide), PS, strict=True):
+        expected = exact.amax(0) if p == math.inf else (exact**p).sum(0)
+        torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=0)
+
+
+def test_power_sums_of_some_rows():
+    x = torch.randn(500, 700, generator=torch.Generator().manual_seed(0))
+    before = x.clone()
+    rows = torch.randperm(500, generator=torch.Generator().manual_seed(1))[:321].sort().values
+    for chosen in (rows, rows[:1], rows[:0], None):
+        exact = (x if chosen is None else x[chosen]).double().abs()
+        got = power_sums(x, chosen)
+        assert got.shape == (4, 700)
+        for sums, p in zip(got, PS, strict=True):
+            expected = (exact**p).sum(0) if p != math.inf else exact.sum(0) if not len(exact) else exact.amax(0)
+            torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=0)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "batched_mm"])
+def test_any_experts_implementation_gives_the_same_norms(implementation):
+    model = tiny_model("gpt_oss")
+    weights = find_weights(model)
+    batches = [batch([0, 1, 2]), batch([3, 4], "left", 2)]
+    usual = calibrate(model, weights, batches, groups=3)
+    model.set_experts_implementation(implementation)
+    other = calibrate(model, weights, batches, groups=3)
+    for tap in usual.sums:
+        assert torch.equal(usual.counts[tap], other.counts[tap])
+        torch.testing.assert_close(usual.sums[tap], other.sums[tap], rtol=2e-4, atol=1e-6)
+
+
+def test_rows_of_groups():
+    parts = rows_of_groups(torch.tensor([2, -1, 0, 2, -1, 0, 5]))
+    assert [(g, rows.tolist()) for g, rows in parts] == [(0, [2, 5]), (2, [0, 3]), (5, [6])]
+    assert rows_of_groups(torch.tensor([-1, -1])) == []
+    assert rows_of_groups(torch.tensor([], dtype=torch.int64)) == []
+
+
+def test_root():
+    sums = torch.tensor([[3.0], [9.0], [81.0], [2.0]], dtype=torch.float64)
+    assert [root(sums, p).item() for p in PS] == [3.0, 3.0, 3.0, 2.0]
+    with pytest.raises(NumericError, match="p = 3"):
+        root(sums, 3)
+
+
+def test_pooled_is_all_documents_together():
+    model = tiny_model("mixtral")
+    weights = find_weights(model)
+    batches = [batch([0, 1, 2]), batch([3, 4])]
+    norms = calibrate(model, weights, batches, groups=3)
+    one = calibrate(model, weights, [(i, m, torch.zeros_like(g)) for i, m, g in batches], groups=1)
+    for tap in norms.sums:
+        for p in PS:
+            torch.testing.assert_close(norms.pooled(tap, [0, 1, 2], p), one.norm(tap, 0, p))
+            assert torch.equal(norms.pooled(tap, [2], p), norms.norm(tap, 2, p))
+    with pytest.raises(DataError, match="0 to 2 allowed"):
+        norms.pooled(tap, [3], 2)
+    with pytest.raises(DataError, match=r"\[\]"):
+        norms.pooled(tap, [], 2)
+
+
+def test_norms_travel_bit_by_bit():
+    model = tiny_model("qwen2_moe")
+    norms = calibrate(model, find_weights(model), [batch(range(5))], groups=3)
+    back = Norms.from_tensors(load(save(norms.to_tensors())))
+    assert back.groups == 3
+    assert back.sums.keys() == norms.sums.keys()
+    assert all(
+        torch.equal(back.sums[t], norms.sums[t]) and torch.equal(back.counts[t], norms.counts[t]) for t in back.sums
+    )
+    with pytest.raises(DataError, match="'x'"):
+        Norms.from_tensors({"x": torch.zeros(1)})
+
+
+def test_the_same_bits_on_every_run():
+    model = tiny_model("deepseek_v2")
+    weights = find_weights(model)
+    a, b = (calibrate(model, weights, [batch(range(5))], groups=3) for _ in range(2))
+    assert all(torch.equal(a.sums[t], b.sums[t]) for t in a.sums)
+
+
+def test_training_flags_and_gradients_are_as_before():
+    model = tiny_model("gpt2")
+    model.train()
+    model.transformer.h[0].eval()
+    flags = [m.training for m in model.modules()]
+    told = []
+    calibrate(model, find_weights(model), [batch([0, 1]), batch([2])], groups=3, on_batch=told.append)
+    assert [m.training for m in model.modules()] == flags
+    assert told == [2, 1]
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_bad_numbers_name_the_input_and_the_subdomain():
+    model = tiny_model("llama")
+    bad = int(DOCUMENTS[1][4])
+    assert all(bad not in d.tolist() for i, d in enumerate(DOCUMENTS) if i != 1)
+    model.model.embed_tokens.weight.data[bad] = math.nan
+    with pytest.raises(NumericError, match=r"model\.layers\.0\.self_attn\.q_proj .*subdomain 2"):
+        calibrate(model, find_weights(model), [batch(range(5))], groups=3)
+    norms = calibrate(model, find_weights(model), [batch([0, 2, 3, 4])], groups=3)
+    assert all(s.isfinite().all() for s in norms.sums.values())
+
+
+def test_bad_numbers_in_padding_do_not_matter():
+    model = tiny_model("llama")
+    model.model.embed_tokens.weight.data[0] = 1e30
+    norms = calibrate(model, find_weights(model), [batch(range(5))], groups=3)
+    assert all(s.isfinite().all() for s in norms.sums.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i, m, g: (i, m[:, 1:], g), r"\(B, L\)"),
+        (lambda i, m, g: (i, m, g[1:]), r"\(B,\)"),
+        (lambda i, m, g: (i, m, g + 1), "from 1 to 3; 0 to 2 allowed"),
+        (lambda i, m, g: (i, m, g - 1), "from -1 to 1"),
+    ],
+)
+def test_wrong_batches(change, message):
+    model = tiny_model("llama")
+    with pytest.raises(DataError, match=message):
+        calibrate(model, find_weights(model), [change(*batch(range(5)))], groups=3)
+
+
+def test_no_documents():
+    model = tiny_model("llama")
+    with pytest.raises(DataError, match="no documents"):
+        calibrate(model, find_weights(model), [], groups=1)
+
+
+def test_a_linear_that_is_computed_without_its_module():
+    model = tiny_model("llama")
+    mlp = model.model.layers[1].mlp
+    down = mlp.down_proj.weight
+    mlp.forward = lambda x: (mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)) @ down.T
+    with pytest.raises(FamilyError, match=r"1 inputs were never seen.*layers\.1\.mlp\.down_proj"):
+        calibrate(model, find_weights(model), [batch([0])], groups=3)

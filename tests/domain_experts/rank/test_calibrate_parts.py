@@ -1,0 +1,160 @@
+"""Calibration in parts: cut anywhere it ends in the same bits, and a killed run goes on at its last part."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from freemoe.core.runs import Journal, RunFolder
+from freemoe.domain_experts import build as build_module
+from freemoe.domain_experts.rank.calibrate import calibrate, parts_of
+from freemoe.domain_experts.workbench import prepare
+from freemoe.models.weights import find_weights
+from tests.domain_experts.conftest import task_recipe
+from tests.tiny import tiny_model
+
+
+def batches(count=6):
+    generator = torch.Generator().manual_seed(0)
+    for number in range(count):
+        ids = torch.randint(3, 250, (3, 7 + number), generator=generator)
+        mask = torch.ones_like(ids)
+        mask[0, 4:] = 0
+        yield ids, mask, torch.tensor([number % 2, 1, 2])
+
+
+@pytest.mark.parametrize("case", ["llama", "mixtral"])
+@pytest.mark.parametrize("cuts", [(1,), (3,), (2, 3, 5)])
+def test_a_pass_that_is_cut_ends_in_the_same_bits(case, cuts):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    whole = calibrate(model, weights, batches(), 3)
+    norms, first = None, 0
+    for end in (*cuts, 6):
+        before = None if norms is None else norms.copy()
+        kept = norms
+        norms = calibrate(model, weights, list(batches())[first:end], 3, before=norms)
+        # What came before is added to, not changed.
+        assert before is None or all(torch.equal(kept.sums[t], before.sums[t]) for t in before.sums)
+        first = end
+    assert all(torch.equal(norms.sums[t], whole.sums[t]) for t in whole.sums)
+    assert all(torch.equal(norms.counts[t], whole.counts[t]) for t in whole.counts)
+
+
+def test_batches_are_made_one_by_one():
+    model = tiny_model("llama")
+    alive = []
+
+    def counted():
+        for number, batch in enumerate(batches()):
+            alive.append(number)
+            yield batch
+            assert alive[-1] == number
+
+    told = []
+    calibrate(model, find_weights(model), counted(), 3, on_batch=lambda n: told.append((len(alive), n)))
+    assert told == [(n + 1, 3) for n in range(6)]
+
+
+def test_parts_hold_every_document_once_and_not_too_much():
+    lengths = [5, 90, 7, 30, 30, 1, 200, 8]
+    parts = parts_of(lengths, 100)
+    assert sorted(n for part in parts for n in part) == list(range(8))
+    assert [lengths[n] for part in parts for n in part] == sorted(lengths, reverse=True)
+    assert all(sum(lengths[n] for n in part) <= 100 or len(part) == 1 for part in parts)
+    assert parts == [[6], [1], [3, 4, 7, 2, 0, 5]]
+    assert parts_of([], 10) == []
+
+
+@pytest.fixture(scope="module")
+def bench(world):
+    """A workbench with 32 documents, of which each part of the calibration takes few."""
+    recipe = task_recipe(
+        world, "unused", domains={"law": [str(world.law)]}, search={"metrics": ["wanda"]}, batch_tokens=128
+    )
+    return prepare(recipe)
+
+
+DIVIDED = {"law": SimpleNamespace(names=["law/0", "law/1"], labels=[i % 2 for i in range(32)])}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """How many documents were run, and the part at which the next run is killed."""
+    monkeypatch.setattr(build_module, "CALIBRATION_PART", 1)
+    told = SimpleNamespace(documents=0, units=[], stop=None)
+    unit, measure = Journal.unit, calibrate
+
+    def counted_unit(journal, name, work):
+        if name not in journal:
+            if len(told.units) == told.stop:
+                raise KeyboardInterrupt
+            told.units.append(name)
+        return unit(journal, name, work)
+
+    def counted(model, weights, batches, groups, on_batch=None, before=None):
+        def through():
+            for batch in batches:
+                told.documents += len(batch[0])
+                yield batch
+
+        return measure(model, weights, through(), groups, on_batch, before)
+
+    monkeypatch.setattr(Journal, "unit", counted_unit)
+    monkeypatch.setattr(build_module, "calibrate", counted)
+    return told
+
+
+def run_of(folder):
+    return RunFolder(folder / "out", {"recipe": 1})
+
+
+def same(a, b):
+    return a.sums.keys() == b.sums.keys() and all(
+        torch.equal(a.sums[t], b.sums[t]) and torch.equal(a.counts[t], b.counts[t]) for t in a.sums
+    )
+
+
+def test_a_killed_run_goes_on_at_its_last_part(bench, tmp_path, measured):
+    whole = build_module._calibrate(bench, run_of(tmp_path / "whole"), DIVIDED)
+    assert measured.documents == 32
+    count = len(measured.units)
+    assert count > 5
+    assert measured.units == [f"calibration|{n}/{count}" for n in range(1, count + 1)]
+    tokens = sum(len(ids) for ids, _ in bench.rows(bench.domains["law"].reference.documents))
+    assert int(sum(n.sum() for n in whole.counts.values())) == tokens * len(whole.counts)
+
+    measured.units, measured.documents = [], 0
+    for measured.stop in (0, 1, 4):
+        with pytest.raises(KeyboardInterrupt):
+            build_module._calibrate(bench, run_of(tmp_path), DIVIDED)
+        assert len(measured.units) == measured.stop
+    measured.stop = None
+    assert same(build_module._calibrate(bench, run_of(tmp_path), DIVIDED), whole)
+    assert len(set(measured.units)) == len(measured.units) == count
+    # What a killed run measured last was not written down, and is measured twice.
+    assert 32 < measured.documents < 32 + 3 * 8
+    measured.documents = 0
+    assert same(build_module._calibrate(bench, run_of(tmp_path), DIVIDED), whole)
+    assert measured.documents == 0
+
+
+def test_only_the_newest_sums_stay_on_the_disk(bench, tmp_path, measured):
+    run = run_of(tmp_path)
+    build_module._calibrate(bench, run, DIVIDED)
+    assert len(measured.units) > 5
+    assert len(list((run.partial / "units").iterdir())) == 1
+
+
+@pytest.mark.parametrize("damage", [lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-1] + b"x")])
+def test_lost_or_damaged_sums_are_measured_anew(bench, tmp_path, measured, damage):
+    whole = build_module._calibrate(bench, run_of(tmp_path / "whole"), DIVIDED)
+    measured.units, measured.documents, measured.stop = [], 0, 4
+    with pytest.raises(KeyboardInterrupt):
+        build_module._calibrate(bench, run_of(tmp_path), DIVIDED)
+    measured.stop = None
+    for path in (run_of(tmp_path).partial / "units").iterdir():
+        damage(path)
+    measured.documents = 0
+    assert same(build_module._calibrate(bench, run_of(tmp_path), DIVIDED), whole)
+    assert measured.documents == 32

@@ -1,0 +1,353 @@
+"""The two-level router against scikit-learn, figures by hand, and what it does when it is not sure."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sklearn.linear_model import LogisticRegression
+
+from freemoe.core.artifacts import read_manifest
+from freemoe.domain_experts.route.confidence import abstention_threshold, expected_calibration_error, fit_temperature
+from freemoe.domain_experts.route.router import (
+    Level,
+    Route,
+    Router,
+    calibration_errors,
+    fit_level,
+    latency,
+    train_router,
+)
+from freemoe.domain_experts.select.choice import folds
+
+
+def world(per_group=20, spread=0.3, seed=0):
+    """Two domains with two and three subdomains, in five places: features, domains, subdomains, keys."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(0, 5, (5, 8))
+    names = ["law/a", "law/b", "math/0", "math/1", "math/2"]
+    order = rng.permutation(np.repeat(np.arange(5), per_group))
+    feature = torch.tensor(centres[order] + rng.normal(0, spread, (len(order), 8))).float()
+    subdomains = [names[k] for k in order]
+    return feature, [s.split("/")[0] for s in subdomains], subdomains, [str(i) for i in range(len(order))]
+
+
+@pytest.mark.parametrize("level2", ["linear", "centroid"])
+def test_separable_groups_are_routed(level2):
+    feature, domains, subdomains, keys = world()
+    router, figures = train_router(feature, domains, subdomains, keys, level2=level2)
+    routes = router.route(feature)
+    assert [r.domain for r in routes] == domains
+    assert [r.subdomain for r in routes] == subdomains
+    assert all(0 < r.confidence <= 1 for r in routes)
+    fresh, _, s, _ = world(per_group=5, seed=0)
+    assert [r.subdomain for r in router.route(fresh)] == s
+    assert (figures["domain_accuracy"], figures["subdomain_accuracy"]) == (1.0, 1.0)
+    assert figures["abstained"] <= 0.05
+    assert figures["documents"] == 100
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_probabilities_equal_scikit_learns(classes):
+    rng = np.random.default_rng(classes)
+    x = rng.normal(size=(60, 5))
+    y = rng.integers(0, classes, 60)
+    names = [f"n{k}" for k in range(classes)]
+    level = fit_level(x, [names[k] for k in y], names, "linear", 0)
+    expected = LogisticRegression(max_iter=300, random_state=0).fit(x, y).predict_proba(x)
+    np.testing.assert_allclose(level.probabilities(torch.from_numpy(x).float()).numpy(), expected, atol=1e-5)
+    assert level.classes == tuple(names)
+    assert level.weight.shape == (classes, 5)
+
+
+def test_centroids_are_means_and_the_nearest_wins():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 4))
+    labels = [f"n{i % 3}" for i in range(60)]
+    level = fit_level(x, labels, ["n0", "n1", "n2"], "centroid", 0)
+    for k in range(3):
+        np.testing.assert_allclose(level.weight[k].numpy(), x[k::3].mean(0), atol=1e-6)
+    probabilities = level.probabilities(torch.from_numpy(x).float())
+    distances = ((x[:, None] - level.weight.numpy()) ** 2).sum(-1)
+    assert probabilities.argmax(1).tolist() == distances.argmin(1).tolist()
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(60))
+
+
+@pytest.mark.parametrize("kind", ["linear", "centroid"])
+def test_a_single_class_is_certain(kind):
+    x = np.random.default_rng(0).normal(size=(9, 3))
+    level = fit_level(x, ["only"] * 9, ["only", "absent"], kind, 0)
+    assert level.classes == ("only",)
+    assert level.probabilities(torch.from_numpy(x).float()).tolist() == [[1.0]] * 9
+
+
+@pytest.mark.parametrize("level2", ["linear", "centroid"])
+def test_one_domain_with_one_subdomain_never_abstains(level2):
+    feature = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+    router, figures = train_router(feature, ["d"] * 30, ["d/all"] * 30, [str(i) for i in range(30)], level2=level2)
+    routes = router.route(torch.randn(20, 6, generator=torch.Generator().manual_seed(1)) * 50)
+    assert {(r.domain, r.subdomain) for r in routes} == {("d", "d/all")}
+    assert all(r.confidence >= router.threshold for r in routes)
+    assert figures["abstained"] == 0
+    assert figures["subdomain_accuracy"] == 1
+
+
+def test_one_domain_with_two_subdomains():
+    feature, _, subdomains, keys = world()
+    router, _ = train_router(feature, ["all"] * 100, subdomains, keys)
+    assert [r.subdomain for r in router.route(feature)] == subdomains
+
+
+@pytest.mark.parametrize("level2", ["linear", "centroid"])
+def test_routes_survive_the_disk(level2, tmp_path):
+    feature, domains, subdomains, keys = world(spread=6.0)
+    router, _ = train_router(feature, domains, subdomains, keys, level2=level2, kind="hidden", precision=0.6)
+    save_file(router.to_tensors(), tmp_path / "r.safetensors")
+    described = json.loads(json.dumps(router.describe()))
+    back = Router.from_parts(described, load_file(tmp_path / "r.safetensors"))
+    for ours, theirs in zip(back.route(feature), router.route(feature), strict=True):
+        assert (ours.domain, ours.subdomain) == (theirs.domain, theirs.subdomain)
+        assert ours.confidence == pytest.approx(theirs.confidence, abs=1e-6)
+        assert ours.domain_confidence == pytest.approx(theirs.domain_confidence, abs=1e-6)
+    assert (back.threshold, back.feature) == (router.threshold, "hidden")
+    assert back.describe() == router.describe()
+    temperatures = [back.domain.temperature, *(level.temperature for level in back.subdomain.values())]
+    assert len(dict.fromkeys([1.0, *temperatures])) > 2
+    assert all(torch.equal(t, router.to_tensors()[k]) for k, t in back.to_tensors().items())
+
+
+@pytest.mark.parametrize("level2", ["linear", "centroid"])
+def test_a_batch_is_routed_like_its_rows(level2):
+    feature, domains, subdomains, keys = world(spread=6.0)
+    router, _ = train_router(feature, domains, subdomains, keys, level2=level2)
+    for i, route in enumerate(router.route(feature)):
+        x = (feature[i : i + 1] - router.mean) / router.scale
+        first = router.domain.probabilities(x)[0]
+        domain = router.domain.classes[int(first.argmax())]
+        second = router.subdomain[domain].probabilities(x)[0]
+        assert (route.domain, route.subdomain) == (domain, router.subdomain[domain].classes[int(second.argmax())])
+        assert route.domain_confidence == pytest.approx(float(first.max()), abs=1e-5)
+        assert route.confidence == pytest.approx(float(first.max() * second.max()), abs=1e-5)
+        (alone,) = router.route(feature[i : i + 1])
+        assert alone.subdomain == route.subdomain
+        assert alone.confidence == pytest.approx(route.confidence, abs=1e-5)
+    assert router.route(feature[:0]) == []
+
+
+def test_a_temperature_changes_how_sure_a_level_is_and_nothing_else():
+    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    weight, bias = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([0.1, 0.0, -0.2])
+    plain = Level(("a", "b", "c"), weight, bias)
+    assert torch.equal(plain.probabilities(x), torch.softmax(x @ weight.T + bias, 1))
+    before = 0 * x[:, 0] + 1
+    for temperature in (0.2, 1.0, 3.0, 20.0):
+        level = Level(("a", "b", "c"), weight, bias, temperature)
+        sure, picked = level.decide(x)
+        assert torch.equal(picked, plain.decide(x)[1])
+        assert (sure <= before).all()
+        torch.testing.assert_close(level.probabilities(x), torch.softmax((x @ weight.T + bias) / temperature, 1))
+        before = sure
+
+
+def test_training_is_deterministic():
+    feature, domains, subdomains, keys = world(spread=6.0)
+    a, first = train_router(feature, domains, subdomains, keys)
+    b, second = train_router(feature, domains, subdomains, keys)
+    assert all(torch.equal(x, y) for x, y in zip(a.to_tensors().values(), b.to_tensors().values(), strict=True))
+    assert a.describe() == b.describe()
+    for key in first.keys() - {"p50_ms", "p95_ms"}:
+        assert first[key] == second[key]
+
+
+def test_features_are_standardised():
+    feature, domains, subdomains, keys = world(spread=3.0)
+    a, _ = train_router(feature, domains, subdomains, keys)
+    b, _ = train_router(feature * 1000 + 7, domains, subdomains, keys)
+    for x, y in zip(a.route(feature), b.route(feature * 1000 + 7), strict=True):
+        assert x.subdomain == y.subdomain
+        assert x.confidence == pytest.approx(y.confidence, abs=1e-3)
+    constant = torch.cat([feature, torch.ones(100, 1)], 1)
+    c, _ = train_router(constant, domains, subdomains, keys)
+    assert all(torch.isfinite(t).all() for t in c.to_tensors().values())
+    assert [r.subdomain for r in c.route(constant)] == [r.subdomain for r in a.route(feature)]
+
+
+def test_figures_come_from_documents_that_were_not_seen():
+    # Labels at random: what was seen can be learned by heart, what was not cannot.
+    rng = np.random.default_rng(0)
+    feature = torch.randn(60, 80, generator=torch.Generator().manual_seed(0))
+    domains = [("a", "b")[k] for k in rng.integers(0, 2, 60)]
+    router, figures = train_router(feature, domains, [f"{d}/all" for d in domains], [str(i) for i in range(60)])
+    assert np.mean([r.domain == d for r, d in zip(router.route(feature), domains, strict=True)]) > 0.95
+    assert figures["domain_accuracy"] < 0.75
+    assert figures["abstained"] > 0.5
+    # With copies of every document in the training, their keys must keep them apart all the same.
+    keys = [str(i % 60) for i in range(120)]
+    twice = torch.cat([feature, feature])
+    _, copied = train_router(twice, domains * 2, [f"{d}/all" for d in domains] * 2, keys)
+    assert copied["domain_accuracy"] < 0.75
+
+
+def _fold_by_hand(feature, domains, subdomains, inside, part):
+    """Logits of a fold's documents: level 1, and level 2 of each domain, with the classes of the columns."""
+    x = feature.double().numpy()
+    mean, scale = x[inside].mean(0), x[inside].std(0)
+    x = (x - mean) / scale
+
+    def fit(rows, labels):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = LogisticRegression(max_iter=300).fit(x[rows], labels)
+        score = model.decision_function(x[part])
+        return model.classes_.tolist(), np.stack([-score / 2, score / 2], 1) if score.ndim == 1 else score
+
+    first = fit(inside, [domains[i] for i in inside])
+    second = {}
+    for d in ("law", "math"):
+        mine = [i for i in inside if domains[i] == d]
+        second[d] = fit(mine, [subdomains[i] for i in mine])
+    return first, second
+
+
+def _softmax(logits, temperature):
+    e = np.exp((logits - logits.max()) / temperature)
+    return e / e.sum()
+
+
+def test_figures_by_hand():
+    feature, domains, subdomains, keys = world(spread=6.0)
+    router, figures = train_router(feature, domains, subdomains, keys, precision=0.6, seed=3)
+    parts = folds(keys, 5, 3)
+    logits = [
+        _fold_by_hand(feature, domains, subdomains, [i for i in range(100) if i not in part], part) for part in parts
+    ]
+
+    def temperature(numbers, domain):
+        rows, right = [], []
+        for n in numbers:
+            classes, found = logits[n][0] if domain is None else logits[n][1][domain]
+            for row, i in zip(found, parts[n], strict=True):
+                if domain in (None, domains[i]):
+                    rows.append(row)
+                    right.append(classes[row.argmax()] == (domains if domain is None else subdomains)[i])
+        return fit_temperature(torch.tensor(np.array(rows)), right)
+
+    first, whole, plain, right_domain, right = [np.zeros(100) for _ in range(5)]
+    for n, part in enumerate(parts):
+        others = [m for m in range(5) if m != n]
+        heat = {d: temperature(others, d) for d in (None, "law", "math")}
+        (classes, level1), level2 = logits[n]
+        for row, i in enumerate(part):
+            d = classes[level1[row].argmax()]
+            names, scores = level2[d]
+            first[i] = _softmax(level1[row], heat[None]).max()
+            whole[i] = first[i] * _softmax(scores[row], heat[d]).max()
+            plain[i] = _softmax(level1[row], 1).max() * _softmax(scores[row], 1).max()
+            right_domain[i] = d == domains[i]
+            right[i] = names[scores[row].argmax()] == subdomains[i]
+    assert figures["domain_accuracy"] == right_domain.mean()
+    assert figures["subdomain_accuracy"] == right.mean()
+    assert 0.5 < right.mean() < 1
+    threshold = abstention_threshold(whole, right, 0.6)
+    assert router.threshold == figures["threshold"] == pytest.approx(threshold, abs=1e-4)
+    assert figures["abstained"] == np.mean(whole < threshold - 1e-6)
+    for confidence, hits, found in (
+        (first, right_domain, figures["domain_ece"]),
+        (whole, right, figures["subdomain_ece"]),
+        (plain, right, figures["without_temperature"]["subdomain_ece"]),
+    ):
+        assert found == pytest.approx(expected_calibration_error(confidence, hits), abs=0.01)
+    assert router.domain.temperature == figures["temperature"] == temperature(range(5), None)
+    for d in ("law", "math"):
+        assert router.subdomain[d].temperature == figures["subdomain_temperatures"][d] == temperature(range(5), d)
+
+
+@pytest.mark.parametrize("level2", ["linear", "centroid"])
+def test_calibration_makes_confidence_mean_the_chance_to_be_right(level2):
+    # Groups that overlap, and fewer documents than features: the plain confidence is far off.
+    rng = np.random.default_rng(1)
+    centres = rng.normal(0, 1, (4, 60))
+    names = ["a/0", "a/1", "b/0", "b/1"]
+
+    def draw(count):
+        label = rng.integers(0, 4, count)
+        feature = torch.tensor(centres[label] + rng.normal(0, 3.5, (count, 60))).float()
+        return feature, [names[k][0] for k in label], [names[k] for k in label]
+
+    feature, domains, subdomains = draw(300)
+    router, figures = train_router(feature, domains, subdomains, [str(i) for i in range(300)], level2=level2)
+    fresh, fresh_domains, fresh_subdomains = draw(2000)
+    after = calibration_errors(router.route(fresh), fresh_domains, fresh_subdomains)
+    plain = Router(
+        router.mean,
+        router.scale,
+        replace(router.domain, temperature=1.0),
+        {d: replace(level, temperature=1.0) for d, level in router.subdomain.items()},
+        0.0,
+    )
+    before = calibration_errors(plain.route(fresh), fresh_domains, fresh_subdomains)
+    for key in ("domain_ece", "subdomain_ece"):
+        assert after[key] < 0.08
+    assert after["subdomain_ece"] < 0.75 * before["subdomain_ece"]
+    assert figures["subdomain_ece"] < figures["without_temperature"]["subdomain_ece"]
+
+
+def test_calibration_errors_by_hand():
+    routes = [
+        Route("a", "a/0", 0.55, 0.95),
+        Route("a", "a/1", 0.55, 0.95),
+        Route("b", "b/0", 0.75, 0.85),
+        # The subdomains of two domains may have one name: being right takes both.
+        Route("b", "a/0", 0.75, 0.85),
+    ]
+    found = calibration_errors(routes, ["a", "a", "b", "a"], ["a/0", "a/0", "b/0", "a/0"])
+    assert found["domain_ece"] == pytest.approx((2 * 0.05 + 2 * abs(0.85 - 0.5)) / 4)
+    assert found["subdomain_ece"] == pytest.approx((2 * abs(0.55 - 0.5) + 2 * abs(0.75 - 0.5)) / 4)
+
+
+def test_a_class_that_a_fold_lacks_is_no_obstacle():
+    feature, domains, subdomains, keys = world()
+    # One content key for all of a domain's subdomain, and for another whole domain: their folds cannot know them.
+    keys = ["one" if s == "math/2" else k for s, k in zip(subdomains, keys, strict=True)]
+    feature = torch.cat([feature, feature[:4] + 40])
+    router, figures = train_router(
+        feature, [*domains, *["odd"] * 4], [*subdomains, *["odd/all"] * 4], [*keys, *["other"] * 4]
+    )
+    assert router.domain.classes.count("odd") == 1
+    assert all(np.isfinite([r.confidence for r in router.route(feature)]))
+    assert figures["domain_accuracy"] <= 0.97
+    assert all(np.isfinite(list(router.describe()["subdomain_temperatures"].values())))
+    assert router.subdomain["odd"].temperature == 1.0
+
+
+def test_too_few_documents_to_know_means_abstaining():
+    feature, domains, subdomains, _ = world()
+    router, figures = train_router(feature, domains, subdomains, ["one key"] * 100)
+    assert router.threshold > 1
+    assert figures["abstained"] == 1
+    assert router.domain.temperature == 1.0
+
+
+def test_latency_is_measured():
+    feature, domains, subdomains, keys = world()
+    router, figures = train_router(feature, domains, subdomains, keys)
+    assert 0 < figures["p50_ms"] <= figures["p95_ms"]
+    assert latency(router, feature[:1], repeats=3)["p50_ms"] > 0
+
+
+def test_a_build_keeps_the_temperatures_and_reports_the_calibration(artefact):
+    result = json.loads((artefact / "result.json").read_text())
+    described = read_manifest(artefact)["router"]
+    router = Router.from_parts(described, load_file(artefact / "router.safetensors"))
+    assert router.domain.temperature == result["router"]["temperature"] == described["temperature"]
+    assert described["subdomain_temperatures"].keys() == result["router"]["subdomain_temperatures"].keys()
+    assert result["router"]["without_temperature"].keys() == {"domain_ece", "subdomain_ece"}
+    for domain in result["domains"]:
+        documents = domain["documents"]
+        right = [d["router_saw"] == d["subdomain"] for d in documents]
+        error = expected_calibration_error([d["confidence"] for d in documents], right)
+        assert domain["router"]["subdomain_ece"] == pytest.approx(error)
+        assert 0 <= domain["router"]["domain_ece"] <= 1

@@ -1,0 +1,101 @@
+"""What a build would do, what an artefact holds, and its card: plain data, nothing written."""
+
+import pytest
+
+from freemoe.core.artifacts import fingerprint
+from freemoe.core.errors import ArtifactError, DataError
+from freemoe.domain_experts.dry_run import plan
+from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.prove.card import gain_text, headlines, model_card
+from freemoe.models.switching import count
+from tests.domain_experts.conftest import read_result, task_recipe, text_recipe
+
+
+def test_a_plan_counts_and_writes_nothing(world, artefact, tmp_path):
+    recipe = task_recipe(world, tmp_path / "out")
+    found = plan(recipe)
+    assert list(tmp_path.iterdir()) == []
+    assert found["subdomains"] == 3 == sum(len(d["subdomains"]) for d in read_result(artefact)["domains"])
+    assert found["bands_per_subdomain"] == 8
+    assert "law (32 reference, 32 reported)" in found["domains"]
+    assert "24 candidate bands, 3 purifications" in found["units_of_work"]
+    assert "carved" in found["splits"]
+    assert found["output"] == str(tmp_path / "out")
+    assert all(str(value) for value in found.values())
+
+
+def test_a_plan_of_text_and_of_halving(world, tmp_path):
+    assert plan(text_recipe(world, tmp_path / "out"))["bands_per_subdomain"] == 1
+    search = {"metrics": ["magnitude"], "method": "halving"}
+    found = plan(task_recipe(world, tmp_path / "out", search=search))
+    assert "0 purifications" in found["units_of_work"]
+
+
+def test_a_plan_counts_the_activations_of_a_training_pass(world, tmp_path):
+    def memory(tokens, metric="saliency"):
+        recipe = task_recipe(world, tmp_path / "out", batch_tokens=tokens, search={"metrics": [metric]})
+        return int(plan(recipe)["memory"].split()[1].replace(",", ""))
+
+    assert memory(8192) > memory(512) + 10
+    assert memory(8192, "magnitude") == memory(512, "magnitude")
+
+
+def test_a_plan_finds_bad_input(world, tmp_path):
+    with pytest.raises(DataError, match="nowhere"):
+        plan(task_recipe(world, tmp_path / "out", domains={"d": ["./nowhere.jsonl"]}))
+
+
+def test_inspecting_an_artefact(world, artefact):
+    found = inspect_artefact(artefact)
+    assert found["fits the base given"].startswith("not checked")
+    assert [e["name"] for e in found["experts"]] == ["law/0", "law/1", "sums/all"]
+    assert found["base fingerprint"] == fingerprint(world.model)
+    assert found["router"] == "law, sums"
+    checked = inspect_artefact(artefact, str(world.base))
+    moe = FreeMoE.from_pretrained(world.model, artefact)
+    for row in checked["experts"]:
+        assert row["off"] == count(moe.expert_positions(row["name"]))
+        assert row["bytes"] > 0
+    with pytest.raises(ArtifactError, match="not an artefact"):
+        inspect_artefact(world.base)
+
+
+def test_inspecting_a_base(world):
+    found = inspect_model(str(world.base))
+    assert found["dtype"] == "float32"
+    assert "llama" in found["found"]
+    assert found["tokenizer"] == "259 tokens"
+
+
+def test_the_card_shows_the_numbers_of_the_result(artefact, text_artefact):
+    for folder in (artefact, text_artefact):
+        result = read_result(folder)
+        card = (folder / "README.md").read_text()
+        assert card == model_card(result)
+        assert card.startswith("---\nlibrary_name: freemoe\nbase_model: ")
+        for domain in result["domains"]:
+            (line,) = [x for x in card.splitlines() if x.startswith(f"| {domain['name']} |")]
+            for name, row in domain["rows"].items():
+                assert f"{row['score']:.2f}" in line
+                assert name == "base" or gain_text(row, domain["unit"]) in line
+            for sub in domain["subdomains"]:
+                assert f"- {sub['name']}: {sub['verdict']}" in card
+        lines = headlines(result)
+        own = sum(1 + len(d["subdomains"]) for d in result["domains"])
+        assert [line for line in lines if line.startswith("  ")] == [
+            f"  {sub['name']}: {sub['verdict']}" for d in result["domains"] for sub in d["subdomains"]
+        ]
+        if len(result["domains"]) == 1:
+            assert len(lines) == own
+        else:
+            gains = [d["rows"]["expert"]["gain"]["mean"] for d in result["domains"]]
+            (average,) = lines[own:]
+            assert f"over 2 domains: {sum(gains) / 2:+.2f} [" in average
+
+
+def test_gain_text():
+    points = {"gain": {"mean": 3.14, "low": -1.0, "high": 7.26}}
+    assert gain_text(points, "points") == "+3.1 [-1.0, +7.3]"
+    ratio = {"ratio": {"mean": 0.5, "low": 0.4, "high": 0.66666}}
+    assert gain_text(ratio, "perplexity") == "x 0.500 [0.400, 0.667]"

@@ -1,0 +1,325 @@
+"""The scorer against lm-eval's own backend, and against one plain forward per row."""
+
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from freemoe.core.errors import DataError, NumericError, RecipeError
+from freemoe.evals.engine.scorer import Pair, Scorer, context_length, cut_at_stop
+from freemoe.evals.tasks.documents import Document
+from tests.tiny import tiny_model, tiny_tokenizer
+
+FAMILIES = ["llama", "gemma2", "gpt2", "opt"]
+CONTEXT = 256
+
+
+def text(rng, length):
+    return "".join(rng.choice("abc XYZ?é\n1") for _ in range(length))
+
+
+def random_pairs(count=40):
+    """Answers of one and many tokens, choices that share a context, spaces at ends, no context, overlong."""
+    rng = random.Random(7)
+    pairs = []
+    while len(pairs) < count - 8:
+        context = text(rng, rng.randrange(1, 60)) + rng.choice(["", " ", "  "])
+        if not context.strip():
+            continue
+        kind = len(pairs) % 3
+        if kind == 0:
+            pairs += [(context, f" {letter}") for letter in "ABC"]
+        elif kind == 1:
+            pairs.append((context, rng.choice("xyz")))
+        else:
+            pairs.append((context, " " + text(rng, rng.randrange(2, 20)).strip() + "."))
+    pairs = pairs[: count - 8]
+    pairs += [("", "start"), ("", "s"), ("", "longer text. " * 4)]
+    pairs += [(text(rng, n) + "!", answer) for n, answer in ((255, "a"), (256, "a"), (400, " many of them"))]
+    pairs += [("q" * 300, " A"), ("q" * 300, " B")]
+    assert len(pairs) == count
+    return pairs
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return tiny_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def hflm(model):
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from lm_eval.models.huggingface import HFLM
+
+        return HFLM(
+            pretrained=model,
+            tokenizer=tiny_tokenizer(),
+            batch_size=4,
+            max_length=CONTEXT,
+            softmax_dtype="float32",
+        )
+
+
+def slow(model, scorer, pair):
+    """One row, every position, fp32 log-softmax, one token at a time."""
+    ids = [*pair.context, *pair.continuation][-(scorer.max_length + 1) :]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids[:-1]])).logits[0].double()
+    answer = len(pair.continuation)
+    total, greedy = 0.0, True
+    for k in range(answer):
+        row = logits[len(ids) - 1 - answer + k]
+        total += float(torch.log_softmax(row, 0)[pair.continuation[k]])
+        greedy = greedy and int(row.argmax()) == pair.continuation[k]
+    return total, greedy
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_loglikelihoods_equal_lm_evals_and_the_slow_way(model, hflm):
+    from lm_eval.api.instance import Instance
+
+    pairs = random_pairs()
+    scorer = Scorer(model, tiny_tokenizer(), batch_tokens=700)
+    # Greedy answers too, so that is_greedy is not False everywhere.
+    best = scorer.generate([c for c, _ in pairs[:6]], (), 1)
+    pairs += [(c, b) for (c, _), b in zip(pairs, best, strict=False) if b.strip() and c == c.rstrip()]
+    ours = scorer.loglikelihoods(pairs)
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    theirs = hflm.loglikelihood(requests, disable_tqdm=True)
+    for pair, (ll, greedy), (their_ll, their_greedy) in zip(pairs, ours, theirs, strict=True):
+        assert ll == pytest.approx(their_ll, abs=2e-4), pair
+        assert greedy == their_greedy, pair
+        slow_ll, slow_greedy = slow(model, scorer, scorer.pair(*pair))
+        assert ll == pytest.approx(slow_ll, abs=2e-4), pair
+        assert greedy == slow_greedy, pair
+    parts = [scorer.pair(*pair) for pair in pairs]
+    cut = sum(len(p.context) + len(p.continuation) > CONTEXT + 1 for p in parts)
+    assert scorer.truncated == {"": cut}
+    assert cut >= 4
+
+
+def test_some_answers_are_greedy():
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    scorer = Scorer(model, tokenizer)
+    context = scorer.encode("What is")
+    ids = list(context)
+    for _ in range(3):
+        ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+    greedy = Pair(tuple(context), tuple(ids[len(context) :]))
+    first = Pair(greedy.context, (greedy.continuation[0] + 1, *greedy.continuation[1:]))
+    last = Pair(greedy.context, (*greedy.continuation[:-1], greedy.continuation[-1] + 1))
+    assert [s.is_greedy for s in scorer.score([greedy, first, last])] == [True, False, False]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_generations_equal_lm_evals(model, hflm):
+    from lm_eval.api.instance import Instance
+
+    rng = random.Random(3)
+    prompts = [text(rng, n).strip() + "?" for n in (3, 9, 17, 17, 40, 80, 245, 300)]
+    scorer = Scorer(model, tiny_tokenizer(), batch_tokens=800)
+    free = scorer.generate(prompts, (), 12)
+    # Stop strings that do occur: one early in a text, one of two characters, one that never comes.
+    stops = [free[0][4:5], free[3][5:7], "never"]
+    until = [s for s in stops if s.strip()]
+    for stop, new in (([], 12), (until, 12), (until[:1], 20)):
+        requests = [
+            Instance("generate_until", {}, (p, {"until": list(stop), "max_gen_toks": new, "do_sample": False}), i)
+            for i, p in enumerate(prompts)
+        ]
+        theirs = hflm.generate_until(requests, disable_tqdm=True)
+        assert scorer.generate(prompts, stop, new) == theirs
+    cut = scorer.generate(prompts, until, 12)
+    assert cut != free
+    for whole, part in zip(free, cut, strict=True):
+        assert whole.startswith(part)
+        assert not any(stop in part for stop in until)
+
+
+def test_generation_ends_at_the_end_of_text_token():
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    scorer = Scorer(model, tokenizer)
+    (whole,) = scorer.generate(["abc"], (), 8)
+    ids = scorer.encode("abc")
+    produced = []
+    for _ in range(8):
+        produced.append(int(model(input_ids=torch.tensor([ids + produced])).logits[0, -1].argmax()))
+    assert whole == tokenizer.decode(produced, skip_special_tokens=True)
+    at = next(i for i in range(8) if produced[i] not in produced[:i] and i > 0)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(produced[at]) or "</s>"
+    if tokenizer.eos_token_id == produced[at]:
+        (short,) = Scorer(model, tokenizer).generate(["abc"], (), 8)
+        assert short == tokenizer.decode(produced[:at], skip_special_tokens=True)
+
+
+def test_the_size_of_a_batch_changes_no_answer(model):
+    pairs = random_pairs()
+    rows = [Scorer(model, tiny_tokenizer(), batch_tokens=size).loglikelihoods(pairs) for size in (1, 300, 100000)]
+    for one, some, all_ in zip(*rows, strict=True):
+        assert one[0] == pytest.approx(all_[0], abs=1e-4)
+        assert some[0] == pytest.approx(all_[0], abs=1e-4)
+        assert one[1] == some[1] == all_[1]
+    prompts = ["a", "some text", "another text that is longer", "b"]
+    texts = [Scorer(model, tiny_tokenizer(), batch_tokens=n).generate(prompts, ("Z",), 6) for n in (1, 70, 9999)]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def counted(model):
+    calls = []
+    handle = model.register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    return calls, handle
+
+
+def test_choices_that_differ_in_their_last_token_share_a_forward():
+    model = tiny_model("llama")
+    calls, handle = counted(model)
+    scorer = Scorer(model, tiny_tokenizer(), share_prefixes=False)
+    scorer.loglikelihoods([("Question?", f" {c}") for c in "ABCD"])
+    assert calls == [(1, len("Question? "))]
+    calls.clear()
+    scorer.loglikelihoods([("Question?", " AB"), ("Question?", " XB")])
+    assert calls == [(2, len("Question? A"))]
+    handle.remove()
+
+
+def test_batches_stay_below_their_budget():
+    model = tiny_model("llama")
+    calls, handle = counted(model)
+    # Each begins with another letter: nothing to share.
+    contexts = [letter + "x" * (n - 1) for letter, n in zip("abcdefg", (5, 90, 30, 31, 7, 200, 12), strict=True)]
+    Scorer(model, tiny_tokenizer(), batch_tokens=100).loglikelihoods([(c, " y") for c in contexts])
+    handle.remove()
+    assert all(rows == 1 or rows * longest <= 100 for rows, longest in calls)
+    assert sum(rows for rows, _ in calls) == 7
+    assert calls[0] == (1, 201)
+    assert len(calls) < 7
+
+
+class Canned(torch.nn.Module):
+    """Answers with logits that are given, whatever it is asked."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = logits
+        self.device = torch.device("cpu")
+        self.config = SimpleNamespace(max_position_embeddings=64)
+
+    def forward(self, input_ids, use_cache):
+        return SimpleNamespace(logits=self.logits[: len(input_ids), : input_ids.shape[1]])
+
+
+def test_half_precision_is_summed_in_single():
+    logits = torch.randn(1, 40, 300, generator=torch.Generator().manual_seed(0)).mul(4).to(torch.bfloat16)
+    ids = tuple(range(3, 33))
+    scorer = Scorer(Canned(logits), tiny_tokenizer())
+    (found,) = scorer.score([Pair(ids[:5], ids[5:])])
+    rows = logits[0, 4:29]
+    exact = torch.log_softmax(rows.double(), -1)[torch.arange(25), list(ids[5:])].sum()
+    rough = torch.log_softmax(rows, -1)[torch.arange(25), list(ids[5:])].sum()
+    assert found.loglikelihood == pytest.approx(float(exact), abs=1e-3)
+    assert abs(float(rough - exact)) > 0.01
+    assert found.tokens == 25
+
+
+def test_nan_is_an_error():
+    scorer = Scorer(Canned(torch.full((1, 10, 300), math.nan)), tiny_tokenizer())
+    with pytest.raises(NumericError, match="NaN"):
+        scorer.score([Pair((3, 4), (5,))])
+
+
+def test_a_text_follows_its_beginning_token():
+    scorer = Scorer(tiny_model("llama"), tiny_tokenizer())
+    assert scorer.text_pair([5, 6]) == Pair((1,), (5, 6))
+    assert scorer.text_pair([1, 5, 6]) == Pair((1,), (5, 6))
+    document = Document("t", "1", "k", "text", "", answers=("ab",), tokens=(9, 8, 7))
+    assert scorer.document_pairs(document) == [Pair((1,), (9, 8, 7))]
+    assert scorer.prompt_ids(document) == (9, 8, 7)
+    given = Document("t", "1", "k", "text", "", answers=("ab",), tokens=(9, 8, 7), given=1)
+    assert scorer.document_pairs(given) == [Pair((9,), (8, 7))]
+    scorer.tokenizer.bos_token = scorer.tokenizer.eos_token = None
+    assert scorer.prefix_id is None
+    assert scorer.text_pair([5, 6]) == Pair((5,), (6,))
+
+
+def test_spaces_go_to_the_continuation():
+    scorer = Scorer(tiny_model("llama"), tiny_tokenizer())
+    tokenizer = scorer.tokenizer
+    pair = scorer.pair("Is it?  ", "yes")
+    assert tokenizer.decode(pair.context) == "Is it?"
+    assert tokenizer.decode(pair.continuation) == "  yes"
+
+
+def test_gold_pairs():
+    scorer = Scorer(tiny_model("llama"), tiny_tokenizer())
+    choice = Document("t", "1", "k", "choice", "Q?", answers=(" a", " b"), gold=1, reference=" b")
+    assert scorer.gold_pair(choice) == scorer.pair("Q?", " b")
+    free = Document("t", "1", "k", "generate", "Q?", reference=" r")
+    assert scorer.gold_pair(free) == scorer.pair("Q?", " r")
+    with pytest.raises(DataError, match="no gold answer"):
+        scorer.gold_pair(Document("t", "1", "k", "generate", "Q?"))
+
+
+def test_overlong_prompts_are_cut_from_the_left_or_refused():
+    model = tiny_model("llama")
+    scorer = Scorer(model, tiny_tokenizer(), max_length=10)
+    ids, answer = scorer.fit(Pair(tuple(range(100, 112)), (7, 8)), "mine")
+    assert (ids, answer) == ((103, 104, 105, 106, 107, 108, 109, 110, 111, 7), 2)
+    assert scorer.truncated == {"mine": 1}
+    whole, _ = scorer.fit(Pair(tuple(range(100, 109)), (7, 8)))
+    assert whole == (*range(100, 109), 7)
+    assert scorer.truncated == {"mine": 1}
+    strict = Scorer(model, tiny_tokenizer(), max_length=10, overflow="error")
+    strict.score([Pair(tuple(range(100, 109)), (7, 8))])
+    with pytest.raises(DataError, match=r"'mine' has 12 tokens .* is 10"):
+        strict.score([Pair(tuple(range(100, 110)), (7, 8))], ["mine"])
+    with pytest.raises(DataError, match="leaves room for 4"):
+        strict.generate(["five!"], (), 6)
+    with pytest.raises(RecipeError, match="no room"):
+        scorer.generate(["a"], (), 10)
+
+
+def test_an_answer_longer_than_the_context():
+    scorer = Scorer(tiny_model("llama"), tiny_tokenizer(), max_length=10)
+    scorer.score([Pair((5,), tuple(range(10, 20)))])
+    with pytest.raises(DataError, match=r"'mine' has 11 tokens, more than the model's context of 10"):
+        scorer.score([Pair((5,), tuple(range(10, 21)))], ["mine"])
+
+
+def test_bad_arguments():
+    with pytest.raises(DataError, match="no tokenizer"):
+        Scorer(tiny_model("llama"), None)
+    with pytest.raises(RecipeError, match="'drop'"):
+        Scorer(tiny_model("llama"), tiny_tokenizer(), overflow="drop")
+    with pytest.raises(DataError, match="no tokens of its own"):
+        Scorer(tiny_model("llama"), tiny_tokenizer()).pair("some", "")
+
+
+def test_context_length():
+    assert context_length(tiny_model("gpt2")) == 256
+    bare = SimpleNamespace(config=SimpleNamespace())
+    assert context_length(bare, SimpleNamespace(model_max_length=77)) == 77
+    assert context_length(bare, SimpleNamespace(model_max_length=10**30)) == 2048
+
+
+def test_cut_at_stop():
+    assert cut_at_stop("one\n\ntwo Q: three", ("Q:", "\n\n", "")) == "one"
+    assert cut_at_stop("one", ("x",)) == "one"
+    assert cut_at_stop("x one", ("x",)) == ""
+
+
+def test_weights_may_change_between_calls():
+    model = tiny_model("llama")
+    scorer = Scorer(model, tiny_tokenizer())
+    (before,) = scorer.loglikelihoods([("abc", " d")])
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(0)
+    (after,) = scorer.loglikelihoods([("abc", " d")])
+    assert before[0] != after[0]
+    assert after[0] == pytest.approx(slow(model, scorer, scorer.pair("abc", " d"))[0], abs=1e-4)

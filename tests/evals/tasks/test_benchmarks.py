@@ -1,0 +1,304 @@
+import gzip
+import json
+
+import pytest
+
+from freemoe.core.errors import DataError, SandboxError
+from freemoe.evals.sandbox.code_metric import SandboxedCodeEval, sandboxed_code_eval
+from freemoe.evals.tasks import benchmark_files as files
+from freemoe.evals.tasks.benchmarks import BENCHMARKS, TABLE, Sources, find_benchmark
+from freemoe.evals.tasks.documents import FrozenChoice
+from freemoe.evals.tasks.domains import load_domain, make_task
+from freemoe.evals.tasks.lm_eval_rows import official_config
+from freemoe.evals.tasks.splits import carve, draw
+
+NAMES = [row.name for row in TABLE]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_rows_name_two_splits_and_their_files(row):
+    for sources in (row.local, row.hub):
+        assert sources.reported
+        assert sources.references or row.lender
+        # One source for both splits is only ever carved.
+        assert sources.carved == (sources.reported in sources.references)
+        if sources.carved:
+            assert "carved" in row.split_note
+    for split in row.local.needed(shots=True):
+        assert split in row.paths
+    if row.lender:
+        assert BENCHMARKS[row.lender].kind == row.kind
+
+
+@pytest.mark.parametrize("row", [r for r in TABLE if r.yaml], ids=[r.name for r in TABLE if r.yaml])
+def test_rows_agree_with_lm_evals_yaml(row):
+    with sandboxed_code_eval(SandboxedCodeEval()):
+        config = official_config(row.yaml.format(subject="anatomy"))
+    kinds = {"multiple_choice": ("choice",), "generate_until": ("generate", "code")}
+    assert row.kind in kinds[config["output_type"]]
+    metrics = [m["metric"] if isinstance(m["metric"], str) else m["metric"].__name__ for m in config["metric_list"]]
+    assert (row.scored or row.metric) in metrics or metrics == ["pass_at_k"]
+    if row.filter:
+        assert row.filter in [f["name"] for f in config["filter_list"]]
+    # What lm-eval reports on is what we report on, but for what is carved from it.
+    assert row.hub.reported == (config.get("test_split") or config.get("validation_split"))
+
+
+def test_specs():
+    row, subjects, shots, extra = find_benchmark("mmlu")
+    assert (row.name, len(subjects), shots, extra) == ("mmlu", 57, None, ())
+    assert find_benchmark("mmlu_virology@0")[1:] == (("virology",), 0, ())
+    assert find_benchmark("mbpp+train@3")[2:] == (3, ("train",))
+    assert find_benchmark("humaneval+train")[3] == ("train",)
+    assert Sources("validation", "test").plus(["train"]).references == ["validation", "train"]
+
+
+def test_carve_and_draw():
+    keys = [str(i // 2) for i in range(100)]
+    one, two = carve(keys, 0.5, 0)
+    assert sorted(one + two) == list(range(100))
+    assert not {keys[i] for i in one} & {keys[i] for i in two}
+    assert len(one) == 50
+    assert draw(list("abcdef"), [""] * 6, None) == list(range(6))
+    few = draw([str(i) for i in range(90)], ["x"] * 80 + ["y"] * 10, 8, 1)
+    assert few == sorted(few)
+    assert sum(i >= 80 for i in few) == 4
+    # A longer draw holds the shorter one.
+    assert set(few) < set(draw([str(i) for i in range(90)], ["x"] * 80 + ["y"] * 10, 20, 1))
+
+
+# ---------------------------------------------------------------- made-up files in the original formats
+
+
+@pytest.fixture
+def made_up(tmp_path):
+    """A data root with a few documents of several benchmarks."""
+
+    def put(path, text):
+        target = tmp_path / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    def lines(rows):
+        return "".join(json.dumps(r) + "\n" for r in rows)
+
+    put("gsm8k/train.jsonl", lines({"question": f"train {i}?", "answer": f"so\n#### {i}"} for i in range(30)))
+    test = [{"question": f"test {i}?", "answer": f"so\n#### {i}"} for i in range(9)]
+    put("gsm8k/test.jsonl", lines([*test, {"question": "TRAIN 3?", "answer": "#### 3"}]))
+    for subject in find_benchmark("mmlu")[1]:
+        for part, count in (("dev", 5), ("val", 3), ("test", 4)):
+            text = "".join(f'"{subject}, {part} {i}?",w,x,y,z,{"ABCD"[i % 4]}\n' for i in range(count))
+            put(f"mmlu/{part}/{subject}_{part}.csv", text)
+    put(
+        "rte/dev.jsonl",
+        lines({"sentence1": f"p{i // 2}", "sentence2": f"h{i}", "label": i % 2} for i in range(40)),
+    )
+    mbpp = [
+        {
+            "task_id": i,
+            "text": f"task {i}",
+            "code": f"def f():\r\n    return {i}",
+            "test_list": [f"assert f() == {i}"] * 3,
+        }
+        for i in (1, 2, 11, 12, 300, 510, 511, 512, 600, 601, 974)
+    ]
+    put("mbpp/mbpp.jsonl", lines(mbpp))
+    human = {"task_id": "HumanEval/0", "prompt": "def g(x):\n", "canonical_solution": "    return x\n",
+             "test": "def check(candidate):\n    assert candidate(1) == 1\n", "entry_point": "g"}  # fmt: skip
+    put("humaneval/HumanEval.jsonl.gz", gzip.compress(lines([human]).encode()))
+    return tmp_path
+
+
+def test_gsm8k_carves_shots_from_train_and_drops_what_is_reported(made_up):
+    task = make_task("gsm8k@2", data_root=made_up)
+    reference, reported = task.reference(), task.reported()
+    assert (len(reference), len(reported)) == (26, 10)
+    first = reference[0].prompt
+    shots = first[: first.rindex("Question: ")]
+    assert shots.count("Question: train") == 2
+    assert all(d.prompt.startswith(shots) for d in [*reference, *reported])
+    own = {d.prompt.rpartition("Question: ")[2].partition("\n")[0] for d in reference}
+    assert not any(question in shots for question in own)
+    assert "TRAIN 3?" not in {q.upper() for q in own}
+    assert "1 reference documents dropped" in task.note
+    assert reference[0].reference.startswith(" so\n#### ")
+
+
+def test_gsm8k_grades_by_both_filters_and_reports_the_flexible_one(made_up):
+    task = make_task("gsm8k", data_root=made_up)
+    document = task.reported()[4]
+    assert task.metric == "exact_match"
+    assert task.grade(document, ["It is 7, so 4."]) == {"exact_match": 1.0, "exact_match,strict-match": 0.0}
+    assert task.grade(document, ["#### 4"]) == {"exact_match": 1.0, "exact_match,strict-match": 1.0}
+    assert task.grade(document, ["#### 4", "5"])["exact_match"] == 0.5
+    with pytest.raises(DataError, match="one or more completions"):
+        task.grade(document, [])
+
+
+def test_mmlu_is_balanced_over_subjects(made_up):
+    task = make_task("mmlu", data_root=made_up, limit=114)
+    assert sorted(d.field for d in task.reported()) == sorted(find_benchmark("mmlu")[1] * 2)
+    document = task.reference()[0]
+    assert document.answers == (" A", " B", " C", " D")
+    assert document.prompt.count("\nAnswer: ") == 5
+    assert task.grade(document, [(float(i == document.gold), True) for i in range(4)]) == {"acc": 1.0}
+
+
+def test_rte_keeps_a_premise_on_one_side(made_up):
+    domain = load_domain("d", ["rte"], data_root=made_up)
+    assert len(domain.reference) == len(domain.reported) == 20
+    assert "carved from validation" in domain.notes[0]
+
+
+def test_mbpp_ids_and_the_loan_to_humaneval(made_up):
+    domain = load_domain("code", ["humaneval", "mbpp"], data_root=made_up, allow_code_execution=True)
+    assert [d.prompt.split("task: ")[1][:8] for d in domain.reference.documents] == [
+        "task 511",
+        "task 512",
+        "task 600",
+    ]
+    assert {d.task for d in domain.reference.documents} == {"mbpp"}
+    assert "borrowed from mbpp" in domain.notes[0]
+    mbpp = domain.graders["mbpp"]
+    assert mbpp.grade(domain.reference.documents[0], ["def f():\n    return 511"]) == {"pass@1": 1.0}
+    alone = load_domain("code", ["humaneval+train"], data_root=made_up, allow_code_execution=True)
+    assert len(alone.reference) == 5
+    human = alone.graders["humaneval"]
+    (document,) = alone.reported.open(FrozenChoice("a test"))
+    assert human.grade(document, ["    return x\n"]) == {"pass@1": 1.0}
+    assert human.grade(document, ["    return 2\n"] * 8 + ["    return x\n"] * 2) == {
+        "pass@1": pytest.approx(0.2),
+        "pass@10": 1.0,
+    }
+    assert human.grade(alone.reference.documents[0], ["def f(): return 0"]) == {"pass@1": 0.0}
+
+
+def test_code_needs_permission(made_up):
+    task = make_task("humaneval", data_root=made_up)
+    assert task.runs_code
+    with pytest.raises(SandboxError, match="--allow-code-execution"):
+        task.grade(task.reported()[0], ["    return x"])
+
+
+def test_a_document_of_another_object_is_refused(made_up):
+    task = make_task("rte", data_root=made_up)
+    with pytest.raises(DataError, match="has no document"):
+        task.grade(make_task("gsm8k", data_root=made_up).reported()[0], ["4"])
+
+
+@pytest.mark.parametrize(("spec", "there"), [("gsm8k@30", 3), ("mmlu@6", 5), ("mbpp@4", 3), ("humaneval@1", 0)])
+def test_too_many_shots(made_up, spec, there):
+    name = spec.partition("@")[0]
+    with pytest.raises(DataError, match=rf"few-shot examples asked for, {there} there. Write {name}@{there}"):
+        make_task(spec, data_root=made_up)
+
+
+def test_which_examples_were_shown_is_on_record(made_up):
+    assert make_task("gsm8k@2", data_root=made_up).shots.keys() == {""}
+    assert make_task("mmlu_virology@2", data_root=made_up).shots == {"virology": ("dev:0", "dev:1")}
+    assert make_task("gsm8k@2", data_root=made_up).shots != make_task("gsm8k@2", data_root=made_up, seed=1).shots
+
+
+def test_a_benchmarks_name_wins_over_a_folder_of_that_name(made_up, monkeypatch):
+    monkeypatch.chdir(made_up)
+    assert len(make_task("rte", data_root=".").reported()) == 20
+
+
+def test_a_letter_out_of_turn_is_part_of_the_choice_before_it(tmp_path):
+    path = tmp_path / "train.tsv"
+    head = "ID\tQuestion Stem\tChoices\tAnswer Key\n"
+    path.write_text(head + "1\tStem\t(A) one (B) two (C) three (D) four (D) more\tB\n")
+    (row,) = files.openbookqa_tsv(path)
+    assert row["choices"] == {"text": ["one", "two", "three", "four (D) more"], "label": ["A", "B", "C", "D"]}
+    path.write_text(head + "1\tStem\t(A) one (B) two (D) four\tB\n")
+    with pytest.raises(DataError, match="A to D"):
+        files.openbookqa_tsv(path)
+
+
+def test_missing_and_malformed_files(made_up):
+    with pytest.raises(DataError, match=r"no file at .*arc/ARC-Easy/ARC-Easy-Dev.jsonl"):
+        make_task("arc_easy", data_root=made_up)
+    bad = made_up / "bad"
+    bad.write_text("a,b\n")
+    with pytest.raises(DataError, match="row 1: 2 cells"):
+        files.mmlu_csv(bad)
+    with pytest.raises(DataError, match="no gzipped JSONL"):
+        files.jsonl_gz("a")(bad)
+    with pytest.raises(DataError, match="not JSON"):
+        files.json_list("a")(bad)
+    with pytest.raises(DataError, match="OpenBookQA's has"):
+        files.openbookqa_tsv(bad)
+    bad.write_text('{"b": 1}\n')
+    with pytest.raises(DataError, match="missing 'a'"):
+        files.jsonl("a")(bad)
+
+
+# ---------------------------------------------------------------- the hub
+
+
+def test_hub_offline_says_data_root():
+    with pytest.raises(DataError, match=r"could not be read from the hub .*--data-root FOLDER"):
+        make_task("openbookqa")
+
+
+def test_hub_rows_go_through_lm_evals_own_cleaning(monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load_dataset(path, name=None, split=None):
+        asked.append((path, name, split))
+        rows = [
+            {"activity_label": "Tea", "ctx_a": f"{split} {i} [title] pours", "ctx_b": "and he", "ctx":
+            f"{split} {i}",
+             "endings": [f"drinks {k}" for k in range(4)], "label": str(i % 4)}
+            for i in range(6)
+        ]  # fmt: skip
+        return datasets.Dataset.from_list(rows)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    task = make_task("hellaswag")
+    assert asked == [("Rowan/hellaswag", None, "train"), ("Rowan/hellaswag", None, "validation")]
+    assert task.reported()[1].prompt == "Tea: validation 1. pours And he"
+    assert [d.gold for d in task.reference()] == [0, 1, 2, 3, 0, 1]
+    assert "reference train, reported validation" in task.note
+
+
+# ---------------------------------------------------------------- the real files
+
+SIZES = {
+    "mmlu": (1500, 14042),
+    "gsm8k": (7473, 1319),
+    "mathqa": (4475, 2985),
+    "humaneval": (90, 164),
+    "mbpp": (90, 500),
+    "arc_easy": (570, 2376),
+    "arc_challenge": (299, 1172),
+    "hellaswag": (500, 500),
+    "openbookqa": (500, 500),
+    "rte": (137, 140),
+    "wikitext": (600, 300),
+}
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("name", NAMES)
+def test_real_files(name, data_root, stories):
+    limit = 60 if name not in ("wikitext", "mmlu", "humaneval") else {"mmlu": 57}.get(name)
+    domain = load_domain("d", [name], tokenizer=stories[1], data_root=data_root, limit=limit)
+    reference, reported = domain.reference.documents, domain.reported.open(FrozenChoice("a test"))
+    sizes = tuple((limit and min(limit, size)) or size for size in SIZES[name])
+    assert (len(reference), len(reported)) == sizes
+    assert len({d.id for d in reference}) == len(reference)
+    assert all(d.reference.strip() for d in [*reference, *reported])
+    assert not {d.key for d in reference} & {d.key for d in reported}
+    if name == "mmlu":
+        assert {d.field for d in reference} == {d.field for d in reported} == set(find_benchmark("mmlu")[1])
+    if name not in ("wikitext", "humaneval"):
+        # Every row of the files, not only those drawn: sizes, and no content on both sides.
+        parts = make_task(
+            name, tokenizer=stories[1], data_root=data_root, limit=limit, allow_code_execution=True
+        )._parts
+        assert tuple(sum(len(p.rows[r]) for p in parts) for r in ("reference", "reported")) == SIZES[name]
+        keys = [{p.key(row) for p in parts for _, row in p.rows[r]} for r in ("reference", "reported")]
+        assert not keys[0] & keys[1]

@@ -1,0 +1,94 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from freemoe.core.errors import DataError, RecipeError, UnknownNameError
+from freemoe.evals.tasks.domains import is_file_spec, load_domain, parse_domain
+
+
+def task_file(path, prefix, count=20):
+    path.write_text("".join(json.dumps({"prompt": f"{prefix}{i}", "target": "t"}) + "\n" for i in range(count)))
+    return path
+
+
+def test_parse():
+    assert parse_domain("math=gsm8k,mathqa") == ("math", ("gsm8k", "mathqa"))
+    assert parse_domain(" wiki = text:a.txt::b.txt ") == ("wiki", ("text:a.txt::b.txt",))
+
+
+@pytest.mark.parametrize("text", ["math", "=gsm8k", "math=", "math=gsm8k,", "math=gsm8k,gsm8k"])
+def test_parse_refuses(text):
+    with pytest.raises(RecipeError):
+        parse_domain(text)
+
+
+def test_a_file_name_may_hold_a_comma(tmp_path):
+    path = task_file(tmp_path / "a,b.jsonl", "p")
+    assert parse_domain(f"d={path}") == ("d", (str(path),))
+
+
+def test_file_specs():
+    assert all(map(is_file_spec, ["a.jsonl", "dir/a", "text:a", "a::b", "a.txt"]))
+    assert not any(map(is_file_spec, ["gsm8k", "mmlu_anatomy", "gsm8k@5", "mbpp+train"]))
+
+
+def test_unknown_names_get_near_misses():
+    with pytest.raises(UnknownNameError, match="Did you mean 'gsm8k'"):
+        load_domain("d", ["gsm8"])
+    with pytest.raises(UnknownNameError, match="Did you mean 'mmlu_anatomy'"):
+        load_domain("d", ["mmlu_anatomie"])
+    with pytest.raises(RecipeError, match="no few-shot count"):
+        load_domain("d", ["gsm8k@five"])
+    with pytest.raises(RecipeError, match="allowed: mbpp\\+train"):
+        load_domain("d", ["mbpp+test"])
+
+
+def test_missing_files_name_the_path(tmp_path):
+    with pytest.raises(DataError, match=r"no file at .*nope\.jsonl"):
+        load_domain("d", [f"{tmp_path}/nope.jsonl"])
+    with pytest.raises(DataError, match=r"--data-root"):
+        load_domain("d", ["gsm8k"], data_root=tmp_path / "nope")
+    with pytest.raises(DataError, match=r"must be .jsonl"):
+        load_domain("d", [str(task_file(tmp_path / "a.csv", "p"))])
+    with pytest.raises(RecipeError, match="num_fewshot is -1"):
+        load_domain("d", ["gsm8k"], num_fewshot=-1)
+    with pytest.raises(RecipeError, match="limit is 0"):
+        load_domain("d", ["a.jsonl"], limit=0)
+
+
+def test_tasks_are_pooled_and_kept_apart(tmp_path):
+    a = task_file(tmp_path / "a.jsonl", "p")
+    b = task_file(tmp_path / "b.jsonl", "p")  # the same documents, carved alike
+    c = task_file(tmp_path / "c.jsonl", "q")
+    domain = load_domain("d", [str(a), f"{c}::{b}"])
+    keys = {d.key for d in domain.reference.documents}
+    assert not keys & domain.reported.keys()
+    assert "reference documents dropped" in domain.notes[-1]
+    assert set(domain.graders) == {"a", "c"}
+
+
+def test_two_tasks_of_one_name(tmp_path):
+    (tmp_path / "x").mkdir()
+    a, b = task_file(tmp_path / "a.jsonl", "p"), task_file(tmp_path / "x" / "a.jsonl", "q")
+    with pytest.raises(DataError, match="called 'a'"):
+        load_domain("d", [str(a), str(b)])
+
+
+def test_own_tasks_need_neither_torch_nor_lm_eval(tmp_path):
+    path = task_file(tmp_path / "a.jsonl", "p")
+    code = (
+        "import sys; from freemoe.evals.tasks.domains import load_domain\nd = load_domain('d', "
+        f"[{str(path)!r}]); assert len(d.reference) == 10\nloaded = {{'torch', 'lm_eval', 'datasets', "
+        "'transformers', 'evaluate'} & set(sys.modules); assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_lm_eval_absent_says_what_to_install(tmp_path, monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"pip install 'freemoe\[eval\]'"):
+        load_domain("d", ["gsm8k"], data_root=tmp_path)

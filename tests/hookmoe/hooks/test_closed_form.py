@@ -1,0 +1,98 @@
+"""Fits without gradients, against least squares and against what they must be exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, linear_map, ridge_start, walk
+from freemoe.hookmoe.hooks.hook import new_hooks
+from freemoe.hookmoe.plans.apply import applied, plan_of
+from freemoe.hookmoe.plans.plan import Plan, uniform
+from tests.hookmoe.conftest import blocks_of, logits
+
+ONE = Plan((1, 1, 1))
+
+
+def test_a_map_of_full_rank_is_least_squares_and_of_low_rank_the_best_fit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 6, generator=generator, dtype=torch.float64)
+    r = x @ torch.randn(6, 6, generator=generator, dtype=torch.float64) + 0.1 * torch.randn(
+        200, 6, generator=generator, dtype=torch.float64
+    )
+    exact = torch.linalg.lstsq(x, r).solution
+    first, second = linear_map(x.T @ x, x.T @ r, 6, ridge=0.0)
+    torch.testing.assert_close((second @ first).T, exact)
+    # Reduced-rank regression: the fitted values of rank 2 are the truncated SVD of all fitted values.
+    first, second = linear_map(x.T @ x, x.T @ r, 2, ridge=0.0)
+    u, s, v = torch.linalg.svd(x @ exact, full_matrices=False)
+    torch.testing.assert_close(x @ first.T @ second.T, u[:, :2] * s[:2] @ v[:2])
+
+
+def test_a_walk_shows_both_outputs_of_the_same_input(mixture: Any) -> None:
+    before, base = logits(mixture), plan_of(mixture)
+    seen: dict[int, tuple[torch.Tensor, ...]] = {}
+    walk(mixture, uniform(base, 1), blocks_of(2), lambda n, x, y, full: seen.update({n: (x, y, full)}))
+    assert sorted(seen) == [n for n, k in enumerate(base.ks) if k is not None]
+    for x, y, full in seen.values():
+        assert x.shape == y.shape == full.shape == (48, 32)
+        assert not torch.equal(y, full)
+    assert torch.equal(logits(mixture), before)
+
+
+@pytest.mark.parametrize("rescale", ["none", "kept_mass"])
+def test_scale_and_bias_are_least_squares(mixtral: Any, rescale: str) -> None:
+    kept: dict[int, list[torch.Tensor]] = {}
+    walk(mixtral, ONE, blocks_of(), lambda n, x, y, full: kept.update({n: [y, full]}), rescale, rows=100)
+    fit = fit_scale_bias(mixtral, ONE, blocks_of(), rescale)
+    for n, (y, full) in kept.items():
+        own = ((fit.scales[n] * y + fit.biases[n] - full) ** 2).sum()
+        assert own < ((y - full) ** 2).sum()
+        for scale, bias in ((0.01, 0.0), (-0.01, 0.0), (0.0, 0.01)):
+            assert ((((fit.scales[n] + scale) * y) + fit.biases[n] + bias - full) ** 2).sum() > own
+
+
+def test_scale_and_bias_are_put_on_and_off(mixture: Any) -> None:
+    before = logits(mixture)
+    plan = uniform(plan_of(mixture), 1)
+    fit = fit_scale_bias(mixture, plan, blocks_of())
+    with applied(mixture, plan):
+        reduced = logits(mixture)
+        with fit.attached(mixture):
+            assert not torch.equal(logits(mixture), reduced)
+    assert torch.equal(logits(mixture), before)
+
+
+def test_a_ridge_start_brings_every_block_closer_to_its_full_output(mixtral: Any) -> None:
+    blocks = blocks_of(20)
+    hooks = new_hooks(mixtral, {0: 32, 1: 32, 2: 33}, "block", "parallel")
+    ridge_start(mixtral, ONE, hooks, blocks)
+    own = dict(hooks.items())
+    gaps: dict[int, list[float]] = {}
+
+    def add(n: int, x: torch.Tensor, y: torch.Tensor, full: torch.Tensor) -> None:
+        gaps[n] = [float((full - y).square().sum()), float((full - y - own[n].shift(x)).square().sum())]
+
+    walk(mixtral, ONE, blocks, add, rows=100)
+    assert len(gaps) == 3
+    assert all(after < 0.95 * before for before, after in gaps.values()), gaps
+
+
+def test_the_started_hook_is_the_linear_map(mixtral: Any) -> None:
+    blocks = blocks_of()
+    hooks = new_hooks(mixtral, {1: 64}, "block", "parallel")
+    ridge_start(mixtral, Plan((2, 1, 2)), hooks, blocks)
+    sums = [torch.zeros(32, 32, dtype=torch.float64), torch.zeros(32, 32, dtype=torch.float64)]
+
+    def add(n: int, x: torch.Tensor, y: torch.Tensor, full: torch.Tensor) -> None:
+        sums[0] += x.double().T @ x.double()
+        sums[1] += x.double().T @ (full - y).double()
+
+    walk(mixtral, Plan((2, 1, 2)), blocks, add)
+    first, second = linear_map(*sums, 32)
+    x = torch.randn(5, 32)
+    torch.testing.assert_close(
+        hooks.items()[0][1].shift(x), (x.double() @ first.T @ second.T).float(), rtol=1e-3, atol=1e-5
+    )

@@ -1,0 +1,131 @@
+"""Hooks: step 0 is the reduced model bit for bit, detaching leaves nothing behind, scope and position are what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core.errors import RecipeError
+from freemoe.hookmoe.hooks.hook import Hook, Hooks, allocate, new_hooks
+from freemoe.hookmoe.plans.apply import applied, plan_of
+from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.plan import uniform
+from tests.hookmoe.conftest import logits
+from tests.tiny import tiny_model
+
+WAYS = [("block", "pre"), ("routed", "pre"), ("block", "parallel")]
+
+
+def stirred(hooks: Hooks, seed: int = 0) -> Hooks:
+    """The hooks with weights that do something."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, hook in hooks.items():
+            hook.down.weight.normal_(std=0.3, generator=generator)
+    return hooks
+
+
+def widths(model: Any, d: int = 5) -> dict[int, int]:
+    return {layer.number: d for layer in moe_layers(model)}
+
+
+def test_the_hook_is_equation_6() -> None:
+    hook = Hook(4, 3, generator=torch.Generator().manual_seed(1))
+    torch.nn.init.normal_(hook.down.weight)
+    x = torch.randn(2, 5, 4)
+    by_hand = x + 0.5 * torch.relu(x @ hook.up.weight.T) @ hook.down.weight.T
+    torch.testing.assert_close(hook(x), by_hand)
+    assert sum(p.numel() for p in hook.parameters()) == 2 * 4 * 3 + 1
+
+
+@pytest.mark.parametrize(("scope", "position"), WAYS)
+def test_step_0_is_the_reduced_model_and_detaching_is_bit_equal(mixture: Any, scope: str, position: str) -> None:
+    before, names = logits(mixture), list(mixture.state_dict())
+    hooks = new_hooks(mixture, widths(mixture), scope, position)
+    with applied(mixture, uniform(plan_of(mixture), 1)):
+        reduced = logits(mixture)
+        with hooks.attached(mixture):
+            assert torch.equal(logits(mixture), reduced)
+            assert list(mixture.state_dict()) == names
+        stirred(hooks)
+        with hooks.attached(mixture):
+            assert not torch.equal(logits(mixture), reduced)
+        assert torch.equal(logits(mixture), reduced)
+    assert torch.equal(logits(mixture), before)
+
+
+@pytest.mark.parametrize(("scope", "position"), WAYS)
+def test_gradients_reach_every_tensor_of_every_hook(mixture: Any, scope: str, position: str) -> None:
+    hooks = stirred(new_hooks(mixture, widths(mixture), scope, position, bias=True))
+    with hooks.attached(mixture):
+        mixture(input_ids=torch.arange(3, 19)[None], use_cache=False).logits.square().mean().backward()
+    assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in hooks.parameters())
+
+
+def test_scopes_differ_only_where_there_are_shared_experts(mixture: Any) -> None:
+    found = []
+    for scope in ("block", "routed"):
+        hooks = stirred(new_hooks(mixture, widths(mixture), scope, "pre"))
+        with hooks.attached(mixture):
+            found.append(logits(mixture))
+    shared = any("shared" in name for name, _ in mixture.named_modules())
+    assert torch.equal(*found) is not shared
+
+
+def test_a_parallel_hook_leaves_its_own_layers_routes_as_they_are(mixtral: Any) -> None:
+    from freemoe.hookmoe.metrics import routes
+    from tests.hookmoe.conftest import blocks_of
+
+    blocks = blocks_of()
+    before = routes(mixtral, blocks)
+    same = {}
+    for position in ("pre", "parallel"):
+        hook = stirred(new_hooks(mixtral, {1: 6}, "block", position))
+        with hook.attached(mixtral):
+            now = routes(mixtral, blocks)
+        same[position] = torch.equal(now[1], before[1])
+        assert torch.equal(now[0], before[0])
+    assert same == {"pre": False, "parallel": True}
+
+
+def test_generation_runs_with_hooks(mixtral: Any) -> None:
+    hooks = stirred(new_hooks(mixtral, {0: 4}, "block", "pre"))
+    prompt = torch.arange(3, 9)[None]
+    with hooks.attached(mixtral):
+        out = mixtral.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=3, do_sample=False)
+    assert out.shape[1] > prompt.shape[1]
+
+
+def test_hooks_are_drawn_from_the_seed_alone(mixtral: Any) -> None:
+    one, two, other = (new_hooks(mixtral, {0: 4, 2: 3}, "block", "pre", seed=s) for s in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert not torch.equal(one.items()[0][1].up.weight, other.items()[0][1].up.weight)
+
+
+def test_a_budget_is_divided_by_what_was_lost() -> None:
+    assert allocate(10, {0: 3.0, 2: 1.0, 5: 1.0}) == {0: 6, 2: 2, 5: 2}
+    assert sum(allocate(7, {0: 1.0, 1: 1.0, 2: 1.0}).values()) == 7
+    assert allocate(4, {0: -1.0, 1: 2.0}) == {0: 0, 1: 4}
+    assert allocate(4, {0: 0.0, 1: 0.0}) == {0: 2, 1: 2}
+
+
+def test_hooks_that_do_not_fit_are_refused(mixtral: Any) -> None:
+    with (
+        pytest.raises(RecipeError, match=r"hook stands at layer 7.*\[0, 1, 2\]"),
+        Hooks({7: Hook(32, 2)}).attached(mixtral),
+    ):
+        pass
+    with (
+        pytest.raises(RecipeError, match="hidden size of 16, the model has 32"),
+        Hooks({0: Hook(16, 2)}).attached(mixtral),
+    ):
+        pass
+    dense = tiny_model("deepseek_v2")
+    with pytest.raises(RecipeError, match="dense or absent"), Hooks({0: Hook(32, 2)}).attached(dense):
+        pass
+    with pytest.raises(RecipeError, match="scope is 'router'"):
+        Hooks({}, scope="router")
+    with pytest.raises(RecipeError, match="position is 'after'"):
+        Hooks({}, position="after")

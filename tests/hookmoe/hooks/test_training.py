@@ -1,0 +1,188 @@
+"""Training: what is cached changes nothing, frozen is frozen, a killed run goes on, and losses fall."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core.errors import NumericError
+from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
+from freemoe.hookmoe.hooks.teacher import divergence, logits_of, teach, top_of
+from freemoe.hookmoe.hooks.training import LOSSES, Material, Schedule, State, train
+from freemoe.hookmoe.hooks.upper_half import inputs_of, upper
+from freemoe.hookmoe.measure import as_json, measure, recovered
+from freemoe.hookmoe.plans.apply import applied, plan_of
+from freemoe.hookmoe.plans.layers import decoder_layers, moe_layers
+from freemoe.hookmoe.plans.plan import Plan, uniform
+from freemoe.text.blocks import Blocks
+from tests.hookmoe.conftest import blocks_of, logits
+
+QUICK = Schedule(steps=6, rows=2, rate=1e-2, every=2)
+
+
+def material(model: Any, top: int = 400) -> Material:
+    train_blocks, held_out = blocks_of(6), blocks_of(4, seed=9)
+    return Material(train_blocks, teach(model, train_blocks, top), held_out, teach(model, held_out, top))
+
+
+def test_the_upper_half_is_the_model(mixture: Any) -> None:
+    blocks = blocks_of(3)
+    with torch.no_grad():
+        whole = logits_of(mixture, blocks)
+        for layer in range(1, len(decoder_layers(mixture))):
+            inputs = inputs_of(mixture, blocks, layer)
+            with upper(mixture, layer):
+                assert torch.equal(logits_of(mixture, blocks, inputs_embeds=inputs), whole)
+        assert torch.equal(logits_of(mixture, blocks), whole)
+
+
+def test_the_teachers_divergence_is_the_kl(mixtral: Any) -> None:
+    blocks = blocks_of(2)
+    with torch.no_grad():
+        full = logits_of(mixtral, blocks)[:, :-1]
+        other = full + torch.randn(full.shape, generator=torch.Generator().manual_seed(0))
+    p, q = full.log_softmax(-1), other.log_softmax(-1)
+    exact = (p.exp() * (p - q)).sum(-1)
+    torch.testing.assert_close(divergence(teach(mixtral, blocks, 400), other), exact, rtol=1e-4, atol=1e-6)
+    cut = divergence(teach(mixtral, blocks, 8), other)
+    assert bool((cut <= exact + 1e-6).all())
+    assert float(cut.mean()) > 0
+    assert float(divergence(teach(mixtral, blocks, 8), full).abs().max()) < 1e-6
+
+
+def test_the_rest_of_the_distribution_is_what_is_left() -> None:
+    _, kept, rest = top_of(torch.randn(3, 50, generator=torch.Generator().manual_seed(1)), 10)
+    torch.testing.assert_close(kept.exp().sum(-1) + rest.exp(), torch.ones(3))
+
+
+def test_predictions_across_passages_do_not_count(mixtral: Any) -> None:
+    ids = blocks_of(2).ids
+    positions = torch.arange(ids.shape[1]).repeat(2, 1)
+    positions[:, 10:] -= 10
+    blocks = Blocks(ids, positions)
+    found = measure(mixtral, blocks, teach(mixtral, blocks, 400))
+    assert found.tokens.tolist() == [ids.shape[1] - 2] * 2
+    assert found.mean_kl == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("position", ["pre", "parallel"])
+def test_training_lowers_the_loss_and_touches_nothing_else(mixtral: Any, loss: str, position: str) -> None:
+    before, given = logits(mixtral), material(mixtral)
+    asked = [p.requires_grad for p in mixtral.parameters()]
+    hooks = new_hooks(mixtral, {0: 8, 1: 8, 2: 8}, "block", position)
+    losses = train(mixtral, Plan((1, 1, 1)), hooks, given, Schedule(loss, 30, 3, 1e-2, 10))
+    assert len(losses) == 4
+    assert min(losses[1:]) < losses[0]
+    assert torch.equal(logits(mixtral), before)
+    assert [p.requires_grad for p in mixtral.parameters()] == asked
+    assert all(p.grad is None for p in mixtral.parameters())
+    # What is kept is the best of the looks.
+    with applied(mixtral, Plan((1, 1, 1))), hooks.attached(mixtral):
+        found = measure(mixtral, given.held_out, given.held_out_teacher)
+    best = found.mean_ce if loss == "lm" else found.mean_kl
+    assert best == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_every_family_trains(mixture: Any) -> None:
+    last = moe_layers(mixture)[-1].number
+    hooks = new_hooks(mixture, {last: 8}, "routed", "pre")
+    losses = train(mixture, uniform(plan_of(mixture), 1), hooks, material(mixture), QUICK)
+    assert losses[-1] != losses[0]
+
+
+def test_cached_inputs_give_the_gradients_of_the_whole_model(mixtral: Any) -> None:
+    plan, given = Plan((1, 1, 1)), material(mixtral)
+    found = []
+    for cached in (True, False):
+        hooks = new_hooks(mixtral, {2: 8}, "block", "pre")
+        if not cached:
+            hooks = _Uncached({2: hooks.items()[0][1]}, "block", "pre")
+        train(mixtral, plan, hooks, given, QUICK)
+        found.append([p.detach().clone() for p in hooks.parameters()])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+class _Uncached(Hooks):
+    lowest = 0  # type: ignore[assignment]
+
+
+class _Killed(Exception):
+    pass
+
+
+class Memory:
+    """Keeps states; dies after so many."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, State] = {}
+        self.left = 10**9
+
+    def has(self, name: str) -> bool:
+        return name in self.states
+
+    def keep(self, name: str, work: Any) -> State:
+        if name not in self.states:
+            if self.left == 0:
+                raise _Killed
+            self.left -= 1
+            self.states[name] = work()
+        return self.states[name]
+
+    def drop(self, name: str) -> None:
+        self.states.pop(name, None)
+
+
+@pytest.mark.parametrize("alive", [0, 1, 2, 3])
+def test_a_killed_training_goes_on_to_the_same_hooks(mixtral: Any, alive: int) -> None:
+    plan, given = Plan((1, 1, 1)), material(mixtral)
+
+    def fresh() -> Hooks:
+        return new_hooks(mixtral, {1: 6}, "block", "pre")
+
+    whole = fresh()
+    losses = train(mixtral, plan, whole, given, QUICK)
+    store = Memory()
+    store.left = alive
+    with pytest.raises(_Killed):
+        train(mixtral, plan, fresh(), given, QUICK, store=store)
+    store.left = 10**9
+    resumed = fresh()
+    assert train(mixtral, plan, resumed, given, QUICK, store=store) == losses
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert len(store.states) == 1
+
+
+def test_a_rate_that_breaks_the_loss_is_an_error(mixtral: Any) -> None:
+    hooks = new_hooks(mixtral, {1: 6}, "block", "pre")
+    with torch.no_grad():
+        hooks.items()[0][1].down.weight.fill_(float("inf"))
+    with pytest.raises(NumericError):
+        train(mixtral, Plan((1, 1, 1)), hooks, material(mixtral), QUICK)
+
+
+def test_every_row_is_seen_once_per_pass() -> None:
+    order = Schedule(steps=5, rows=4).order(10)
+    assert order.shape == (5, 4)
+    assert sorted(order.flatten()[:10].tolist()) == list(range(10))
+    assert torch.equal(order, Schedule(steps=5, rows=4).order(10))
+    assert not torch.equal(order, Schedule(steps=5, rows=4, seed=1).order(10))
+
+
+def test_shares_won_back() -> None:
+    full, reduced = torch.zeros(50), torch.linspace(1, 2, 50)
+    assert recovered(full, reduced, reduced).mean == 0.0
+    assert recovered(full, reduced, full).mean == 1.0
+    half = recovered(full, reduced, reduced / 2)
+    assert (half.mean, half.low, half.high) == (pytest.approx(0.5),) * 3
+    assert as_json(recovered(reduced, reduced, full)) == [None, None, None]  # nothing was lost
+    # Where some draws lose nothing at all, the upper end has no bound; it is never NaN.
+    rare = torch.tensor([1.0, -1.0, 0.5])
+    found = recovered(torch.zeros(3), rare, torch.zeros(3))
+    assert found.low == 1.0
+    assert found.high == float("inf")
+    assert as_json(found) == [1.0, 1.0, None]

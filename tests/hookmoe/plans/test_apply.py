@@ -1,0 +1,114 @@
+"""Plans on models of every family: live, and undone bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core.errors import FamilyError, RecipeError
+from freemoe.hookmoe.plans.apply import applied, expert_counts, plan_of, probe, routed_shapes, truncated
+from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.plan import Plan, uniform
+from tests.hookmoe.conftest import logits
+from tests.tiny import CASES, tiny_model
+
+
+def test_a_plan_acts_and_is_undone_bit_for_bit(mixture: Any) -> None:
+    before, base = logits(mixture), plan_of(mixture)
+    plan = uniform(base, 1)
+    with applied(mixture, plan):
+        assert set(routed_shapes(mixture).values()) == {1}
+        reduced = logits(mixture)
+    assert not torch.equal(reduced, before)
+    assert torch.equal(logits(mixture), before)
+    assert plan_of(mixture) == base
+
+
+def test_layers_have_their_own_k_and_plans_nest(mixtral: Any) -> None:
+    with applied(mixtral, Plan((1, 2, 3))):
+        assert routed_shapes(mixtral) == {0: 1, 1: 2, 2: 3}
+        with applied(mixtral, Plan((2, 1, 1))):
+            assert routed_shapes(mixtral) == {0: 2, 1: 1, 2: 1}
+        assert plan_of(mixtral) == Plan((1, 2, 3))
+
+
+def test_a_plan_is_undone_after_an_error(mixtral: Any) -> None:
+    with pytest.raises(ZeroDivisionError), applied(mixtral, Plan((1, 1, 1))):
+        raise ZeroDivisionError
+    assert plan_of(mixtral) == Plan((2, 2, 2))
+
+
+def test_a_plan_equals_the_model_loaded_with_that_k(mixtral: Any, tmp_path: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    mixtral.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, num_experts_per_tok=1).eval()
+    with applied(mixtral, Plan((1, 1, 1))):
+        assert torch.equal(logits(mixtral), logits(loaded))
+
+
+def test_dense_layers_are_left_out() -> None:
+    assert plan_of(tiny_model("deepseek_v2")).ks == (None, 2, 2)
+    assert expert_counts(tiny_model("qwen2_moe")) == [4, None, 4]
+
+
+def test_rescaling_keeps_mass_or_sum() -> None:
+    weights, index = torch.tensor([[0.2, 0.5, 0.1]]), torch.tensor([[7, 3, 5]])
+    kept, slot = truncated(weights, index, 2, renorm=False)
+    assert slot.tolist() == [[3, 7]]
+    torch.testing.assert_close(kept, torch.tensor([[0.5, 0.2]]))
+    kept, _ = truncated(weights, index, 2, renorm=True)
+    torch.testing.assert_close(kept.sum(-1), weights.sum(-1))
+
+
+def test_rescaling_is_the_models_own_rule_where_that_is_the_same(mixture: Any) -> None:
+    from freemoe.hookmoe.plans.dynamic import renormalises
+
+    plan = uniform(plan_of(mixture), 1)
+    same, other = ("renorm", "kept_mass") if renormalises(mixture) else ("kept_mass", "renorm")
+    before = logits(mixture)
+    with applied(mixture, plan):
+        own = logits(mixture)
+    with applied(mixture, plan, same):
+        assert set(routed_shapes(mixture).values()) == {1}
+        torch.testing.assert_close(logits(mixture), own, rtol=1e-4, atol=1e-5)
+    with applied(mixture, plan, other):
+        assert (logits(mixture) - own).abs().max() > 1e-4
+    assert torch.equal(logits(mixture), before)
+
+
+def test_the_probe_passes_every_family(mixture: Any) -> None:
+    before = logits(mixture)
+    probe(mixture)
+    assert torch.equal(logits(mixture), before)
+
+
+def test_a_router_whose_k_does_not_act_fails_the_probe(mixtral: Any) -> None:
+    gate = moe_layers(mixtral)[1].gate
+    forward = type(gate).forward
+
+    def deaf(hidden: torch.Tensor) -> Any:
+        old, gate.top_k = gate.top_k, 2
+        try:
+            return forward(gate, hidden)
+        finally:
+            gate.top_k = old
+
+    gate.forward = deaf
+    with pytest.raises(FamilyError, match=r"does not act: model\.layers\.1\.mlp ran 2 experts.*set to 1.*\[1\]"):
+        probe(mixtral)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n in ("llama", "gpt2", "gemma3")])
+def test_a_dense_model_is_refused(name: str) -> None:
+    with pytest.raises(FamilyError, match=r"dense: it has no router.*mixtral"):
+        moe_layers(tiny_model(name))
+
+
+def test_a_plan_for_another_model_is_refused(mixtral: Any) -> None:
+    with pytest.raises(RecipeError, match="2 entries"), applied(mixtral, Plan((1, 1))):
+        pass
+    with pytest.raises(RecipeError, match="rescale is 'all'"), applied(mixtral, Plan((1, 1, 1)), "all"):
+        pass

@@ -1,0 +1,136 @@
+"""Dynamic k: the rules against what their formulas say, and real skipping against weights of zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core.errors import RecipeError
+from freemoe.hookmoe.plans.compact import skipping
+from freemoe.hookmoe.plans.dynamic import (
+    RULES,
+    Dynamic,
+    act_of,
+    kept_slots,
+    naee_thresholds,
+    ramp,
+    router_weights,
+    threshold_for,
+    tuned,
+)
+from freemoe.hookmoe.plans.layers import moe_layers
+from tests.hookmoe.conftest import blocks_of, logits
+
+
+def uniform_q(tokens: int = 200_000, seed: int = 0) -> torch.Tensor:
+    """(tokens, 2) router weights whose ratio w2 / w1 is uniform on [0, 1], the two in random order."""
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.rand(tokens, generator=generator, dtype=torch.float64)
+    weights = torch.stack([1 / (1 + q), q / (1 + q)], dim=1)
+    swap = torch.rand(tokens, generator=generator) < 0.5
+    return torch.where(swap[:, None], weights.flip(1), weights)
+
+
+def act(rule: str, weights: torch.Tensor, threshold: float) -> float:
+    return float(kept_slots(rule, weights, threshold).sum() / len(weights))
+
+
+@pytest.mark.parametrize("p", [0.52, 0.6, 0.7])
+def test_top_p_on_uniform_ratios_has_act_3_minus_1_over_p(p: float) -> None:
+    assert act("top_p", uniform_q(), p) == pytest.approx(3 - 1 / p, abs=0.01)
+
+
+@pytest.mark.parametrize("tau", [0.5, 0.6, 0.9])
+def test_relative_threshold_on_uniform_ratios_has_act_2_minus_tau(tau: float) -> None:
+    assert act("rel_threshold", uniform_q(), tau) == pytest.approx(2 - tau, abs=0.01)
+
+
+def test_naees_median_gives_act_one_and_a_half() -> None:
+    weights = {0: uniform_q(seed=1), 3: uniform_q(seed=2) ** 2}
+    for layer, beta in naee_thresholds(weights).items():
+        assert act("naee", weights[layer], beta) == pytest.approx(1.5, abs=0.01)
+
+
+def test_the_papers_ramps() -> None:
+    down, up = ramp("top_p", 0.7, range(32), 0.2), ramp("rel_threshold", 0.5, range(32), 0.2)
+    assert (down[31], up[31]) == (pytest.approx(0.50625), pytest.approx(0.69375))
+    q = uniform_q()
+    mean = sum(act("top_p", q, p) for p in down.values()) / 32
+    assert mean == pytest.approx(1.327, abs=0.01)
+    mean = sum(act("rel_threshold", q, t) for t in up.values()) / 32
+    assert mean == pytest.approx(1.403, abs=0.01)
+
+
+def test_at_two_experts_top_p_is_a_relative_threshold() -> None:
+    weights = uniform_q(1000)
+    for tau in (0.3, 0.8):
+        assert torch.equal(kept_slots("top_p", weights, 1 / (1 + tau)), kept_slots("rel_threshold", weights, tau))
+
+
+def test_slots_need_not_be_sorted_and_the_heaviest_stays() -> None:
+    weights = torch.tensor([[0.1, 0.6, 0.3], [0.4, 0.25, 0.35]])
+    assert kept_slots("top_p", weights, 0.65).tolist() == [[False, True, True], [True, False, True]]
+    assert kept_slots("top_p", weights, 0.0).tolist() == [[False, True, False], [True, False, False]]
+    assert kept_slots("rel_threshold", weights, 0.5).tolist() == [[False, True, True], [True, True, True]]
+    assert kept_slots("rel_threshold", weights, 9.0).sum(1).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("target", [1.0, 1.3, 2.5, 4.0])
+def test_thresholds_hit_a_target_act(rule: str, target: float) -> None:
+    weights = torch.rand(5000, 4, generator=torch.Generator().manual_seed(3))
+    assert act(rule, weights, threshold_for(rule, weights, target)) == pytest.approx(target, abs=0.01)
+
+
+def test_an_act_that_k_experts_cannot_give_is_refused() -> None:
+    with pytest.raises(RecipeError, match="can give 1 to 2"):
+        threshold_for("top_p", uniform_q(10), 2.5)
+    with pytest.raises(RecipeError, match="known: top_p"):
+        kept_slots("top_q", uniform_q(10), 0.5)
+
+
+def test_compact_experts_are_the_models_own(mixture: Any) -> None:
+    before, own = logits(mixture), mixture.config._experts_implementation
+    with skipping(mixture):
+        torch.testing.assert_close(logits(mixture), before, rtol=1e-4, atol=1e-5)
+    assert mixture.config._experts_implementation == own
+    assert torch.equal(logits(mixture), before)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_skipping_equals_weights_of_zero(mixture: Any, rule: str) -> None:
+    before = logits(mixture)
+    blocks = blocks_of()
+    dynamic = Dynamic(rule, tuned(rule, router_weights(mixture, blocks), 1.5))
+    with dynamic.applied(mixture, skip=False):
+        slow = logits(mixture, blocks.ids)
+    with dynamic.applied(mixture, skip=True) as counts:
+        quick = logits(mixture, blocks.ids)
+    torch.testing.assert_close(quick, slow, rtol=1e-5, atol=1e-5)
+    # Lower layers change what upper ones see, so the target is only about met.
+    assert act_of(counts) == pytest.approx(1.5, abs=0.15)
+    assert torch.equal(logits(mixture), before)
+
+
+def test_skipped_slots_are_never_computed(mixtral: Any) -> None:
+    rows: list[int] = []
+    for layer in moe_layers(mixtral):
+        own = layer.experts._apply_gate
+        layer.experts._apply_gate = lambda x, own=own: rows.append(len(x)) or own(x)
+    with Dynamic("rel_threshold", dict.fromkeys(range(3), 2.0)).applied(mixtral):
+        logits(mixtral)
+    assert sum(rows) == 24 * 3
+
+
+def test_gradients_pass_through_compact_experts(mixtral: Any) -> None:
+    grads = []
+    for quick in (False, True):
+        mixtral.zero_grad()
+        with skipping(mixtral) if quick else torch.enable_grad():
+            mixtral(input_ids=torch.arange(3, 20)[None], use_cache=False).logits.square().mean().backward()
+        grads.append([p.grad.clone() for p in mixtral.parameters() if p.grad is not None])
+    assert len(grads[0]) == len(grads[1])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)

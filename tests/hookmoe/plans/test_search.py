@@ -1,0 +1,88 @@
+"""Searches over plans against brute force, on drops that are known."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from freemoe.core.errors import RecipeError
+from freemoe.hookmoe.plans.plan import Plan, tlnle, uniform
+from freemoe.hookmoe.plans.search import Point, candidates, choose, knapsack, pareto, profile_units, two_stage
+
+BASE = Plan((None, 3, 2, 3))
+
+
+def random_profile(seed: int) -> dict[tuple[int, int], float]:
+    draw = random.Random(seed)
+    return {unit: draw.random() for unit in profile_units(BASE)}
+
+
+def test_a_profile_asks_for_every_layer_and_k_below_its_own() -> None:
+    assert profile_units(BASE) == [(1, 1), (1, 2), (2, 1), (3, 1), (3, 2)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_knapsack_is_the_brute_force(seed: int) -> None:
+    profile = random_profile(seed)
+    rows: dict[int, list[float]] = {}
+    for ks in itertools.product(range(1, 4), range(1, 3), range(1, 4)):
+        cost = sum(0.0 if k == b else profile[n, k] for n, k, b in zip((1, 2, 3), ks, (3, 2, 3), strict=True))
+        rows.setdefault(sum(ks), []).append(cost)
+    found = knapsack(BASE, profile, best=3)
+    assert sorted(found) == sorted(rows)
+    for pairs, costs in rows.items():
+        assert [d for d, _ in found[pairs]] == pytest.approx(sorted(costs)[:3])
+        assert all(sum(k or 0 for k in plan.ks) == pairs and plan.ks[0] is None for _, plan in found[pairs])
+
+
+def test_candidates_hold_the_knapsacks_and_the_papers_plans() -> None:
+    asked = {plan: source for plan, _, source in candidates(BASE, random_profile(0))}
+    assert asked[BASE] == "full"
+    assert uniform(BASE, 1) in asked
+    assert "tlnle" in asked.values()
+    # None of them runs more experts than the model does.
+    assert all(k is None or k <= b for plan in asked for k, b in zip(plan.ks, BASE.ks, strict=True))
+
+
+def test_the_pareto_list_has_no_beaten_plan() -> None:
+    points = [
+        Point(Plan((1, 1)), 5.0, 0, "knapsack"),
+        Point(Plan((2, 1)), 6.0, 0, "knapsack"),
+        Point(Plan((1, 2)), 2.0, 0, "tlnle"),
+        Point(Plan((2, 2)), 0.0, 0, "full"),
+    ]
+    front = pareto(points)
+    assert [p.plan.ks for p in front] == [(2, 2), (1, 2), (1, 1)]
+    assert choose(front, 1.5, 0.1).plan.ks == (1, 2)
+    assert choose(front, None, 2.5).plan.ks == (1, 2)
+    assert choose(front, None, 0.01).plan.ks == (2, 2)
+    with pytest.raises(RecipeError, match="below the least that any plan has: 1"):
+        choose(front, 0.5, 0.1)
+
+
+def test_the_two_stage_search_walks_as_the_paper_does() -> None:
+    base = Plan((4,) * 8)
+
+    def drop(plan: Plan) -> float:
+        # Every expert taken away costs 1, in layers below 3 ten times as much.
+        return float(sum((4 - (k or 0)) * (10 if n < 3 else 1) for n, k in enumerate(plan.ks)))
+
+    found = two_stage(base, drop, tolerance=40)
+    # uniform 3 drops 35, uniform 2 drops 70: k* = 3; TLNLE(3, l) drops 35 + 5 at l = 3 and more below.
+    assert (found.k, found.layer) == (3, 3)
+    assert found.deployed == uniform(base, 2)
+    assert len(found.asked) <= 2 + 4
+    assert found.asked[0] == (uniform(base, 3), 35.0)
+
+
+def test_without_a_tolerable_layer_the_star_is_beyond_the_last() -> None:
+    found = two_stage(Plan((2, 2)), lambda plan: 0.0 if plan == Plan((2, 2)) else 9.0, 1.0)
+    assert (found.k, found.layer) == (2, 2)
+    assert tlnle(Plan((2, 2)), 2, 2) == Plan((2, 2))
+
+
+def test_a_model_of_one_expert_per_token_has_nothing_to_cut() -> None:
+    with pytest.raises(RecipeError, match="nothing to cut"):
+        two_stage(Plan((1, 1)), lambda plan: 0.0, 1.0)

@@ -1,0 +1,180 @@
+"""A GGUF file as a base: the numbers it holds, a plain model afterwards, and an error for each way it can be wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from freemoe.core.artifacts import fingerprint
+from freemoe.core.errors import DataError
+from freemoe.models.checkpoints.gguf_header import read_header
+from freemoe.models.checkpoints.loading import load_base, load_tokenizer, origin
+from freemoe.models.checkpoints.saving import save_checkpoint
+from freemoe.models.weights import find_weights
+from tests.gguf_files import tiny_llama, write_gguf
+
+TEXT = "the one on the thin 12 lines, né?"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_gguf_in_f32_is_the_model_it_was_written_from(tied: bool, tmp_path: Path) -> None:
+    model = tiny_llama(tied)
+    loaded, tokenizer = load_base(write_gguf(model, tmp_path / "tiny.gguf"), device="cpu")
+    wanted = model.state_dict()
+    assert loaded.state_dict().keys() == wanted.keys()
+    assert all(torch.equal(v, wanted[k]) for k, v in loaded.state_dict().items())
+    assert fingerprint(loaded) == fingerprint(model)
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    assert tokenizer.decode(ids[0]) == TEXT
+    assert len(ids[0]) < len(TEXT.encode())  # the merges are used
+    assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+    assert loaded.config.tie_word_embeddings == tied
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_1"])
+def test_a_quantised_one_holds_what_dequantising_gives(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_llama()
+    path = write_gguf(model, tmp_path / f"{kind}.gguf", kind)
+    with caplog.at_level(logging.INFO, "freemoe.models"):
+        loaded, _ = load_base(path, device="cpu")
+    assert f"dequantised from GGUF {kind} to float32" in caplog.text
+    assert origin(path) == f"dequantised from GGUF {kind} to float32"
+    assert loaded.dtype == torch.float32
+    name = "model.layers.1.mlp.down_proj.weight"
+    stored, number = model.state_dict()[name].numpy(), gguf.GGMLQuantizationType[kind]
+    wanted = gguf.dequantize(gguf.quantize(stored, number), number)
+    assert np.array_equal(loaded.state_dict()[name].numpy(), wanted)
+    assert not np.array_equal(stored, wanted)
+    # Another load, another file of the same tensors: the same base.
+    again = write_gguf(model, tmp_path / "again.gguf", kind)
+    assert fingerprint(load_base(again, device="cpu")[0]) == fingerprint(loaded) != fingerprint(model)
+
+
+def test_it_is_a_plain_model_afterwards(tmp_path: Path) -> None:
+    loaded, tokenizer = load_base(write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "Q8_0"), device="cpu")
+    assert len(find_weights(loaded)) == 14
+    save_checkpoint(loaded, tmp_path / "ours")
+    loaded.save_pretrained(tmp_path / "theirs")
+    tokenizer.save_pretrained(tmp_path / "ours")
+    for name in ("ours", "theirs"):
+        assert "quantization_config" not in json.loads((tmp_path / name / "config.json").read_text())
+        again, _ = load_base(tmp_path / name, device="cpu")
+        assert fingerprint(again) == fingerprint(loaded)
+    assert load_tokenizer(tmp_path / "ours")(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
+    loaded.train()
+    assert all(p.requires_grad for p in loaded.parameters())
+
+
+def test_the_tokenizer_comes_without_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "Q8_0")
+    dequantize = gguf.dequantize
+
+    def probed(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+        assert data.size < 1000, "the weights were read"
+        return dequantize(data, kind)
+
+    monkeypatch.setattr(gguf, "dequantize", probed)
+    with pytest.raises(AssertionError):
+        load_base(path)
+    assert load_tokenizer(path)("the")["input_ids"]
+
+
+def test_it_is_found_in_the_folder_where_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_gguf(tiny_llama(), tmp_path / "tiny.gguf")
+    monkeypatch.chdir(tmp_path)
+    assert load_base("tiny.gguf", device="cpu")[1]
+    with pytest.raises(DataError, match=r"has no config\.json.*It holds a GGUF file: give its path, .*tiny\.gguf"):
+        load_base(tmp_path)
+
+
+def test_the_header_is_what_the_package_reads(tmp_path: Path) -> None:
+    path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "Q4_1")
+    header, reader = read_header(path), gguf.GGUFReader(path)
+    assert header.types == {t.name: t.tensor_type.name for t in reader.tensors}
+    assert header.shapes == {t.name: tuple(int(n) for n in reversed(t.shape)) for t in reader.tensors}
+    scalars = {k: f.contents() for k, f in reader.fields.items() if len(f.types) == 1 and not k.startswith("GGUF.")}
+    assert header.values == scalars
+
+
+def test_what_is_not_there_or_not_a_gguf(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"There is no file .*none\.gguf"):
+        load_base(tmp_path / "none.gguf")
+    (tmp_path / "zip.gguf").write_bytes(b"PK\3\4" + bytes(100))
+    with pytest.raises(DataError, match=r"is not a GGUF file: it begins with b'PK"):
+        load_tokenizer(tmp_path / "zip.gguf")
+    (tmp_path / "empty.gguf").write_bytes(b"")
+    with pytest.raises(DataError, match=r"is not a GGUF file: it begins with b''"):
+        load_base(tmp_path / "empty.gguf")
+    (tmp_path / "old.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 1, 0, 0))
+    with pytest.raises(DataError, match="is GGUF version 1; versions that can be read: 2 and 3"):
+        load_base(tmp_path / "old.gguf")
+
+
+def test_truncated_anywhere(tmp_path: Path) -> None:
+    path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "Q8_0")
+    whole = path.read_bytes()
+    for size in (8, 20, 30, 200, 3000, 6000, len(whole) // 2, len(whole) - 40):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"tiny\.gguf' is truncated: .*Copy or download it again"):
+            load_tokenizer(path)
+
+
+def test_a_missing_tensor(tmp_path: Path) -> None:
+    path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf", drop="blk.1.ffn_up.weight")
+    with pytest.raises(DataError, match=r"lacks 1 tensor \(model\.layers\.1\.mlp\.up_proj\.weight\)"):
+        load_base(path)
+
+
+def test_fewer_layers_than_its_metadata_say(tmp_path: Path) -> None:
+    model = tiny_llama()
+    model.config.num_hidden_layers = 3
+    with pytest.raises(DataError, match="lacks 9 tensors"):
+        load_base(write_gguf(model, tmp_path / "tiny.gguf"))
+
+
+@pytest.mark.parametrize("number", [99, 9])
+def test_a_type_that_cannot_be_read(number: int, tmp_path: Path) -> None:
+    path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf")
+    data = bytearray(path.read_bytes())
+    # Name, rank, two sizes, type: the number behind them says how the tensor is stored.
+    at = data.index(b"blk.0.attn_q.weight") + len(b"blk.0.attn_q.weight") + 4 + 16
+    assert struct.unpack_from("<I", data, at) == (0,)
+    struct.pack_into("<I", data, at, number)
+    path.write_bytes(data)
+    said = {99: "type 99", 9: "Q8_1"}[number]
+    with pytest.raises(DataError, match=rf"in {said} \(blk\.0\.attn_q\.weight\).*can be: F32, F16, Q4_0, Q4_1, .*Q8_0"):
+        load_base(path)
+
+
+def test_an_architecture_that_transformers_does_not_know(tmp_path: Path) -> None:
+    path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf", architecture="plamo")
+    for load in (load_base, load_tokenizer):
+        with pytest.raises(DataError, match=r"plamo is not supported.*a GGUF of architecture 'plamo'"):
+            load(path)
+
+
+def test_one_part_of_several(tmp_path: Path) -> None:
+    path = write_gguf(tiny_llama(), tmp_path / "tiny-00001-of-00003.gguf", split__count=3)
+    with pytest.raises(DataError, match=r"is one of 3 parts of a model\. Join them first"):
+        load_base(path)
+
+
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_without_the_package(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf")
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None if name == package else find(name, *a))
+    with pytest.raises(
+        DataError, match=rf"needs the package {package}, which is missing.*pip install 'freemoe\[gguf\]'"
+    ):
+        load_base(path)

@@ -1,0 +1,113 @@
+"""Checkpoints written a few layers at a time: the same files as transformers writes, with less in memory."""
+
+import gc
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, modeling_utils
+
+from freemoe.core.errors import DataError, FamilyError
+from freemoe.models.checkpoints.saving import save_checkpoint
+from tests.memory import bytes_beside
+from tests.tiny import CASES, tiny_model
+
+
+def tensors(folder):
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        new = load_file(path)
+        assert not new.keys() & found.keys()
+        found |= new
+    return found
+
+
+def data_bytes(path):
+    return sum(t.nbytes for t in load_file(path).values())
+
+
+def others(folder):
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.name.startswith(("config", "generation"))}
+
+
+@pytest.mark.parametrize(
+    ("case", "size"), [*((case, "50KB") for case in CASES), ("llama", "1GB"), ("mixtral", "1GB"), ("mixtral", 1000)]
+)
+def test_it_is_what_transformers_writes(case, size, tmp_path):
+    model = tiny_model(case)
+    model.save_pretrained(tmp_path / "theirs")
+    save_checkpoint(model, tmp_path / "ours", size)
+    theirs, ours = tensors(tmp_path / "theirs"), tensors(tmp_path / "ours")
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[k], ours[k]) and theirs[k].dtype == ours[k].dtype for k in theirs)
+    assert others(tmp_path / "theirs") == others(tmp_path / "ours")
+    index = tmp_path / "ours" / "model.safetensors.index.json"
+    names = sorted(p.name for p in (tmp_path / "ours").iterdir())
+    if size == "1GB":
+        assert names == sorted(p.name for p in (tmp_path / "theirs").iterdir())
+        return
+    model.save_pretrained(tmp_path / "sharded", max_shard_size=size)
+    expected = json.loads((tmp_path / "sharded" / index.name).read_text())
+    found = json.loads(index.read_text())
+    assert found["metadata"] == expected["metadata"]
+    assert found["weight_map"].keys() == ours.keys()
+    shards = sorted(dict.fromkeys(found["weight_map"].values()))
+    assert shards == [n for n in names if n.endswith(".safetensors")]
+    assert shards == [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    for key, shard in found["weight_map"].items():
+        assert key in load_file(tmp_path / "ours" / shard)
+    # Experts that share memory stay in one shard, so theirs may be larger than asked for as well.
+    limit = max([50_000 if size == "50KB" else size, *map(data_bytes, (tmp_path / "sharded").glob("*.safetensors"))])
+    assert all(data_bytes(tmp_path / "ours" / shard) <= limit for shard in shards)
+
+
+@pytest.mark.parametrize("case", ["mixtral", "llama"])
+def test_no_more_than_a_shard_or_a_layer_is_held_beside_the_model(case, tmp_path, monkeypatch):
+    model = tiny_model(case, num_hidden_layers=8)
+    whole = sum(p.nbytes for p in model.parameters())
+    layer = sum(p.nbytes for p in model.model.layers[1].parameters())
+    size = int(2.2 * layer)
+    gc.collect()
+    before = bytes_beside(model)
+    held = []
+    write = modeling_utils.safe_save_file
+
+    def watched(*args, **kwargs):
+        held.append(bytes_beside(model) - before)
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(modeling_utils, "safe_save_file", watched)
+    save_checkpoint(model, tmp_path / "ours", size)
+    assert len(held) >= 4
+    assert max(held) <= size < whole / 3
+    # Only what has other names on disk is copied at all.
+    assert (max(held) > layer / 2) == (case != "llama")
+    # The yardstick sees a copy of the model.
+    monkeypatch.undo()
+    before = bytes_beside(model)
+    kept = [p.detach().clone() for p in model.parameters()]
+    assert bytes_beside(model) - before >= sum(k.nbytes for k in kept) >= whole
+
+
+def test_a_saved_checkpoint_is_saved_again_the_same(tmp_path):
+    model = tiny_model("mixtral", tie_word_embeddings=True).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "theirs")
+    save_checkpoint(model, tmp_path / "one", "30KB")
+    theirs, again = (AutoModelForCausalLM.from_pretrained(tmp_path / n).eval() for n in ("theirs", "one"))
+    assert again.dtype == torch.bfloat16
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    ids = torch.tensor([[5, 9, 200]])
+    assert torch.equal(again(ids).logits, theirs(ids).logits)
+    save_checkpoint(again, tmp_path / "two", "30KB")
+    one, two = tensors(tmp_path / "one"), tensors(tmp_path / "two")
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_what_cannot_be_saved(tmp_path):
+    with pytest.raises(DataError, match=r"max_shard_size is '5 pages'.*'5GB'"):
+        save_checkpoint(tiny_model("llama"), tmp_path / "a", "5 pages")
+    with pytest.raises(FamilyError):
+        save_checkpoint(torch.nn.Linear(2, 2), tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []

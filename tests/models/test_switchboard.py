@@ -1,0 +1,326 @@
+"""The switchboard against plain switching: bit by bit, in every layout, whoever else edits and whenever it breaks."""
+
+import random
+
+import pytest
+import torch
+
+from freemoe.core import threads
+from freemoe.core.errors import DataError
+from freemoe.models import switchboard
+from freemoe.models.switchboard import Switchboard
+from freemoe.models.switching import PositionsError, switched_off
+from freemoe.models.weights import find_weights
+from tests.models.test_switching import BITS, bits, equal, some
+from tests.tiny import CASES, tiny_model
+
+
+def expected(model, weights, positions):
+    """Every parameter's bits with these positions off, by plain switching."""
+    with switched_off(weights, positions):
+        return bits(model)
+
+
+def board_of(weights, shares=(0.1, 0.3, 0.02)):
+    board = Switchboard(weights)
+    experts = {f"e{i}": some(weights, share, i) for i, share in enumerate(shares)}
+    for name, positions in experts.items():
+        board.learn(name, positions)
+    return board, experts
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [(case, torch.float32) for case in CASES]
+    + [(case, dtype) for case in ("llama", "gpt2", "gpt_oss") for dtype in (torch.bfloat16, torch.float16)],
+)
+def test_any_order_of_experts_gives_what_plain_switching_gives(case, dtype):
+    model = tiny_model(case).to(dtype)
+    weights = find_weights(model)
+    board, experts = board_of(weights)
+    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    masked[None] = bits(model)
+    rng = random.Random(0)
+    for name in [*experts, None, *rng.choices([*experts, None], k=12)]:
+        board.switch(name)
+        assert board.active == name
+        assert equal(bits(model), masked[name]), name
+    board.switch(None)
+    assert equal(bits(model), masked[None])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_strange_bits_survive(dtype):
+    model = tiny_model("llama").to(dtype)
+    weights = find_weights(model)
+    size = weights[0].parameter.element_size()
+    lowest = -(1 << (8 * size - 1))
+    for weight in weights:
+        flat = weight.parameter.data.view(BITS[size]).view(-1)
+        flat[0:4] = torch.tensor([lowest, 1, -1, -lowest - 1], dtype=BITS[size])
+        flat[4:6] = torch.tensor([float("nan"), float("-inf")], dtype=dtype).view(BITS[size])
+    before = bits(model)
+    board = Switchboard(weights)
+    board.learn("all", {w.name: torch.arange(w.size) for w in weights})
+    board.learn("few", {w.name: torch.arange(5) for w in weights})
+    for name in ("all", "few", "all", "few"):
+        board.switch(name)
+        for weight in weights:
+            off = weight.size if name == "all" else 5
+            assert int((weight.parameter.view(BITS[size]).view(-1) == 0).sum()) >= off
+    board.switch(None)
+    assert equal(bits(model), before)
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "gpt_oss"])
+def test_many_blocks_do_the_same(monkeypatch, case):
+    monkeypatch.setattr(switchboard, "_BLOCK_BYTES", 4 * 300)
+    model = tiny_model(case)
+    weights = find_weights(model)
+    board, experts = board_of(weights, (0.1, 0.3, 0.001))
+    assert all(len(blocks) == -(-w.size // 300) for w, blocks in zip(weights, board._blocks, strict=True))
+    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    before = bits(model)
+    for name in ("e0", "e1", "e2", "e0", "e2"):
+        board.switch(name)
+        assert equal(bits(model), masked[name])
+    board.switch(None)
+    assert equal(bits(model), before)
+
+
+def test_threads_do_the_same(monkeypatch):
+    model = tiny_model("mixtral")
+    weights = find_weights(model)
+    board, experts = board_of(weights)
+    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    before = bits(model)
+    seen = []
+    pool = threads.ThreadPoolExecutor
+    monkeypatch.setattr(switchboard, "_WORTH_THREADS", 0)
+    monkeypatch.setattr(threads, "ThreadPoolExecutor", lambda n: seen.append(n) or pool(n))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for name in ("e0", "e1", "e2", "e0"):
+        board.switch(name)
+        assert equal(bits(model), masked[name])
+    board.switch(None)
+    assert equal(bits(model), before)
+    assert seen == [3] * 5
+
+
+def test_a_device_that_is_not_the_cpu_adds_by_index(monkeypatch):
+    """The other way of adding, on the CPU: places and values are the same."""
+    part = switchboard._Part(torch.tensor([1, 4, 5], dtype=torch.int32), torch.tensor([-7, 3, -(2**31)]).int())
+
+    class Elsewhere(torch.Tensor):
+        device = torch.device("meta")
+
+    there = torch.tensor([[9, -7, 9, 9, 3, -(2**31)]]).int()
+    part.add(there.as_subclass(Elsewhere), -1)
+    assert there.tolist() == [[9, 0, 9, 9, 0, 0]]
+    part.add(there.as_subclass(Elsewhere), 1)
+    assert there.tolist() == [[9, -7, 9, 9, 3, -(2**31)]]
+    assert part.row is None
+
+
+def test_others_may_edit_in_between():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    board, experts = board_of(weights)
+    before = bits(model)
+    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    board.switch("e0")
+    with switched_off(weights, experts["e1"]):
+        pass
+    board.switch("e2")
+    assert equal(bits(model), masked["e2"])
+    board.switch("e0")
+    with torch.no_grad():
+        for weight in weights:
+            weight.parameter.view(-1)[experts["e0"][weight.name]] = 3.0
+    board.switch("e1")
+    assert equal(bits(model), masked["e1"])
+    board.switch(None)
+    assert equal(bits(model), before)
+    # Another base in the same memory: what the board knew is read anew.
+    model.load_state_dict(tiny_model("llama", seed=5).state_dict())
+    other = bits(model)
+    assert not equal(other, before)
+    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    for name in ("e2", "e1", "e0"):
+        board.switch(name)
+        assert equal(bits(model), masked[name])
+    board.switch(None)
+    assert equal(bits(model), other)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("after", [0, 1, 2, 5, 9, 16, 27])
+def test_broken_off_anywhere_it_is_the_base_again(monkeypatch, error, after):
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    before = bits(model)
+    board, experts = board_of(weights)
+    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    if after % 2:
+        board.switch("e1")
+    board.switch("e0")
+    add, calls = switchboard._Part.add, []
+
+    def breaking(part, bits_, times):
+        if len(calls) == after:
+            raise error
+        calls.append(times)
+        add(part, bits_, times)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(switchboard._Part, "add", breaking)
+        with pytest.raises(error):
+            board.switch("e1")
+    assert board.active is None
+    assert equal(bits(model), before)
+    for name in ("e1", "e0", None):
+        board.switch(name)
+        assert equal(bits(model), masked.get(name, before))
+
+
+def test_broken_off_twice(monkeypatch):
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    before = bits(model)
+    board, _ = board_of(weights)
+    board.switch("e0")
+    board.switch("e1")
+
+    def broken(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(switchboard._Part, "overwrite", broken)
+        patch.setattr(switchboard._Part, "add", broken)
+        with pytest.raises(KeyboardInterrupt):
+            board.switch("e0")
+    board.switch(None)
+    assert equal(bits(model), before)
+
+
+def test_a_model_made_under_inference_mode():
+    with torch.inference_mode():
+        model = tiny_model("llama")
+    weights = find_weights(model)
+    before = bits(model)
+    board, experts = board_of(weights)
+    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    for name in ("e0", "e1", "e0"):
+        board.switch(name)
+        assert equal(bits(model), masked[name])
+    board.switch(None)
+    assert equal(bits(model), before)
+
+
+def test_a_parameter_that_is_not_contiguous():
+    model = tiny_model("llama")
+    for layer in model.model.layers:
+        layer.mlp.up_proj.weight.data = layer.mlp.up_proj.weight.data.t().contiguous().t()
+    down = model.model.layers[0].mlp.down_proj.weight
+    # A part of a larger tensor: what stands between its rows belongs to others.
+    room = torch.full((64, 48), 9.0)
+    down.data = room[::2].copy_(down.data)
+    weights = find_weights(model, "mlp")
+    assert not any(w.parameter.is_contiguous() for w in weights[1:3])
+    before = bits(model)
+    board, experts = board_of(weights)
+    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    for name in ("e0", "e1"):
+        board.switch(name)
+        assert equal(bits(model), masked[name])
+    board.switch(None)
+    assert equal(bits(model), before)
+    assert bool((room[1::2] == 9).all())
+
+
+def test_weights_that_move_take_their_expert_along():
+    """As on the way to another device: the same numbers, elsewhere in memory."""
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    before = bits(model)
+    board, experts = board_of(weights)
+    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    for name in ("e0", "e1", "e0", "e2"):
+        board.switch(name)
+        assert equal(bits(model), masked[name])
+        for weight in weights:
+            weight.parameter.data = weight.parameter.data.clone()
+    board.switch(None)
+    assert equal(bits(model), before)
+
+
+def test_the_type_of_numbers_must_stay_under_an_expert():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    board, experts = board_of(weights)
+    board.switch("e0")
+    board.switch(None)
+    model.to(torch.bfloat16)
+    masked = expected(model, weights, experts["e0"])
+    board.switch("e0")
+    assert equal(bits(model), masked)
+    model.to(torch.float16)
+    with pytest.raises(DataError, match=r"changed their type while expert 'e0'.*q_proj"):
+        board.switch(None)
+
+
+def test_what_is_held():
+    weights = find_weights(tiny_model("llama").to(torch.bfloat16))
+    board, experts = board_of(weights, (0.1,))
+    off = sum(len(p) for p in experts["e0"].values())
+    assert board.held_bytes("e0") == 4 * off
+    board.switch("e0")
+    assert board.held_bytes("e0") == 6 * off
+    # The sparse matrices that torch adds are views of the same memory.
+    for part in [part for blocks in board._experts["e0"] for part in blocks]:
+        assert part.row.col_indices().data_ptr() == part.places.data_ptr()
+        assert part.row.values().data_ptr() == part.values.data_ptr()
+    assert "e0" in board
+    with pytest.raises(DataError, match="'e0' is switched in"):
+        board.forget("e0")
+    with pytest.raises(DataError, match="'e0' is switched in"):
+        board.learn("e0", {})
+    board.switch(None)
+    board.forget("e0")
+    assert "e0" not in board
+
+
+def test_learning_anew_replaces():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    board = Switchboard(weights)
+    for seed in (0, 1):
+        positions = some(weights, 0.1, seed)
+        board.learn("a", positions)
+        masked = expected(model, weights, positions)
+        board.switch("a")
+        assert equal(bits(model), masked)
+        board.switch(None)
+
+
+def test_an_expert_that_switches_nothing_off():
+    model = tiny_model("llama")
+    board, _ = board_of(find_weights(model))
+    before = bits(model)
+    board.learn("nothing", {})
+    board.switch("e0")
+    board.switch("nothing")
+    assert equal(bits(model), before)
+    assert board.active == "nothing"
+
+
+def test_bad_input():
+    weights = find_weights(tiny_model("llama"), "mlp")
+    board, _ = board_of(weights)
+    with pytest.raises(DataError, match=r"'x' was never learned\. Known: e0, e1, e2"):
+        board.switch("x")
+    with pytest.raises(PositionsError, match="ascend"):
+        board.learn("x", {weights[0].name: torch.tensor([3, 2])})
+    assert "x" not in board
+    with pytest.raises(PositionsError, match=r"'model\.x'"):
+        board.learn("x", {"model.x": torch.tensor([3])})

@@ -1,0 +1,186 @@
+"""Switching off and on again: bit by bit, over all parameters, in every layout and precision."""
+
+import pytest
+import torch
+
+from freemoe.models.switching import PositionsError, count, share, switch_off, switched_off
+from freemoe.models.weights import find_weights
+from tests.tiny import CASES, tiny_model
+
+BITS = {2: torch.int16, 4: torch.int32}
+
+
+def bits(model):
+    """Every parameter and buffer, as integers."""
+    state = model.state_dict(keep_vars=False)
+    return {k: v.detach().view(BITS[v.element_size()]).clone() for k, v in state.items() if v.is_floating_point()}
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def some(weights, share=0.1, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {w.name: (torch.rand(w.size, generator=generator) < share).nonzero().squeeze(1) for w in weights}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_off_and_on_again_in_every_family(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    positions = some(weights)
+    before = bits(model)
+    expected = {w.name: w.view().clone(memory_format=torch.contiguous_format) for w in weights}
+    for name, where in positions.items():
+        expected[name].view(-1)[where] = 0.0
+    undo = switch_off(weights, positions)
+    for weight in weights:
+        assert torch.equal(weight.view(), expected[weight.name])
+    changed = {k for k, v in bits(model).items() if not torch.equal(v, before[k])}
+    assert changed == {w.name for w in weights}
+    undo.restore()
+    assert equal(bits(model), before)
+    undo.restore()
+    assert equal(bits(model), before)
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma", "gpt2", "opt"])
+def test_tied_heads_and_everything_else_stay(case):
+    model = tiny_model(case, tie_word_embeddings=True)
+    weights = find_weights(model)
+    mine = {w.name for w in weights}
+    rest = {k: v.clone() for k, v in model.state_dict().items() if k not in mine}
+    assert any("lm_head" in k for k in rest)
+    with switched_off(weights, {w.name: torch.arange(w.size) for w in weights}):
+        assert all(not w.parameter.any() for w in weights)
+        assert all(torch.equal(model.state_dict()[k], v) for k, v in rest.items())
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", ["llama", "gpt2", "gpt_oss"])
+def test_strange_bits_survive(case, dtype):
+    model = tiny_model(case).to(dtype)
+    weights = find_weights(model)
+    size = weights[0].parameter.element_size()
+    quiet, signalling = {
+        2: (0x7FC1, 0x7C81 if dtype == torch.float16 else 0x7F81),
+        4: (0x7FC12345, 0x7F812345),
+    }[size]
+    for weight in weights:
+        flat = weight.parameter.data.view(BITS[size]).view(-1)
+        flat[0:4] = torch.tensor([quiet, signalling, -(1 << (8 * size - 1)), 1], dtype=BITS[size])
+        flat[4:8] = flat[0:4] | -(1 << (8 * size - 1))
+    before = bits(model)
+    with switched_off(weights, {w.name: torch.arange(w.size) for w in weights}):
+        assert all((w.parameter.view(BITS[size]) == 0).all() for w in weights)
+    assert equal(bits(model), before)
+
+
+def test_it_nests_also_where_masks_overlap():
+    model = tiny_model("gpt2")
+    weights = find_weights(model)
+    before = bits(model)
+    with switched_off(weights, some(weights, 0.3, 1)):
+        outer = bits(model)
+        with switched_off(weights, some(weights, 0.3, 2)):
+            assert not equal(bits(model), outer)
+        assert equal(bits(model), outer)
+    assert equal(bits(model), before)
+
+
+def test_restored_after_an_error():
+    model = tiny_model("mixtral")
+    weights = find_weights(model)
+    before = bits(model)
+    with pytest.raises(RuntimeError, match="on purpose"), switched_off(weights, some(weights)):
+        raise RuntimeError("on purpose")
+    assert equal(bits(model), before)
+
+
+def test_a_model_made_under_inference_mode():
+    with torch.inference_mode():
+        model = tiny_model("llama")
+        before = bits(model)
+    weights = find_weights(model)
+    assert weights[0].parameter.is_inference()
+    with switched_off(weights, some(weights)):
+        assert not equal(bits(model), before)
+    assert equal(bits(model), before)
+
+
+def test_inside_inference_mode_and_training_afterwards():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    before = bits(model)
+    with torch.inference_mode(), switched_off(weights, some(weights)):
+        pass
+    assert equal(bits(model), before)
+    ids = torch.randint(3, 250, (1, 5))
+    with switched_off(weights, some(weights)):
+        model(input_ids=ids, labels=ids).loss.backward()
+    assert equal(bits(model), before)
+    assert all(w.parameter.grad is not None for w in weights)
+
+
+def test_a_parameter_that_is_not_contiguous():
+    model = tiny_model("llama")
+    for layer in model.model.layers:
+        layer.mlp.up_proj.weight.data = layer.mlp.up_proj.weight.data.t().contiguous().t()
+    weights = find_weights(model, "mlp")
+    assert not weights[1].parameter.is_contiguous()
+    before, positions = bits(model), some(weights)
+    expected = weights[1].view().clone().contiguous()
+    expected.view(-1)[positions[weights[1].name]] = 0
+    with switched_off(weights, positions):
+        assert torch.equal(weights[1].view(), expected)
+    assert equal(bits(model), before)
+
+
+def test_positions_mean_the_same_weight_in_every_layout():
+    for case in ("llama", "gpt2", "mixtral", "gpt_oss"):
+        weight = find_weights(tiny_model(case), "mlp")[-1]
+        expert, row, column = weight.experts - 1, 3, 5
+        where = torch.tensor([(expert * weight.rows + row) * weight.columns + column])
+        with switched_off([weight], {weight.name: where}):
+            off = (weight.view() == 0).nonzero()
+        assert off.tolist() == [[expert, row, column]], case
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (torch.tensor([3, 2]), "must ascend, each once: number 0 is 3, the next is 2"),
+        (torch.tensor([1, 5, 5]), "number 1 is 5, the next is 5"),
+        (torch.tensor([-1, 5]), "from -1 to 5, but it has 1024 weights"),
+        (torch.tensor([0, 1024]), "from 0 to 1024, but it has 1024 weights"),
+        (torch.tensor([1], dtype=torch.int32), "torch.int32"),
+        (torch.tensor([[1]]), r"\(1, 1\)"),
+    ],
+)
+def test_wrong_positions_touch_nothing(where, message):
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    before = bits(model)
+    positions = {weights[1].name: torch.tensor([0]), weights[0].name: where}
+    with pytest.raises(PositionsError, match=message):
+        switch_off(weights, positions)
+    assert equal(bits(model), before)
+    assert issubclass(PositionsError, ValueError)
+
+
+def test_unknown_weight():
+    weights = find_weights(tiny_model("llama"), "mlp")
+    with pytest.raises(PositionsError, match=r"'model\.x'.*6 weights"):
+        switch_off(weights, {"model.x": torch.tensor([0])})
+
+
+def test_count_and_share():
+    weights = find_weights(tiny_model("llama"), "mlp")
+    positions = {weights[0].name: torch.arange(100), weights[1].name: torch.arange(0)}
+    assert count(positions) == 100
+    assert share(weights, positions) == 100 / sum(w.size for w in weights)
+    assert share([], {}) == 0.0
+    with switched_off(weights, positions):
+        assert int((weights[0].view() == 0).sum()) == 100

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import matplotlib
+import pytest
+
+from freemoe.report.figures.all_figures import FIGURES, bands, gains, improved_per_band, purification, svgs
+from freemoe.report.figures.drawing import plain, style, to_svg
+from tests.report.synthetic import make_domain, make_result
+
+
+@pytest.mark.parametrize("picture", FIGURES, ids=[p.name for p in FIGURES])
+def test_each_figure_is_an_svg_of_moderate_size_with_the_same_bytes_each_time(picture):
+    first, again = (to_svg(picture.draw(make_result()), picture.name) for _ in range(2))
+    assert first == again
+    assert first.startswith("<svg ")
+    assert first.endswith("</svg>")
+    assert len(first) < 300_000
+    assert "<image" not in first
+
+
+def test_a_figure_written_twice_has_the_same_bytes():
+    figure = gains(make_result())
+    assert to_svg(figure, "g") == to_svg(figure, "g")
+
+
+def test_figures_leave_matplotlib_as_it_was():
+    def settings():
+        # Reading the backend would choose one.
+        return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != "backend"}
+
+    before = settings()
+    assert len(list(svgs(make_result([make_domain("math", ("saliency", "base"))])))) == len(FIGURES) - 1
+    assert settings() == before
+
+
+def test_the_users_own_matplotlib_style_has_no_say():
+    plain_look = to_svg(gains(make_result()), "g")
+    with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 20}):
+        assert to_svg(gains(make_result()), "g") == plain_look
+
+
+def test_pyplot_and_torch_stay_out():
+    code = (
+        "import sys; from tests.report.synthetic import make_result; from freemoe.report.figures.all_figures import FIGURES; "
+        "from freemoe.report import html; [p.draw(make_result()) for p in FIGURES]; print([m for m in ('torch', 'matplotlib.pyplot', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def _axes(figure):
+    return [a for a in figure.axes if a.lines or a.patches]
+
+
+def test_gains_are_drawn_at_the_results_own_values():
+    result = make_result()
+    figure = gains(result)
+    math = result["domains"][0]
+    drawn = {round(float(x), 9) for line in _axes(figure)[0].lines for x in line.get_xdata()}
+    for rows in (math["rows"], *(s["rows"] for s in math["subdomains"])):
+        for name in ("expert", "routed", "control", "oracle"):
+            assert {round(v, 9) for v in rows[name]["gain"].values()} <= drawn
+
+
+def test_bands_put_every_candidate_at_the_middle_of_its_band():
+    result = make_result()
+    panel = _axes(bands(result))[1]
+    sub = result["domains"][0]["subdomains"][1]
+    curve = next(line for line in panel.lines if len(line.get_xdata()) == 10)
+    assert list(curve.get_xdata()) == pytest.approx([0.05 + 0.1 * i for i in range(10)])
+    assert list(curve.get_ydata()) == [sub["candidates"][n] for n in sub["bands"]]
+    star = [line for line in panel.lines if line.get_marker() == "*"]
+    assert [(list(s.get_xdata()), list(s.get_ydata())) for s in star] == [
+        ([0.05], [sub["candidates"]["wanda p=2 0-10 %"]])
+    ]
+
+
+def test_improved_per_band_counts_subdomains_of_each_domain():
+    result = make_result()
+    up = sum(p.get_height() for p in improved_per_band(result).axes[0].patches if p.get_height() > 0)
+    down = -sum(p.get_height() for p in improved_per_band(result).axes[0].patches if p.get_height() < 0)
+    # Bands score base - 8 .. base + 1 on tasks (one better, eight worse) and 3 .. 1.2 times the perplexity on text.
+    assert (up, down) == (5, 5 * 8 + 2 * 10)
+
+
+def test_purification_marks_the_best_round():
+    result = make_result()
+    star = next(line for line in purification(result).axes[0].lines if line.get_marker() == "*")
+    curve = result["domains"][0]["subdomains"][0]["purification_curve"]
+    assert (list(star.get_xdata()), list(star.get_ydata())) == ([2], [min(curve)])
+
+
+def test_names_become_one_drawable_line():
+    assert plain("a\n b\t c") == "a b c"
+    assert plain("数学") == "□□"
+    assert len(plain("x" * 200, 24)) == 24
+    with style():
+        assert gains(make_result([make_domain("$x$ 数", ("saliency",))])) is not None
+
+
+def test_many_subdomains_get_a_panel_in_order_of_interest():
+    figure = bands(make_result([make_domain("many", ("base", "base", "saliency") * 12)]))
+    titles = [a.get_title(loc="left").strip() for a in figure.axes]
+    assert len(titles) == 24
+    assert {f"many/s{i}" for i in range(2, 36, 3)} <= set(titles)
+    assert titles == sorted(titles, key=lambda t: int(t.removeprefix("many/s")))
+    assert "24 of 36 subdomains are drawn" in figure.get_supxlabel()

@@ -1,0 +1,58 @@
+"""The curve of structured purification."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from freemoe.domain_experts.structured.wording import unit_lines
+from freemoe.report.figures.unit_figures import unit_curve
+
+
+def row(mean: float, text: bool) -> dict:
+    seen = {"mean": mean, "low": mean - 0.05, "high": mean + 0.05}
+    return {"score": 10.0, "gain": seen, **({"ratio": seen} if text else {})}
+
+
+def result(text: bool) -> dict:
+    points = [
+        {
+            "asked": share,
+            "share": share,
+            "units": round(100 * share),
+            "candidate": share == 0.2,
+            "row": row(mean, text),
+            "rivals": {"wanda": row(mean + 0.2, text), "random": row(mean + 0.4, text)},
+        }
+        for share, mean in ((0.1, 0.9), (0.2, 0.8), (0.3, 1.2))
+    ]
+    cut = {"parameters": [100, 80], "prefill": [10.0, 15.0], "decode": [10.0, 12.0]}
+    units = {"kind": "neuron", "of": 100, "points": points, "largest_share": 0.2, "cut": cut}
+    unit = "perplexity" if text else "points"
+    return {"domains": [{"name": "wiki", "unit": unit, "subdomains": [{"name": "wiki/all", "units": units}]}]}
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_the_curve_starts_at_the_base_and_passes_through_every_share(text: bool) -> None:
+    figure = unit_curve(result(text))
+    assert figure is not None
+    (axes,) = figure.axes
+    points = axes.lines[1].get_xydata()
+    wanted = [[0.0, 1.0 if text else 0.0], [10.0, 0.9], [20.0, 0.8], [30.0, 1.2]]
+    assert np.array_equal(np.asarray(points), wanted)
+    assert len(axes.lines) == 4
+
+
+def test_nothing_is_drawn_without_units() -> None:
+    assert unit_curve({"domains": [{"name": "a", "unit": "points", "subdomains": [{"name": "a/0"}]}]}) is None
+
+
+def test_words_name_share_rivals_and_speed() -> None:
+    units = result(True)["domains"][0]["subdomains"][0]["units"]
+    text = "\n".join(unit_lines("wiki/all", units))
+    assert "20 of 100 neurons off (20.0%) (the candidate): held out perplexity x 0.800 [0.75, 0.85]" in text
+    assert "wanda x 1.000, random x 1.200" in text
+    assert "base: 20.0%" in text
+    assert "80.0% of the parameters, prefill x 1.50, decode x 1.20" in text
+    assert "leaves the base for the worse" in "\n".join(unit_lines("a", {**units, "largest_share": 0.0}))
+    assert "not cut out: because" in "\n".join(unit_lines("a", {**units, "cut": {"cannot": "because"}}))

@@ -1,0 +1,78 @@
+"""Passages, parts and blocks: nothing is lost, nothing stands on two sides, and passages do not see each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from freemoe.core.errors import DataError
+from freemoe.text.blocks import pack_blocks, passages, split
+from tests.tiny import tiny_model, tiny_tokenizer
+
+
+def texts(count: int, length: int = 40) -> list[str]:
+    return [f"text number {i} ".ljust(length, chr(97 + i % 26)) for i in range(count)]
+
+
+def test_passages_give_the_text_back() -> None:
+    long = "\n\n".join(f"Paragraph {i}. " + "word " * 60 for i in range(40))
+    found = passages([long, "short"], characters=1000)
+    assert "".join(found) == long + "short"
+    assert len(found) > 5
+    assert all(len(p) < 1700 for p in found)
+
+
+def test_parts_are_disjoint_and_divided_by_content() -> None:
+    many = texts(400)
+    parts = split(many, held_out=0.2, test=0.2, seed=3)
+    assert sorted(parts.train + parts.held_out + parts.test) == sorted(many)
+    assert 40 < len(parts.test) < 120
+    again = split(many[::-1], held_out=0.2, test=0.2, seed=3)
+    assert set(again.test) == set(parts.test)
+    assert set(split(many, held_out=0.2, test=0.2, seed=4).test) != set(parts.test)
+
+
+def test_a_passage_that_occurs_twice_stays_on_one_side() -> None:
+    many = texts(100)
+    parts = split(many + [t + "\n" for t in many], seed=0)
+    sides = [{t.strip() for t in part} for part in (parts.train, parts.held_out, parts.test)]
+    assert not sides[0] & sides[1]
+    assert not sides[0] & sides[2]
+    assert not sides[1] & sides[2]
+
+
+def test_too_few_passages_are_refused() -> None:
+    with pytest.raises(DataError, match=r"1 passages are too few .* nothing is left for"):
+        split(["only one"])
+
+
+def test_blocks_hold_the_tokens_in_order() -> None:
+    tokenizer = tiny_tokenizer()
+    many = texts(9)
+    blocks = pack_blocks(tokenizer, many, 32)
+    stream = [i for t in many for i in (tokenizer.bos_token_id, *tokenizer.encode(t, add_special_tokens=False))]
+    assert blocks.ids.flatten().tolist() == stream[: blocks.ids.numel()]
+    assert len(stream) - blocks.ids.numel() < 32
+
+
+def test_positions_count_every_passage_from_zero() -> None:
+    blocks = pack_blocks(tiny_tokenizer(), ["abc", "defgh", "i" * 20], 8)
+    assert blocks.positions[0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert blocks.positions[1].tolist() == [0, 1, 0, 1, 2, 3, 4, 5]
+    assert blocks.positions[2].tolist() == list(range(8))
+    assert blocks.predicted()[0].tolist() == [True, True, True, False, True, True, True]
+
+
+def test_a_passage_does_not_see_the_one_before_it() -> None:
+    tokenizer, model = tiny_tokenizer(), tiny_model("llama")
+    blocks = pack_blocks(tokenizer, ["first passage", "and the second one"], 32)
+    start = int((blocks.positions[0] == 0).nonzero()[1])
+    with torch.no_grad():
+        together = model(blocks.ids, position_ids=blocks.positions, use_cache=False).logits[0, start:]
+        alone = model(blocks.ids[:, start:], use_cache=False).logits[0]
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+
+
+def test_text_shorter_than_a_block_is_refused() -> None:
+    with pytest.raises(DataError, match=r"test part .* 4 tokens, which is less than one block of 16"):
+        pack_blocks(tiny_tokenizer(), ["abc"], 16, "test part of the text")

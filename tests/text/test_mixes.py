@@ -1,0 +1,50 @@
+"""Mixes: equal parts, taken in turns; a missing source is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from freemoe.core.errors import DataError
+from freemoe.text.mixes import MIXES, instruction, read_mix
+
+
+def write(root: Path) -> None:
+    for folder, name, mark, count in (
+        ("alpaca", "alpaca_data.json", "A", 60),
+        ("code_alpaca", "code_alpaca_20k.json", "C", 20),
+    ):
+        (root / folder).mkdir()
+        records = [{"instruction": f"{mark}{i} do it", "input": "", "output": "done " * 20} for i in range(count)]
+        (root / folder / name).write_text(json.dumps(records))
+    (root / "wikitext-2-raw").mkdir()
+    (root / "wikitext-2-raw" / "wiki.train.raw").write_text(
+        "\n".join(" = W = \n\n" + "wiki words " * 40 for _ in range(200))
+    )
+
+
+def test_sources_have_equal_parts_in_turns(tmp_path: Path) -> None:
+    write(tmp_path)
+    texts = read_mix("paper", tmp_path)
+    kinds = ["A" if "Task: A" in t else "C" if "Task: C" in t else "W" for t in texts]
+    sizes = {k: sum(len(t) for t, kind in zip(texts, kinds, strict=True) if kind == k) for k in "ACW"}
+    assert sizes["C"] > 0
+    assert 0.8 < sizes["A"] / sizes["C"] < 1.2
+    half = kinds[: len(kinds) // 2]
+    assert abs(half.count("A") - kinds.count("A") / 2) <= 1
+
+
+def test_an_instruction_is_one_text() -> None:
+    assert instruction({"instruction": "Add.", "input": "1 2", "output": "3"}) == "Task: Add.\n\n1 2\n\nAnswer: 3"
+    assert instruction({"instruction": "Sing.", "input": "", "output": "La"}) == "Task: Sing.\n\nAnswer: La"
+
+
+def test_a_missing_source_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'alpaca' is not under .*alpaca/alpaca_2k"):
+        read_mix("paper", tmp_path)
+
+
+def test_the_paper_mixes_three_sources() -> None:
+    assert [s.name for s in MIXES.get("paper")] == ["alpaca", "code_alpaca", "wikitext"]

@@ -1,0 +1,77 @@
+"""The losses against their formulas, computed the long way."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from freemoe.tomoe.gates.losses import balance_loss, distillation_loss, log_ratio, size_loss, union, union_loss
+
+
+def test_the_ratio_is_symmetric_and_zero_where_equal() -> None:
+    a, b = torch.tensor(0.3), torch.tensor(0.7)
+    assert float(log_ratio(a, b)) == pytest.approx(math.log(0.7 / 0.3))
+    assert float(log_ratio(a, b)) == float(log_ratio(b, a))
+    assert float(log_ratio(a, a)) == 0.0
+    assert float(log_ratio(a, b, 0.001)) == pytest.approx(math.log(0.701 / 0.301))
+
+
+def test_size_pushes_both_ways() -> None:
+    for active, sign in ((0.8, 1), (0.2, -1)):
+        x = torch.tensor(active, requires_grad=True)
+        size_loss(x, 0.5).backward()
+        assert x.grad is not None
+        assert math.copysign(1, float(x.grad)) == sign
+
+
+def test_union_by_brute_force() -> None:
+    masks = (torch.rand(3, 20, generator=torch.Generator().manual_seed(0)) > 0.6).float()
+    expected = [float(any(masks[i, j] for i in range(3))) for j in range(20)]
+    assert union(masks).tolist() == expected
+    assert float(union_loss(masks)) == pytest.approx(math.log(1 / (sum(expected) / 20)))
+
+
+def test_union_teaches_only_what_no_other_expert_keeps() -> None:
+    masks = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]], requires_grad=True)
+    union(masks).sum().backward()
+    assert masks.grad is not None
+    assert masks.grad.tolist() == [[0.0, 0.0, 1.0], [0.0, 1.0, 1.0]]
+
+
+def test_balance_of_even_and_crowded_routers() -> None:
+    n = 8
+    even = torch.eye(n).repeat(5, 1)
+    crowded = torch.zeros(40, n)
+    crowded[:, 2] = 1
+    assert float(balance_loss(even, torch.full((40, n), 1 / n))) == pytest.approx(1.0)
+    assert float(balance_loss(crowded, crowded)) == pytest.approx(n)
+    assert float(balance_loss(even, even, "hard")) == pytest.approx(1 / n)
+    assert float(balance_loss(crowded, crowded, "hard")) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_distillation_is_the_divergence_whatever_the_chunk(chunk: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(6, 11)
+    student = torch.randn(10, 6, generator=g, requires_grad=True)
+    teacher = torch.randn(10, 6, generator=g)
+    counted = torch.arange(10) != 4
+    found = distillation_loss(student, teacher, head, counted, chunk)
+    (own,) = torch.autograd.grad(found, student)
+    p = torch.softmax(head(teacher), -1)
+    expected = (p * (p.log() - torch.log_softmax(head(student), -1))).sum(-1)[counted].mean()
+    (wanted,) = torch.autograd.grad(expected, student)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(own, wanted)
+    assert torch.equal(own[4], torch.zeros(6))
+
+
+def test_distillation_of_the_teacher_itself_is_zero() -> None:
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+    head = torch.nn.Linear(4, 9)
+    assert float(distillation_loss(x, x, head, torch.ones(5, dtype=torch.bool)).detach()) == pytest.approx(
+        0.0, abs=1e-6
+    )
+    assert float(distillation_loss(x, x, head, torch.zeros(5, dtype=torch.bool))) == 0.0

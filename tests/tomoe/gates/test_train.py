@@ -1,0 +1,189 @@
+"""Training: the base stays as it is, a resumed run is an unbroken one, budgets hold, and something is learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core.errors import NumericError
+from freemoe.models.sublayers import find_sublayers
+from freemoe.recipes import ConvertRecipe, recipe_from
+from freemoe.text.blocks import Blocks
+from freemoe.tomoe.gates.discretize import equalised, structure_of
+from freemoe.tomoe.gates.gating import _ExpertMask
+from freemoe.tomoe.gates.initialise import clusters, worths
+from freemoe.tomoe.gates.train import Trainer
+from freemoe.tomoe.material import checkpoint_activations
+from freemoe.tomoe.structures.structure import active_parameters, check, dense_parameters
+from tests.tiny import tiny_model
+
+PAPER = {"profile": "paper", "train": {"steps": 6, "batch_tokens": 48, "block": 24}}
+
+
+def text(rows: int = 12, length: int = 24, seed: int = 0) -> Blocks:
+    """Sequences that count on: each token is the one before plus a step of its row."""
+    g = torch.Generator().manual_seed(seed)
+    start, step = torch.randint(3, 200, (rows, 1), generator=g), torch.randint(1, 4, (rows, 1), generator=g)
+    ids = 3 + (start + step * torch.arange(length)) % 280
+    return Blocks(ids, torch.arange(length).expand(rows, length))
+
+
+def recipe(**values: Any) -> ConvertRecipe:
+    data = {"command": "convert", "model": "x", "text": ["x"], "experts": 3}
+    data["train"] = {"steps": 6, "batch_tokens": 48, "block": 24, **values.pop("train", {})}
+    found = recipe_from({**data, **values})
+    assert isinstance(found, ConvertRecipe)
+    return found
+
+
+def trainer(own: ConvertRecipe, family: str = "llama") -> Trainer:
+    model = tiny_model(family)
+    for p in model.parameters():
+        p.requires_grad_(False)
+    sublayers = find_sublayers(model)
+    found = Trainer(model, sublayers, own, text())
+    if own.gates.start == "statistics":
+        routers = clusters(model, sublayers, text(), own.experts, own.seed)
+        found.begin(worths(model, sublayers, text(), routers))
+    return found
+
+
+def finished(own: Trainer) -> list:
+    return structure_of(
+        own.hypernetwork, own.gating, own.sublayers, own.widths(own.recipe.active), own.model, text(seed=1), own.step
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi", "gemma"])
+def test_the_base_is_not_touched_and_gates_move(family: str) -> None:
+    own = trainer(recipe(train={"steps": 3}), family)
+    before = {n: p.clone() for n, p in own.model.named_parameters()}
+    logits = [layer.mlp.clone() for layer in own.hypernetwork()]
+    own.run(3)
+    assert all(torch.equal(p, before[n]) and p.grad is None for n, p in own.model.named_parameters())
+    assert not any(torch.equal(a, b.mlp) for a, b in zip(logits, own.hypernetwork(), strict=True))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in own.model.modules())
+
+
+@pytest.mark.parametrize("active", [0.3, 0.5, 0.8])
+def test_an_exact_budget_holds_at_every_step_and_at_the_end(active: float) -> None:
+    own = trainer(recipe(active=active))
+    own.run(6)
+    column = own.history.columns.index("active")
+    assert all(active - 0.03 <= row[column] <= active + 1e-6 for row in own.history.rows)
+    structure = finished(own)
+    check(structure, own.sublayers)
+    share = active_parameters(structure, own.sublayers) / dense_parameters(own.sublayers)
+    assert share == pytest.approx(own.history.rows[-1][column], abs=1e-6)
+
+
+def test_the_ramp_leads_to_the_budget() -> None:
+    own = trainer(recipe(train={"ramp": 0.5, "steps": 10}))
+    shares = [own.share(step) for step in range(10)]
+    assert shares[0] == pytest.approx(0.9)
+    assert shares == sorted(shares, reverse=True)
+    assert shares[4:] == [0.5] * 6
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"gates": {"noise": True}},
+        {"gates": {"value_masks": "static", "query_masks": False}},
+        {"profile": "paper"},
+        {"profile": "authors"},
+        {"train": {"checkpointing": True}, "gates": {"noise": True}},
+    ],
+    ids=["default", "noise", "static", "paper", "authors", "checkpointing"],
+)
+def test_a_resumed_run_is_an_unbroken_one(values: dict) -> None:
+    unbroken, first, second = (trainer(recipe(**values)) for _ in range(3))
+    unbroken.run(6)
+    first.run(3)
+    second.load({name: t.clone() for name, t in first.state().items()})
+    second.run(6)
+    a, b = unbroken.state(), second.state()
+    assert sorted(a) == sorted(b)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_seeds_and_noise_make_a_difference_and_nothing_else_does() -> None:
+    runs = []
+    for seed in (0, 0, 1):
+        own = trainer(recipe(seed=seed, gates={"noise": True}))
+        torch.manual_seed(len(runs))
+        own.run(3)
+        runs.append(own.state()["history"])
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+def test_checkpointing_changes_no_gradient() -> None:
+    plain, saving = trainer(recipe(gates={"noise": True})), trainer(recipe(gates={"noise": True}))
+    checkpoint_activations(saving.model)
+    plain.run(2)
+    saving.run(2)
+    for (name, a), b in zip(plain.state().items(), saving.state().values(), strict=True):
+        torch.testing.assert_close(a, b, msg=name, rtol=1e-4, atol=1e-5)
+
+
+def test_training_brings_the_model_nearer_to_the_dense_one() -> None:
+    own = trainer(recipe(active=0.6, train={"steps": 60, "batch_tokens": 288, "offset_rate": 0.01}))
+    own.run(60)
+    column = own.history.columns.index("distillation")
+    losses = [row[column] for row in own.history.rows]
+    assert sum(losses[-10:]) / 10 < 0.92 * sum(losses[:5]) / 5
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_state() -> None:
+    own = trainer(recipe())
+    own.run(2)
+    before = own.state()
+    weight = own.model.get_output_embeddings().weight
+    good = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(float("nan"))
+    with pytest.raises(NumericError, match=r"loss of step 2 is nan.*train.rate"):
+        own.run(4)
+    with torch.no_grad():
+        weight.copy_(good)
+    after = own.state()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_paper_profile_ends_with_equal_widths_and_a_counted_k() -> None:
+    own = trainer(recipe(**PAPER))
+    own.run(6)
+    structure = finished(own)
+    check(structure, own.sublayers)
+    for layer in structure:
+        assert len(set(layer.widths)) == 1
+        assert 1 <= layer.value_width <= 8
+
+
+def test_the_expert_mask_is_one_product_and_its_gradient_sees_the_dropped() -> None:
+    g = torch.Generator().manual_seed(0)
+    a = torch.randn(9, 6, generator=g, requires_grad=True)
+    table = (torch.rand(3, 6, generator=g) > 0.5).float().requires_grad_()
+    chosen = torch.eye(3)[torch.randint(0, 3, (9,), generator=g)].requires_grad_()
+    weights = torch.randn(9, 6, generator=g)
+    found = _ExpertMask.apply(a, chosen, table)
+    own = torch.autograd.grad((found * weights).sum(), (a, chosen, table))
+    expected = a * (chosen @ table)
+    wanted = torch.autograd.grad((expected * weights).sum(), (a, chosen, table))
+    assert torch.equal(found, expected)
+    for x, y in zip(own, wanted, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_equalised_experts_have_one_width_and_what_they_had() -> None:
+    g = torch.Generator().manual_seed(0)
+    experts = torch.rand(4, 30, generator=g) > torch.tensor([[0.9], [0.5], [0.7], [0.8]])
+    logits = torch.randn(4, 30, generator=g)
+    raised = equalised(experts, logits)
+    assert set(raised.sum(1).tolist()) == {int(experts.sum(1).max())}
+    assert bool((raised | ~experts).all())
+    assert int(raised.any(0).sum()) >= int(experts.any(0).sum())

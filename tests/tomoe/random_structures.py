@@ -1,0 +1,49 @@
+"""Random structures for tiny models, shared by the tests of the exported forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.models.sublayers import Sublayers, find_sublayers
+from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGate
+
+INNER = 16
+
+
+def random_structure(
+    model: Any, experts: int = 4, seed: int = 0, share: float = 0.5, static: bool = False
+) -> Structure:
+    """About ``share`` of everything, drawn at random; a gate for values, or a fixed choice."""
+    generator = torch.Generator().manual_seed(seed)
+    return [_layer(layer, experts, generator, share, static) for layer in find_sublayers(model)]
+
+
+def _layer(layer: Sublayers, experts: int, generator: torch.Generator, share: float, static: bool) -> LayerStructure:
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def chosen(*shape: int) -> Tensor:
+        drawn = torch.rand(*shape, generator=generator) < share
+        drawn[..., int(torch.randint(shape[-1], (1,), generator=generator))] = True
+        return drawn
+
+    head_dim = layer.rotary.head_dim
+    gate = ValueGate(
+        project=normal(INNER, layer.hidden),
+        embedding=normal(INNER),
+        norm_weight=normal(INNER) + 1,
+        norm_bias=normal(INNER),
+        decode=normal(head_dim, INNER),
+        offset=normal(head_dim),
+        keep=torch.tensor(max(1, round(share * head_dim))),
+    )
+    return LayerStructure(
+        qk=chosen(layer.rotary.bits),
+        vo=chosen(head_dim) if static else gate,
+        router_weight=normal(experts, layer.hidden),
+        router_bias=normal(experts) * 0.1,
+        experts=chosen(experts, layer.width),
+    )
