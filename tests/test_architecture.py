@@ -49,7 +49,6 @@ LONGEST_FUNCTION = 60
 # Not yet taken apart.
 LONGER_FUNCTIONS: dict[str, list[str]] = {
     "cli/bench.py": ["register", "command"],
-    "cli/build.py": ["register"],
     "domain_experts/build.py": ["build"],
     "domain_experts/prove/evaluation.py": ["evaluate"],
     "domain_experts/prove/evidence.py": ["domain_evidence"],

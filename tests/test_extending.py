@@ -179,7 +179,7 @@ print(METRICS.about("theirs"), recipe.search.metrics)
 
 
 def test_without_it_the_name_is_unknown(world, tmp_path) -> None:  # noqa: F811
-    with pytest.raises(RecipeError, match="search.metrics: Unknown metric 'relative'"):
+    with pytest.raises(RecipeError, match=r"search.metrics: Unknown metric 'relative'"):
         task_recipe(world, tmp_path / "out", search={"metrics": ["relative"]})
     with pytest.raises(RecipeError, match=r"router.level2: Unknown router level 'liner'.*'linear'"):
         task_recipe(world, tmp_path / "out", router={"level2": "liner"})

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import typer.main
+from pydantic.fields import FieldInfo
 
 from freemoe.cli import app
 from freemoe.cli import build as build_cli
+from freemoe.cli import convert as convert_cli
 from freemoe.cli import evaluate as eval_cli
-from freemoe.cli.build import recipe_from_flags
+from freemoe.cli import trim as trim_cli
+from freemoe.cli.flags import Command, Flags
 from freemoe.domain_experts.demo import demo_recipe
 from freemoe.recipes import BuildRecipe, EvalRecipe, dump, load_recipe, recipe_from
 from tests.cli.conftest import Freemoe
 from tests.test_recipes import FULL
+
+
+def plain(flags: Flags) -> dict[str, str]:
+    """Flags that are written as their field reads them, with its path."""
+    return {n: f if isinstance(f, str) else f.path for n, f in flags.items() if isinstance(f, str) or not f.put}
+
+
+BUILD_PATHS, EVAL_PATHS = plain(build_cli.COMMAND.flags), plain(eval_cli.COMMAND.flags)
 
 BASE = ["build", "some/model", "--domain", "math=gsm8k"]
 EVAL = ["eval", "experts", "--domain", "math=gsm8k"]
@@ -91,8 +102,8 @@ def parsed(text: str, folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("command", "flag", "path"),
     [
-        *[(BASE, flag, path) for flag, path in build_cli.PATHS.items()],
-        *[(EVAL, flag, path) for flag, path in eval_cli.PATHS.items()],
+        *[(BASE, flag, path) for flag, path in BUILD_PATHS.items()],
+        *[(EVAL, flag, path) for flag, path in EVAL_PATHS.items()],
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
@@ -144,8 +155,25 @@ def test_every_option_of_build_and_eval_is_accounted_for() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     acting = {"sets", "overwrite", "dry_run", "print_recipe_", "as_json", "quiet", "domain"}
     build = {p.name for p in commands["build"].params}
-    assert build == {*build_cli.PATHS, *acting, "model", "subdomains", "theta", "layers", "even", "resume"}
-    assert {p.name for p in commands["eval"].params} == {*eval_cli.PATHS, *acting, "artefact", "expert"}
+    assert build == {*BUILD_PATHS, *acting, "model", "subdomains", "theta", "layers", "even", "resume"}
+    assert {p.name for p in commands["eval"].params} == {*EVAL_PATHS, *acting, "artefact", "expert"}
+
+
+@pytest.mark.parametrize("command", [build_cli.COMMAND, convert_cli.COMMAND, trim_cli.COMMAND, eval_cli.COMMAND])
+def test_help_says_what_a_field_is_may_be_and_is_by_default(command: Command) -> None:
+    shown = {p.name: p for p in typer.main.get_command(app).commands[command.name].params}  # type: ignore[attr-defined]
+    for name, path in plain(command.flags).items():
+        field: Any = command.recipe
+        for part in path.split("."):
+            field = (field.annotation if isinstance(field, FieldInfo) else field).model_fields[part]
+        told = " ".join(shown[name].help.split())
+        assert field.description, name
+        assert told.startswith(field.description.removesuffix(".")), name
+        default = field.default
+        if isinstance(default, int | float | str) and not isinstance(default, bool):
+            assert told.endswith(f"[{default:g}]" if isinstance(default, float) else f"[{default}]"), name
+        if get_origin(field.annotation) is Literal:
+            assert all(str(choice) in told for choice in get_args(field.annotation)), name
 
 
 LEAVES = [
@@ -167,7 +195,7 @@ def test_set_reaches_every_field(path: str, value: Any, tmp_path: Path, freemoe:
 
 
 def everything() -> list[str]:
-    flags = [w for flag in build_cli.PATHS for w in written(flag)]
+    flags = [w for flag in BUILD_PATHS for w in written(flag)]
     return [*flags, "--subdomains", "math=2", "--theta", "0:0.5:0.05", "--layers", "0:2", "--set", "search.folds=5"]
 
 
@@ -176,10 +204,12 @@ def test_flags_yaml_and_run_say_the_same(arguments: list[str], tmp_path: Path, f
     printed = freemoe(*BASE, *arguments, "--print-recipe")
     assert printed.code == 0, printed.err
     recipe = parsed(printed.out, tmp_path)
-    flags = {flag: VALUES[flag][1] for flag in build_cli.PATHS} if arguments else {}
+    flags = {flag: VALUES[flag][1] for flag in BUILD_PATHS} if arguments else {}
     more = {"subdomains": "math=2", "theta": "0:0.5:0.05", "layers": "0:2"} if arguments else {}
     sets = ["search.folds=5"] if arguments else []
-    assert recipe == recipe_from_flags("some/model", ["math=gsm8k"], {**flags, **more}, sets)
+    assert recipe == build_cli.COMMAND.read(
+        {"model": "some/model", "domain": ["math=gsm8k"], "sets": sets, **flags, **more}
+    )
     again = freemoe("run", str(tmp_path / "printed.yaml"), "--print-recipe")
     assert again == printed
 

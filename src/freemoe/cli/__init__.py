@@ -33,7 +33,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
-for module in (build, convert, trim, evaluate, lm_eval, generate, merge, inspect, report, demo, listing, bench, run):
+for command in (build.COMMAND, convert.COMMAND, trim.COMMAND, evaluate.COMMAND):
+    command.register(app)
+for module in (lm_eval, generate, merge, inspect, report, demo, listing, bench, run):
     module.register(app)
 
 

@@ -99,29 +99,6 @@ def set_path(target: dict[str, Any], path: str, value: Any) -> None:
     target[last] = value
 
 
-# Flag -> where its value stands, for the flags that build and eval share.
-SHARED_PATHS = {
-    "output": "output",
-    "data_root": "data.root",
-    "limit": "data.limit",
-    "fewshot": "data.fewshot",
-    "overflow": "data.overflow",
-    "allow_code_execution": "data.allow_code_execution",
-    "seed": "seed",
-    "dtype": "dtype",
-    "device": "device",
-    "threads": "threads",
-    "batch_tokens": "batch_tokens",
-}
-
-
-def set_flags(target: dict[str, Any], paths: dict[str, str], flags: dict[str, Any]) -> None:
-    """Put the flags that were given where they stand in a recipe; the others keep the recipe's defaults."""
-    for flag, path in paths.items():
-        if flags.get(flag) is not None:
-            set_path(target, path, flags[flag])
-
-
 def apply_sets(target: dict[str, Any], sets: list[str]) -> None:
     """Apply ``--set section.key=value`` options; values are YAML."""
     import yaml

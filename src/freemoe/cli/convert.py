@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.table import Table
 
-from freemoe.cli.common import (
-    Bars,
-    apply_sets,
-    calm_libraries,
-    out,
-    print_json,
-    print_outlook,
-    print_recipe,
-    say,
-    set_flags,
-    stopped,
-)
-from freemoe.recipes import ConvertRecipe, recipe_from
+from freemoe.cli.common import Bars, calm_libraries, out, print_json, print_outlook, say, stopped
+from freemoe.cli.flags import OUTPUT, Command, Flags
+from freemoe.recipes import ConvertRecipe
 
 HELP = """Make a dense model a token-level mixture of experts: the base's own weights, frozen, a part of them per token.
 
@@ -42,12 +33,11 @@ A rival without training, written as the same kind of model:
   freemoe convert ./my-model --text corpus.txt --method static-activation -o static
 """
 
-# Flag -> where its value stands in the recipe.
-PATHS = {
+FLAGS: Flags = {
     "revision": "revision",
     "mix": "mix",
     "data_root": "data_root",
-    "output": "output",
+    "output": OUTPUT,
     "active": "active",
     "experts": "experts",
     "method": "method",
@@ -64,6 +54,10 @@ PATHS = {
     "device": "device",
     "threads": "threads",
 }
+
+
+def _begin(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"model": values["model"], "text": tuple(values["text"])}
 
 
 def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
@@ -105,52 +99,18 @@ def print_plan(recipe: ConvertRecipe, as_json: bool) -> None:
     print_outlook(found, as_json)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-
-    @app.command("convert", help=HELP)
-    def command(
-        model: str = typer.Argument(help="Folder or hub id of a dense model, or freemoe-demo."),
-        text: list[str] = typer.Option([], "--text", help="Text to learn from: .txt, .jsonl, .json; repeat."),
-        mix: str = typer.Option(None, help="A mix of data sets under --data-root: paper."),
-        data_root: str = typer.Option(None, help="Folder with the data sets; the hub if absent."),
-        output: str = typer.Option(None, "--output", "-o", help="Folder to write. [freemoe-converted]"),
-        active: float = typer.Option(None, help="Share of the decoder's weights that a token uses. [0.5]"),
-        experts: int = typer.Option(None, help="Experts of every MLP, 2 or more. [8]"),
-        method: str = typer.Option(
-            None, help="tomoe, or a rival: static-magnitude, static-activation, activation-split. [tomoe]"
-        ),
-        profile: str = typer.Option(None, help="default, paper or authors. [default]"),
-        mode: str = typer.Option(None, help="How it is written: shared, materialised or pseudo. [shared]"),
-        rivals: bool = typer.Option(None, "--rivals/--no-rivals", help="Also measure the rivals. [rivals]"),
-        steps: int = typer.Option(None, help="Training steps; the profile's if absent."),
-        block: int = typer.Option(None, help="Tokens of a block. [2048, or the model's context]"),
-        batch_tokens: int = typer.Option(None, help="Tokens per step. [4096]"),
-        rate: float = typer.Option(None, help="Learning rate. [1e-3]"),
-        checkpointing: bool = typer.Option(None, "--checkpointing", help="Less memory, about a third slower."),
-        seed: int = typer.Option(None, help="Seed of everything random. [0]"),
-        dtype: str = typer.Option(None, help="auto, float32, bfloat16 or float16. [auto]"),
-        device: str = typer.Option(None, help="auto, cpu, cuda, cuda:N. [auto]"),
-        threads: int = typer.Option(None, help="CPU threads."),
-        revision: str = typer.Option(None, help="Revision of the hub repository."),
-        sets: list[str] = typer.Option(
-            [], "--set", help="Any recipe field: PATH=VALUE, e.g. gates.noise=true; repeat."
-        ),
-        resume: bool = typer.Option(True, help="Go on with an unfinished run of the same recipe."),
-        overwrite: bool = typer.Option(False, "--overwrite", help="Replace a finished output."),
-        dry_run: bool = typer.Option(False, "--dry-run", help="Print tokens, steps and parameters; do nothing."),
-        print_recipe_: bool = typer.Option(False, "--print-recipe", help="Print the YAML for freemoe run; do nothing."),
-        as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
-        quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
-    ) -> None:
-        data: dict[str, Any] = {"command": "convert", "model": model, "text": tuple(text)}
-        set_flags(data, PATHS, locals())
-        apply_sets(data, sets)
-        recipe = recipe_from(data, "The command line")
-        assert isinstance(recipe, ConvertRecipe)
-        if print_recipe_:
-            print_recipe(recipe)
-        elif dry_run:
-            print_plan(recipe, as_json)
-        else:
-            run_recipe(recipe, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
+COMMAND = Command(
+    name="convert",
+    help=HELP,
+    recipe=ConvertRecipe,
+    arguments={
+        "model": (str, typer.Argument(help="Folder or hub id of a dense model, or freemoe-demo.")),
+        "text": (list[str], typer.Option([], "--text", help="Text to learn from: .txt, .jsonl, .json; repeat.")),
+    },
+    flags=FLAGS,
+    begin=_begin,
+    run=run_recipe,
+    plan=print_plan,
+    dry_run="tokens, steps and parameters",
+    example="gates.noise=true",
+)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import typer
 from rich.table import Table
 
-from freemoe.cli.common import (
-    SHARED_PATHS,
-    Bars,
-    apply_sets,
-    calm_libraries,
-    out,
-    print_json,
-    print_recipe,
-    read_domains,
-    set_flags,
-    stopped,
-)
-from freemoe.recipes import EvalRecipe, recipe_from
+from freemoe.cli.common import Bars, calm_libraries, out, print_json, read_domains, stopped
+from freemoe.cli.flags import SHARED, Command
+from freemoe.recipes import EvalRecipe
 
 HELP = """Score an artefact's experts, or a plain model, on the reported split of tasks.
 
@@ -34,8 +25,6 @@ A trimmed mixture (see trim) is measured against its base and its plan alone; wi
 \b
   freemoe eval trimmed --domain math=demo:math
 """
-
-PATHS = {"base": "base", **SHARED_PATHS}
 
 
 def print_plan(recipe: EvalRecipe, as_json: bool) -> None:
@@ -102,7 +91,7 @@ def _run_trimmed(recipe: EvalRecipe, overwrite: bool, as_json: bool, quiet: bool
     out.print(table)
 
 
-def _run_trimmed_text(artefact: str, base: str | None, flags: dict[str, Any]) -> None:
+def _run_trimmed_text(artefact: str, base: str | None, flags: Mapping[str, Any]) -> None:
     """A trimmed mixture on its own text."""
     calm_libraries()
     from freemoe.hookmoe.evaluation import evaluate_text
@@ -126,51 +115,40 @@ def _base_name(artefact: str) -> str:
     return artefact
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
+def _begin(values: Mapping[str, Any]) -> dict[str, Any]:
+    data = {"artefact": values["artefact"], "domains": read_domains(values["domain"])}
+    return {**data, "experts": tuple(values["expert"])} if values["expert"] else data
 
-    @app.command("eval", help=HELP)
-    def command(
-        artefact: str = typer.Argument(help="Folder written by freemoe build, or a plain model."),
-        domain: list[str] = typer.Option([], "--domain", "-d", help="NAME=TASK[,TASK]; repeat."),
-        expert: list[str] = typer.Option([], "--expert", "-e", help="base, auto, or a name; repeat. [base, auto]"),
-        base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
-        output: str = typer.Option(None, "--output", "-o", help="Also write the result as JSON here."),
-        data_root: str = typer.Option(None, help="Folder with the benchmarks' original files; the hub if absent."),
-        limit: int = typer.Option(None, help="Documents per task."),
-        fewshot: int = typer.Option(None, help="Few-shot examples; each task's own number if absent."),
-        overflow: str = typer.Option(None, help="Prompts beyond the context: truncate or error. [truncate]"),
-        allow_code_execution: bool = typer.Option(
-            None, "--allow-code-execution", help="Run generated code, sandboxed."
+
+def _own_text(values: Mapping[str, Any]) -> bool:
+    """Measure a trimmed mixture on its own text, where no domain is named."""
+    from freemoe.hookmoe.artefact_files import is_trimmed
+
+    printing = values["dry_run"] or values["print_recipe_"]
+    if values["domain"] or printing or not is_trimmed(values["artefact"]):
+        return False
+    _run_trimmed_text(values["artefact"], values["base"], values)
+    return True
+
+
+COMMAND = Command(
+    name="eval",
+    help=HELP,
+    recipe=EvalRecipe,
+    arguments={
+        "artefact": (str, typer.Argument(help="Folder written by freemoe build, or a plain model.")),
+        "domain": (list[str], typer.Option([], "--domain", "-d", help="NAME=TASK[,TASK]; repeat.")),
+        "expert": (
+            list[str],
+            typer.Option([], "--expert", "-e", help="base, auto, or a name; repeat. [base, auto]"),
         ),
-        seed: int = typer.Option(None, help="Carves tasks without a split of their own; the artefact's own if absent."),
-        dtype: str = typer.Option(None, help="auto, float32, bfloat16 or float16. [auto]"),
-        device: str = typer.Option(None, help="auto, cpu, cuda, cuda:N. [auto]"),
-        threads: int = typer.Option(None, help="CPU threads."),
-        batch_tokens: int = typer.Option(None, help="Padded tokens per batch. [4096]"),
-        sets: list[str] = typer.Option([], "--set", help="Any recipe field: PATH=VALUE; repeat."),
-        overwrite: bool = typer.Option(False, "--overwrite", help="Replace the output file."),
-        dry_run: bool = typer.Option(False, "--dry-run", help="Print units of work; score nothing."),
-        print_recipe_: bool = typer.Option(False, "--print-recipe", help="Print the YAML for freemoe run; do nothing."),
-        as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
-        quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
-    ) -> None:
-        flags = locals()
-        from freemoe.hookmoe.artefact_files import is_trimmed
-
-        if not domain and not dry_run and not print_recipe_ and is_trimmed(artefact):
-            _run_trimmed_text(artefact, base, flags)
-            return
-        data: dict[str, Any] = {"command": "eval", "artefact": artefact, "domains": read_domains(domain)}
-        if expert:
-            data["experts"] = tuple(expert)
-        set_flags(data, PATHS, flags)
-        apply_sets(data, sets)
-        recipe = recipe_from(data, "The command line")
-        assert isinstance(recipe, EvalRecipe)
-        if print_recipe_:
-            print_recipe(recipe)
-        elif dry_run:
-            print_plan(recipe, as_json)
-        else:
-            run_recipe(recipe, overwrite=overwrite, resume=False, as_json=as_json, quiet=quiet)
+    },
+    flags={"base": "base", **SHARED},
+    begin=_begin,
+    run=run_recipe,
+    plan=print_plan,
+    dry_run="units of work",
+    example="data.fewshot=2",
+    resumes=False,
+    instead=_own_text,
+)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import typer
 
 from freemoe.cli import build, convert, evaluate, trim
 from freemoe.cli.common import apply_sets, print_recipe
 from freemoe.recipes import load_recipe, recipe_from
 
-# A recipe's command -> the file that prints its plan and runs it.
-COMMANDS: dict[str, Any] = {"build": build, "convert": convert, "trim": trim, "eval": evaluate}
+COMMANDS = {module.COMMAND.name: module.COMMAND for module in (build, convert, trim, evaluate)}
 HELP = """Run a recipe: the YAML that --print-recipe prints, or that stands in an artefact as recipe.yaml.
 
 Example:
@@ -46,8 +43,6 @@ def register(app: typer.Typer) -> None:
         if print_recipe_:
             print_recipe(loaded)
         elif dry_run:
-            COMMANDS[loaded.command].print_plan(loaded, as_json)
+            COMMANDS[loaded.command].plan(loaded, as_json)
         else:
-            COMMANDS[loaded.command].run_recipe(
-                loaded, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet
-            )
+            COMMANDS[loaded.command].run(loaded, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from freemoe.core.registry import check_name
-from freemoe.recipes.sections import Section, Seed
+from freemoe.recipes.sections import BatchTokens, Device, Dtype, Output, Revision, Section, Seed, Threads
 
 METRICS = ["saliency", "wanda", "magnitude", "random"]
 ROUTERS = ["linear", "centroid"]
@@ -35,10 +35,10 @@ class DataSection(Section):
 class SubdomainSection(Section):
     """How a domain is divided (MoDE Eq. 3-4)."""
 
-    by: Literal["kmeans", "task", "field", "none"] = "kmeans"
+    by: Literal["kmeans", "task", "field", "none"] = Field(default="kmeans", description="How a domain is divided.")
     count: int | dict[str, int] | None = Field(
         default=None,
-        description="Clusters per domain, one number or one per domain. If absent: 1 per 40 documents, at most 8; 1 for text.",
+        description="Clusters per domain: a number, or one per domain. If absent: 1 per 40 documents, at most 8; 1 for text.",
     )
     min_size: int = Field(default=8, ge=2, description="Smaller clusters are merged into the nearest.")
     initialisations: int = Field(default=10, ge=1)
@@ -56,16 +56,20 @@ class SubdomainSection(Section):
 class BandSection(Section):
     """The grid of bands (MoDE Eq. 6, Algorithm 1): shares of the ascending importance ranking, 0 = least important."""
 
-    start: float = Field(default=0.0, ge=0, lt=1, description="theta_init")
-    end: float = Field(default=1.0, gt=0, le=1, description="theta_max")
-    step: float = Field(default=0.1, gt=0, le=1, description="delta_theta")
-    ratio: float = Field(default=0.1, gt=0, le=1, description="width of a band (the papers' pruning ratio)")
-    p: Literal["1", "2", "4", "inf"] = Field(default="2", description="norm of the input features (MoDE Table 2)")
-    scope: Literal["row", "layer"] = Field(
-        default="row", description="row: MoDE; layer: Free-MoE, one ranking per matrix"
+    start: float = Field(default=0.0, ge=0, lt=1, description="theta_init: where the grid of bands begins.")
+    end: float = Field(default=1.0, gt=0, le=1, description="theta_max: where it ends.")
+    step: float = Field(default=0.1, gt=0, le=1, description="delta_theta: from band to band.")
+    ratio: float = Field(
+        default=0.1, gt=0, le=1, description="Width of a band: the papers' pruning ratio (MoDE Table 3)."
     )
-    sublayers: Literal["attention", "mlp", "both"] = "both"
-    layers: tuple[int, int] | None = Field(default=None, description="Layers [first, last) that are touched.")
+    p: Literal["1", "2", "4", "inf"] = Field(default="2", description="Norm of the inputs (MoDE Table 2).")
+    scope: Literal["row", "layer"] = Field(
+        default="row", description="row (MoDE), or layer (Free-MoE): one ranking per matrix."
+    )
+    sublayers: Literal["attention", "mlp", "both"] = Field(
+        default="both", description="Linears that are touched (MoDE Table 4)."
+    )
+    layers: tuple[int, int] | None = Field(default=None, description="Decoder layers [first, last) that are touched.")
     patch: Literal[1, 2, 4, 16] = Field(default=1, description="Side of the square patches (MoDE Table 5).")
 
     @field_validator("p", mode="before")
@@ -100,11 +104,14 @@ class SaliencySection(Section):
     """Signed purification: weights ranked by w * dL/dw, switched off greedily or with learned switches."""
 
     method: Literal["auto", "greedy", "learned", "both"] = Field(
-        default="auto", description="auto: learned, but greedy for questions to a base of fewer than 17M weights."
+        default="auto",
+        description="Signed purification: greedy, learned, both; auto: learned, but greedy for questions to a base of fewer than 17M weights.",
     )
-    budget: float = Field(default=0.01, gt=0, le=1, description="Largest share of the weights that may be off.")
+    budget: float = Field(
+        default=0.01, gt=0, le=1, description="Signed purification: largest share of the weights that may be off."
+    )
     patience: int = Field(
-        default=8, ge=1, description="Rounds without a better loss on the stopping documents before the end."
+        default=8, ge=1, description="Signed purification: rounds without a better stopping loss before the end."
     )
     checkpointing: Literal["auto"] | bool = Field(
         default="auto",
@@ -116,7 +123,10 @@ class SaliencySection(Section):
         description="Number format of gradient passes of an fp32 base; auto: bfloat16 where that is measured to be faster.",
     )
     step: float = Field(
-        default=5e-5, gt=0, lt=1, description="Greedy: share of the weights switched off per round, for tasks."
+        default=5e-5,
+        gt=0,
+        lt=1,
+        description="Greedy purification of tasks: share of the weights switched off per round.",
     )
     text_step: float = Field(
         default=3e-4, gt=0, lt=1, description="Greedy: the same for plain text, whose loss sits at every token."
@@ -154,10 +164,10 @@ class UnitSection(Section):
     """Structured purification: whole units are off, and can be cut out of the model (`docs/structured.md`)."""
 
     unit: Literal["neuron", "kv_group", "layer", "expert"] | None = Field(
-        default=None, description="What is switched off as a whole; absent: single weights only."
+        default=None, description="Switch whole units off, not single weights only."
     )
     off: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(min_length=1)] = Field(
-        default=(0.2,), description="Shares of the units off, ascending; one, or several for the curve."
+        default=(0.2,), description="Shares of the units off: one, or several for the curve, 0.1,0.2,0.3."
     )
     layout: Literal["even", "free"] = Field(
         default="even", description="even: as many in every layer, so that a plain checkpoint can say it; free."
@@ -190,11 +200,14 @@ class SearchSection(Section):
 
     metrics: tuple[str, ...] = Field(
         default=("saliency", "wanda"),
-        description="With units, none unless said; saliency then switches off single weights of what is left.",
+        description="saliency, wanda, magnitude, random: rankings that compete, comma-separated; with units none unless said "
+        "(saliency then switches off single weights of what is left).",
     )
-    method: Literal["exhaustive", "halving"] = "halving"
-    objective: Literal["accuracy", "loglikelihood"] = "accuracy"
-    select: Literal["guarded", "argmax"] = "guarded"
+    method: Literal["exhaustive", "halving"] = Field(
+        default="halving", description="Every band on every document (the papers), or the better half on twice as many."
+    )
+    objective: Literal["accuracy", "loglikelihood"] = Field(default="accuracy", description="What the search compares.")
+    select: Literal["guarded", "argmax"] = Field(default="guarded", description="guarded, or argmax as in the papers.")
     alpha: float = Field(
         default=0.05, gt=0, lt=1, description="Level of the guard over all subdomains together (Holm)."
     )
@@ -216,7 +229,9 @@ class SearchSection(Section):
 class RouterSection(Section):
     """The two-level router (MoDE Eq. 8-9)."""
 
-    level2: str = Field(default="linear", description="Second level: linear, or the nearest centroid (MoDE Eq. 4).")
+    level2: str = Field(
+        default="linear", description="Router's second level: linear, or the nearest centroid (MoDE Eq. 4)."
+    )
     precision: float = Field(
         default=0.9,
         gt=0,
@@ -233,7 +248,7 @@ class RouterSection(Section):
 class EvidenceSection(Section):
     """What stands beside the expert in the report."""
 
-    controls: int = Field(default=3, ge=0, description="Random masks of the same size per subdomain.")
+    controls: int = Field(default=3, ge=0, description="Random masks of the same size per expert in the report.")
     oracle: bool = Field(
         default=True, description="Also score every candidate on the reported split, labelled as such."
     )
@@ -265,14 +280,14 @@ class BuildRecipe(Section):
 
     command: Literal["build"] = "build"
     model: str
-    revision: str | None = None
+    revision: Revision = None
     domains: Domains
-    output: str = "freemoe-out"
+    output: Output = "freemoe-out"
     seed: Seed = 0
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
-    threads: int | None = Field(default=None, ge=1)
-    batch_tokens: int = Field(default=4096, ge=16)
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    threads: Threads = None
+    batch_tokens: BatchTokens = 4096
     data: DataSection = DataSection()
     subdomains: SubdomainSection = SubdomainSection()
     bands: BandSection = BandSection()
@@ -313,16 +328,16 @@ class EvalRecipe(Section):
 
     command: Literal["eval"] = "eval"
     artefact: str
-    base: str | None = None
+    base: str | None = Field(default=None, description="Base model; the artefact's own if absent.")
     experts: tuple[str, ...] = ("base", "auto")
     domains: Domains
-    output: str | None = None
+    output: str | None = Field(default=None, description="Also write the result as JSON here.")
     seed: Seed | None = Field(
         default=None,
         description="Carves tasks that have no split of their own; the artefact's own if absent, 0 for a model.",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
-    threads: int | None = Field(default=None, ge=1)
-    batch_tokens: int = Field(default=4096, ge=16)
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    threads: Threads = None
+    batch_tokens: BatchTokens = 4096
     data: DataSection = DataSection()

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from freemoe.core.registry import check_name
-from freemoe.recipes.sections import Section, Seed
+from freemoe.recipes.sections import Device, Dtype, Output, Revision, Section, Seed, Threads
 
 METHODS = ["tomoe", "static-magnitude", "static-activation", "activation-split"]
 """What ``method`` may name: learned gates, or a rival; one that is registered elsewhere adds its own."""
@@ -68,9 +68,11 @@ class LossSection(Section):
 class TrainSection(Section):
     """The training loop of a conversion."""
 
-    steps: int = Field(default=200, ge=0)
+    steps: int = Field(default=200, ge=0, description="Training steps; the profile's if absent.")
     batch_tokens: int = Field(default=4096, ge=2, description="Tokens per step, about.")
-    block: int | None = Field(default=None, ge=2, description="Tokens of a block. [2048, or the model's context]")
+    block: int | None = Field(
+        default=None, ge=2, description="Tokens of a block; 2048, or the model's context, if absent."
+    )
     rate: float = Field(default=3e-4, gt=0, description="Learning rate of hypernetwork, routers and decoders.")
     offset_rate: float = Field(default=3e-2, ge=0, description="Learning rate of the logits' own offsets.")
     weight_decay: float = Field(default=0.0, ge=0)
@@ -119,15 +121,15 @@ class ConvertRecipe(Section):
 
     command: Literal["convert"] = "convert"
     model: str
-    revision: str | None = None
+    revision: Revision = None
     text: tuple[str, ...] = Field(default=(), description="Local text files: .txt, .jsonl, .json.")
     mix: Literal["paper", "authors"] | None = Field(default=None, description="A mix of data sets under data_root.")
-    data_root: str | None = None
-    output: str = "freemoe-converted"
+    data_root: str | None = Field(default=None, description="Folder with the data sets; the hub if absent.")
+    output: Output = "freemoe-converted"
     seed: Seed = 0
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
-    threads: int | None = Field(default=None, ge=1)
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    threads: Threads = None
     active: float = Field(default=0.5, gt=0, le=1, description="Share of the decoder's weights that a token uses.")
     experts: int = Field(
         default=8, ge=2, description="Experts of every MLP; one expert is static pruning: method static-*."
@@ -135,8 +137,10 @@ class ConvertRecipe(Section):
     method: str = Field(
         default="tomoe", description="tomoe, or a rival: static-magnitude, static-activation, activation-split."
     )
-    profile: Literal["default", "paper", "authors"] = "default"
-    mode: Literal["shared", "materialised", "pseudo"] = "shared"
+    profile: Literal["default", "paper", "authors"] = Field(
+        default="default", description="Settings of gates, losses and training that are not given themselves."
+    )
+    mode: Literal["shared", "materialised", "pseudo"] = Field(default="shared", description="How it is written.")
     rivals: bool = Field(default=True, description="Also measure the rivals at the same active share.")
     gates: GateSection = GateSection()
     losses: LossSection = LossSection()

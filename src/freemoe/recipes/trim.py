@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from freemoe.recipes.sections import Section, Seed
+from freemoe.recipes.sections import Device, Dtype, Output, Revision, Section, Seed, Threads
 
 
 class PlanSection(Section):
@@ -85,7 +85,7 @@ class HookTraining(Section):
         default="kd",
         description="kd: KL from the same weights at full k; lm: the paper's; state: the last hidden state.",
     )
-    steps: int = Field(default=1000, ge=1)
+    steps: int = Field(default=1000, ge=1, description="Steps of training.")
     rows: int = Field(default=8, ge=1, description="Blocks per step.")
     rate: float | None = Field(
         default=None,
@@ -106,13 +106,13 @@ class TrimRecipe(Section):
 
     command: Literal["trim"] = "trim"
     model: str
-    revision: str | None = None
+    revision: Revision = None
     text: str = Field(description="Text file (.txt, .jsonl, .json), or demo: for the bundled world's documents.")
-    output: str = "freemoe-trimmed"
+    output: Output = "freemoe-trimmed"
     seed: Seed = 0
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
-    threads: int | None = Field(default=None, ge=1)
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    threads: Threads = None
     plan: PlanSection = PlanSection()
     hooks: HookSection = HookSection()
     training: HookTraining = HookTraining()

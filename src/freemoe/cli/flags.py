@@ -1,0 +1,201 @@
+"""Command lines that make recipes. A flag is a field of the recipe: type, help and default stand there and nowhere else."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Union, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from freemoe.cli.common import apply_sets, print_recipe, set_path
+from freemoe.recipes import Recipe, recipe_from
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An option whose name or way of writing is not its field's own.
+
+    Attributes:
+        path: The field, as ``--set`` has it; of a flag that sets several, their section.
+        names: How it is written, where ``--name`` is not all.
+        help: What it says, where it is written otherwise than the field.
+        put: Puts what was written into a recipe's mapping, where pydantic cannot read it.
+        kind: What is written, where that is not the field's type.
+    """
+
+    path: str
+    names: tuple[str, ...] = ()
+    help: str | None = None
+    put: Callable[[dict[str, Any], Any], None] | None = None
+    kind: type | None = None
+
+
+Flags = Mapping[str, str | Flag]
+"""Name of a flag's parameter -> its field."""
+
+OUTPUT = Flag("output", ("--output", "-o"))
+
+# The flags that build and eval share.
+SHARED: Flags = {
+    "output": OUTPUT,
+    "data_root": "data.root",
+    "limit": "data.limit",
+    "fewshot": "data.fewshot",
+    "overflow": "data.overflow",
+    "allow_code_execution": "data.allow_code_execution",
+    "seed": "seed",
+    "dtype": "dtype",
+    "device": "device",
+    "threads": "threads",
+    "batch_tokens": "batch_tokens",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that makes a recipe and runs it.
+
+    Attributes:
+        name: Of the command.
+        help: With an example that works.
+        recipe: What it makes.
+        arguments: Parameters that are no flags: name -> (type, typer's argument or option).
+        flags: Its flags.
+        begin: From the arguments' values to the recipe's mapping so far.
+        run: Runs a recipe: ``run(recipe, overwrite=, resume=, as_json=, quiet=)``.
+        plan: Prints what it would do: ``plan(recipe, as_json)``.
+        dry_run: What ``--dry-run`` prints.
+        example: Of ``--set``.
+        resumes: Whether an unfinished run goes on.
+        instead: Acts on the parameters' values where no recipe is made of them, and says so.
+    """
+
+    name: str
+    help: str
+    recipe: type[BaseModel]
+    arguments: dict[str, tuple[Any, Any]]
+    flags: Flags
+    begin: Callable[[Mapping[str, Any]], dict[str, Any]]
+    run: Callable[..., Any]
+    plan: Callable[[Any, bool], None]
+    dry_run: str
+    example: str
+    resumes: bool = True
+    instead: Callable[[Mapping[str, Any]], bool] = field(default=lambda values: False)
+
+    def read(self, values: Mapping[str, Any]) -> Recipe:
+        """The recipe that a command line says; flags that were not given keep the recipe's defaults."""
+        data = {"command": self.name, **self.begin(values)}
+        for name, flag in self.flags.items():
+            flag, value = _flag(flag), values.get(name)
+            if value is not None and flag.put:
+                flag.put(data, value)
+            elif value is not None:
+                set_path(data, flag.path, value)
+        apply_sets(data, values.get("sets", []))
+        return recipe_from(data, "The command line")
+
+    def act(self, values: Mapping[str, Any]) -> None:
+        """Print the recipe, or what it would do, or run it."""
+        if self.instead(values):
+            return
+        recipe = self.read(values)
+        if values["print_recipe_"]:
+            print_recipe(recipe)
+        elif values["dry_run"]:
+            self.plan(recipe, values["as_json"])
+        else:
+            acting = {name: values[name] for name in ("overwrite", "as_json", "quiet")}
+            self.run(recipe, resume=values.get("resume", False), **acting)
+
+    def register(self, app: typer.Typer) -> None:
+        """Add the command."""
+
+        def command(**values: Any) -> None:
+            self.act(values)
+
+        parameters = {
+            **self.arguments,
+            **{n: self._option(n, _flag(f)) for n, f in self.flags.items()},
+            **self._acting(),
+        }
+        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
+                for name, (kind, info) in parameters.items()
+            ]
+        )
+        command.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
+        app.command(self.name, help=self.help)(command)
+
+    def _option(self, name: str, flag: Flag) -> tuple[Any, Any]:
+        about = None if flag.kind else _field(self.recipe, flag.path)
+        kind = flag.kind or _kind(about.annotation if about else str)
+        names = flag.names
+        if kind is bool and not names:
+            spelled = name.replace("_", "-")
+            names = (f"--{spelled}/--no-{spelled}",) if about and about.default else (f"--{spelled}",)
+        told = flag.help or (_told(about) if about else "")
+        return kind, typer.Option(None, *names, help=told)
+
+    def _acting(self) -> dict[str, tuple[Any, Any]]:
+        """The options of every command that makes a recipe."""
+        resume = {"resume": (bool, typer.Option(True, help="Go on with an unfinished run of the same recipe."))}
+        printing = typer.Option(False, "--print-recipe", help="Print the YAML for freemoe run; do nothing.")
+        sets = typer.Option([], "--set", help=f"Any recipe field: PATH=VALUE, e.g. {self.example}; repeat.")
+        return {
+            "sets": (list[str], sets),
+            **(resume if self.resumes else {}),
+            "overwrite": (bool, typer.Option(False, "--overwrite", help="Replace a finished output.")),
+            "dry_run": (bool, typer.Option(False, "--dry-run", help=f"Print {self.dry_run}; do nothing.")),
+            "print_recipe_": (bool, printing),
+            "as_json": (bool, typer.Option(False, "--json", help="Print the result as JSON.")),
+            "quiet": (bool, typer.Option(False, "--quiet", "-q", help="No bars.")),
+        }
+
+
+def _flag(flag: str | Flag) -> Flag:
+    return Flag(flag) if isinstance(flag, str) else flag
+
+
+def _field(recipe: Any, path: str) -> FieldInfo:
+    """The field at a path of a recipe."""
+    *sections, last = path.split(".")
+    for section in sections:
+        recipe = recipe.model_fields[section].annotation
+    return recipe.model_fields[last]
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The types that a field may have, None left out."""
+    united = get_origin(annotation) in (Union, types.UnionType)
+    return [a for a in (get_args(annotation) if united else (annotation,)) if a is not type(None)]
+
+
+def _kind(annotation: Any) -> type:
+    """What a command line has for a field: a number, a switch, or text that the field reads."""
+    kinds = _alternatives(annotation)
+    if len(kinds) == 1:
+        if get_origin(kinds[0]) is Literal:
+            return type(get_args(kinds[0])[0])
+        if kinds[0] in (int, float, bool):
+            return kinds[0]
+    return str
+
+
+def _told(about: FieldInfo) -> str:
+    """A field's help: what it is, what it may be, its default."""
+    text = about.description or ""
+    choices = [str(c) for a in _alternatives(about.annotation) if get_origin(a) is Literal for c in get_args(a)]
+    if choices and not all(choice in text for choice in choices):
+        text = f"{text.removesuffix('.')}: {', '.join(choices[:-1])} or {choices[-1]}."
+    default = about.get_default()
+    if default in (None, (), "") or isinstance(default, bool):
+        return text
+    parts = default if isinstance(default, tuple) else (default,)
+    return f"{text} [{','.join(f'{part:g}' if isinstance(part, float) else str(part) for part in parts)}]"
