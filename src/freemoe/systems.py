@@ -16,7 +16,10 @@ from freemoe.core.errors import ArtifactError
 from freemoe.core.registry import Registry
 
 if TYPE_CHECKING:
+    from freemoe.core.runs import Progress
     from freemoe.evals.engine.answering import Opened
+    from freemoe.evals.evaluation import Subject
+    from freemoe.recipes import EvalRecipe
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,17 @@ class System:
         inspect: Folder, and a base to check it against or None -> what it holds, as plain data.
         tables: Result -> tables (`rich`) and lines for the terminal.
         page: Folder -> the report that was written again.
+        subject: Recipe of an evaluation -> what it is evaluated as.
+        own_text: Folder, base or None, dtype, device, threads, progress -> table and plain data of its own text's test part,
+            measured again; None where an artefact has no text.
     """
 
     load: Callable[[Path, str | None, str, str], Opened]
     inspect: Callable[[Path, str | None], dict[str, Any]]
     tables: Callable[[dict[str, Any]], tuple[list[Any], list[str]]]
     page: Callable[[Path], Path]
+    subject: Callable[[EvalRecipe], Subject]
+    own_text: Callable[..., tuple[Any, dict[str, Any]]] | None = None
 
 
 SYSTEMS: Registry[System] = Registry("kind of artefact")
@@ -86,6 +94,29 @@ def load(folder: str | Path, base: str | None = None, *, dtype: str = "auto", de
     return Answering(*load_base(folder, None, dtype, device))
 
 
+def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite: bool = False) -> dict[str, Any]:
+    """Score tasks' reported splits under any artefact, or a plain model.
+
+    Args:
+        recipe: What to score, and on what.
+        progress: Where to report.
+        overwrite: Replace an output file that is there.
+
+    Returns:
+        Per domain a row per expert (or what else the artefact can be run as) and the scores of every document; differences are
+        paired, and to the base. What the artefact's making saw is set aside and counted.
+
+    Raises:
+        FreeMoEError: Its child that says what is wrong.
+    """
+    from freemoe.evals.evaluation import evaluate as evaluate_as
+    from freemoe.evals.evaluation import plain_model
+
+    system = system_of(recipe.artefact)
+    subject = plain_model if system is None else system.subject
+    return evaluate_as(recipe, subject, progress=progress, overwrite=overwrite)
+
+
 # ---------------------------------------------------------------------------------- domain experts
 
 
@@ -111,6 +142,12 @@ def _page_of_experts(folder: Path) -> Path:
     from freemoe.report.html import write_report
 
     return write_report(folder)
+
+
+def _subject_of_experts(recipe: EvalRecipe) -> Subject:
+    from freemoe.domain_experts.prove.evaluation import experts_of
+
+    return experts_of(recipe)
 
 
 # --------------------------------------------------------------------------------------- converted
@@ -144,6 +181,12 @@ def _page_of_conversion(folder: Path) -> Path:
     return write_conversion_report(folder)
 
 
+def _subject_of_conversion(recipe: EvalRecipe) -> Subject:
+    from freemoe.evals.evaluation import plain_model
+
+    return plain_model(recipe)
+
+
 # ----------------------------------------------------------------------------------------- trimmed
 
 
@@ -174,18 +217,32 @@ def _page_of_trim(folder: Path) -> Path:
     return write_trimmed_report(folder)
 
 
+def _subject_of_trim(recipe: EvalRecipe) -> Subject:
+    from freemoe.hookmoe.evaluation import trimmed_of
+
+    return trimmed_of(recipe)
+
+
+def _own_text_of_trim(*where: Any) -> tuple[Any, dict[str, Any]]:
+    from freemoe.hookmoe.evaluation import evaluate_text
+    from freemoe.report.tables import trimmed_table
+
+    found = evaluate_text(*where)
+    return trimmed_table(found), found
+
+
 SYSTEMS.add(
     "domain-experts",
-    System(_load_experts, _inspect_experts, _tables_of_experts, _page_of_experts),
+    System(_load_experts, _inspect_experts, _tables_of_experts, _page_of_experts, _subject_of_experts),
     "experts of domains behind a router, on a base (freemoe build, demo)",
 )
 SYSTEMS.add(
     "converted",
-    System(_load_converted, _inspect_converted, _tables_of_conversion, _page_of_conversion),
+    System(_load_converted, _inspect_converted, _tables_of_conversion, _page_of_conversion, _subject_of_conversion),
     "a dense model made a token-level mixture (freemoe convert)",
 )
 SYSTEMS.add(
     "trimmed-moe",
-    System(_load_trimmed, _inspect_trimmed, _tables_of_trim, _page_of_trim),
+    System(_load_trimmed, _inspect_trimmed, _tables_of_trim, _page_of_trim, _subject_of_trim, _own_text_of_trim),
     "a mixture that runs fewer experts, with hooks (freemoe trim)",
 )

@@ -158,7 +158,7 @@ def test_ctrl_c_before_any_work(folder: Path, freemoe: Freemoe, monkeypatch: pyt
 
 
 def test_ctrl_c_in_an_evaluation(folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freemoe.domain_experts.select.scores.Evaluator.score", interrupt)
+    monkeypatch.setattr("freemoe.evals.engine.evaluator.Evaluator.score", interrupt)
     done = freemoe("eval", "freemoe-demo", *LAW, "-o", "result.json")
     assert done.code == 130
     assert "nothing was written. Run the same command" in done.err

@@ -13,7 +13,7 @@ from freemoe.core.runs import interrupted
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.select.scores import Evaluator
+from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain

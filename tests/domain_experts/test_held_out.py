@@ -16,11 +16,11 @@ from freemoe.core.artifacts import MANIFEST, read_manifest, write_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.runs import Quiet
 from freemoe.domain_experts.build import build
-from freemoe.domain_experts.prove.evaluation import evaluate
 from freemoe.evals.held_out import SEEN_FILE, read_record
 from freemoe.evals.seen import words
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.recipes import recipe_from
+from freemoe.systems import evaluate
 from tests.domain_experts.conftest import task_recipe, write_jsonl
 from tests.tiny import tiny_model, tiny_tokenizer
 

@@ -11,10 +11,11 @@ import pytest
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import DataError
 from freemoe.evals.held_out import SEEN_FILE
-from freemoe.hookmoe.evaluation import evaluate, evaluate_text
+from freemoe.hookmoe.evaluation import evaluate_text
 from freemoe.hookmoe.material import load_text
 from freemoe.hookmoe.trim import trim
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe, recipe_from
+from freemoe.systems import evaluate
 from tests.hookmoe.conftest import sentences
 from tests.tiny import tiny_tokenizer
 

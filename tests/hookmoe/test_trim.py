@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from freemoe.core.errors import ArtifactError, DataError, FamilyError, RecipeError
+from freemoe.core.errors import ArtifactError, DataError, FamilyError, RecipeError, UnknownNameError
+from freemoe.evals.evaluation import BASE, Subject, under
+from freemoe.evals.evaluation import evaluate as evaluate_as
 from freemoe.hookmoe import trim as trim_module
-from freemoe.hookmoe.adapter import load_adapter
-from freemoe.hookmoe.evaluation import evaluate, evaluate_text
+from freemoe.hookmoe.adapter import load_adapter, load_trimmed
+from freemoe.hookmoe.evaluation import evaluate_text
 from freemoe.hookmoe.hooks.training import Schedule
 from freemoe.hookmoe.trim import trim
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe, recipe_from
 from freemoe.report.figures.plan_figures import write_pareto
+from freemoe.systems import evaluate
 from tests.hookmoe.conftest import logits
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -156,16 +160,33 @@ def test_the_papers_search_deploys_one_hook_at_its_layer(saved: Path, tmp_path: 
     assert list(result["hooks"]["widths"]) == [str(min(result["plan"]["l_star"], 2))]
 
 
+PLAIN = {BASE: under(nullcontext)}
+
+
 def test_tasks_are_scored_under_base_plan_and_hooks(saved: Path, tmp_path: Path) -> None:
     folder = trim(recipe(saved, tmp_path / "out", {"control": False}))
     tasks = tmp_path / "law.jsonl"
     items = [{"question": f"{a} + 1 =", "choices": [str(a + 1), str(a)], "answer": 0} for a in range(12)]
     tasks.write_text("\n".join(json.dumps(i) for i in items) + "\n")
-    asked = EvalRecipe(artefact=str(folder), domains={"law": (str(tasks),)}, output=str(tmp_path / "e.json"))
+    text = tmp_path / "held.txt"
+    text.write_text(
+        "\n\n".join(f"the {a}th stone lies beside the river and is older than {a * 7} years" for a in range(90))
+    )
+    domains = {"law": (str(tasks),), "stones": (f"text:{text}",)}
+    asked = EvalRecipe(artefact=str(folder), domains=domains, output=str(tmp_path / "e.json"))
     result = evaluate(asked)
     rows = result["domains"][0]["rows"]
     assert list(rows) == ["full", "plan", "hooks"]
-    assert rows["full"]["difference"] == [0.0, 0.0, 0.0]
+    assert rows["full"]["gain"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    assert [d["unit"] for d in result["domains"]] == ["points", "perplexity"]
+    stones = result["domains"][1]["rows"]
+    assert stones["full"]["ratio"]["mean"] == 1.0
+    model, tokenizer, trimmed = load_trimmed(folder, None, "auto", "auto")
+    with trimmed.attached(model):
+        alone = evaluate_as(asked.model_copy(update={"output": None}), lambda r: Subject(model, tokenizer, PLAIN))
+    assert alone["domains"][1]["rows"]["base"]["score"] == stones["hooks"]["score"]
+    with pytest.raises(UnknownNameError, match=r"'hook'.*'hooks'"):
+        evaluate(asked.model_copy(update={"experts": ("hook",), "output": None}))
     assert json.loads((tmp_path / "e.json").read_text())["domains"] == result["domains"]
     with pytest.raises(ArtifactError, match="exists already"):
         evaluate(asked)

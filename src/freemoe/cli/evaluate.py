@@ -30,8 +30,8 @@ A trimmed mixture (see trim) is measured against its base and its plan alone; wi
 def print_plan(recipe: EvalRecipe, as_json: bool) -> None:
     """Print how many documents would be scored."""
     calm_libraries()
-    from freemoe.domain_experts.workbench import load_domains
     from freemoe.evals.held_out import read_record, seeded, set_aside
+    from freemoe.evals.tasks.domains import load_domains
     from freemoe.models.checkpoints.loading import load_tokenizer
 
     source = recipe.base or _base_name(recipe.artefact)
@@ -50,12 +50,8 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, as_json: bo
     del resume
     calm_libraries()
     from freemoe.domain_experts.prove.card import gain_text
-    from freemoe.domain_experts.prove.evaluation import evaluate
-    from freemoe.hookmoe.artefact_files import is_trimmed
+    from freemoe.systems import evaluate
 
-    if is_trimmed(recipe.artefact):
-        _run_trimmed(recipe, overwrite, as_json, quiet)
-        return
     try:
         result = evaluate(recipe, progress=Bars(quiet or as_json), overwrite=overwrite)
     except KeyboardInterrupt:
@@ -66,43 +62,10 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, as_json: bo
     table = Table("domain", "expert", "score", "difference to the base [95 %]", "documents", "set aside", box=None)
     for domain in result["domains"]:
         aside = str(domain["set_aside"]["documents"])
-        for expert, row in domain["rows"].items():
-            gain = "" if expert == "base" else gain_text(row, domain["unit"])
+        for number, (expert, row) in enumerate(domain["rows"].items()):
+            gain = gain_text(row, domain["unit"]) if number else ""
             table.add_row(domain["name"], expert, f"{row['score']:.2f}", gain, str(row["documents"]), aside)
     out.print(table)
-
-
-def _run_trimmed(recipe: EvalRecipe, overwrite: bool, as_json: bool, quiet: bool) -> None:
-    """Tasks under a trimmed mixture."""
-    from freemoe.hookmoe.evaluation import evaluate
-
-    result = evaluate(recipe, progress=Bars(quiet or as_json), overwrite=overwrite)
-    if as_json:
-        print_json(result)
-        return
-    table = Table("domain", "", "score", "difference to the base [95 %]", "documents", "set aside", box=None)
-    for domain in result["domains"]:
-        aside = str(domain["set_aside"]["documents"])
-        for name, row in domain["rows"].items():
-            mean, low, high = row["difference"]
-            digits = 2 if row["unit"] == "points" else 4
-            gain = "" if name == "full" else f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
-            table.add_row(domain["name"], name, f"{row['score']:.{digits}f}", gain, str(row["documents"]), aside)
-    out.print(table)
-
-
-def _run_trimmed_text(artefact: str, base: str | None, flags: Mapping[str, Any]) -> None:
-    """A trimmed mixture on its own text."""
-    calm_libraries()
-    from freemoe.hookmoe.evaluation import evaluate_text
-    from freemoe.report.tables import trimmed_table
-
-    bars = Bars(flags["quiet"] or flags["as_json"])
-    found = evaluate_text(artefact, base, flags["dtype"] or "auto", flags["device"] or "auto", flags["threads"], bars)
-    if flags["as_json"]:
-        print_json(found)
-    else:
-        out.print(trimmed_table(found))
 
 
 def _base_name(artefact: str) -> str:
@@ -121,13 +84,26 @@ def _begin(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_text(values: Mapping[str, Any]) -> bool:
-    """Measure a trimmed mixture on its own text, where no domain is named."""
-    from freemoe.hookmoe.artefact_files import is_trimmed
+    """Measure an artefact on its own text, where it has one and no domain is named."""
+    from freemoe.systems import system_of
 
-    printing = values["dry_run"] or values["print_recipe_"]
-    if values["domain"] or printing or not is_trimmed(values["artefact"]):
+    system = None if values["domain"] or values["dry_run"] or values["print_recipe_"] else system_of(values["artefact"])
+    if system is None or system.own_text is None:
         return False
-    _run_trimmed_text(values["artefact"], values["base"], values)
+    calm_libraries()
+    bars = Bars(values["quiet"] or values["as_json"])
+    where = (
+        values["artefact"],
+        values["base"],
+        values["dtype"] or "auto",
+        values["device"] or "auto",
+        values["threads"],
+    )
+    table, found = system.own_text(*where, bars)
+    if values["as_json"]:
+        print_json(found)
+    else:
+        out.print(table)
     return True
 
 

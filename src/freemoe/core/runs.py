@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from freemoe.core.environment import DECIDING, versions
-from freemoe.core.errors import ArtifactError
+from freemoe.core.errors import ArtifactError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -244,6 +244,20 @@ class RunFolder:
         if self._claim is not None:
             os.close(self._claim)
         self._claim = None
+
+    def same_inputs(self, now: dict[str, Any]) -> None:
+        """Write down what the run reads, by what it is; a resumed run must read the same.
+
+        Raises:
+            DataError: When it reads something else; says what.
+        """
+        then = self.journal.unit("inputs", lambda: now)
+        for what, value in now.items():
+            if then[what] != value:
+                raise DataError(
+                    f"The unfinished run at {str(self.partial)!r} was started with another {what}. Put it back, or start over "
+                    "with --no-resume."
+                )
 
     def tensors(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Like `Journal.unit` for a dict of tensors: kept in a safetensors file named in the journal."""

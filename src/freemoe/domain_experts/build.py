@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
-import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
 
-from freemoe.core.artifacts import write_manifest
-from freemoe.core.environment import environment, peak_memory_bytes
-from freemoe.core.errors import DataError
 from freemoe.core.runs import Progress, RunFolder, digest, write_atomic
-from freemoe.core.version import __version__
+from freemoe.core.skeleton import Made, carry_out
 from freemoe.domain_experts.candidates import choose_all, make_expert, make_subdomains, purify_all, shrink_all
 from freemoe.domain_experts.prove.card import model_card
 from freemoe.domain_experts.prove.evidence import overall
@@ -37,6 +31,8 @@ from freemoe.evals.seen import Seen
 from freemoe.evals.tasks.documents import FrozenChoice, digest_documents
 from freemoe.models.checkpoints.loading import origin
 from freemoe.recipes import BuildRecipe, dump
+
+KIND = "domain-experts"
 
 # Batches of a calibration after which its sums are written down.
 CALIBRATION_PART = 32
@@ -59,19 +55,25 @@ def build(
     Raises:
         FreeMoEError: Its child that says what is wrong; no folder named like the output is left half written.
     """
-    started = time.time()
-    run = RunFolder(recipe.output, recipe.model_dump(mode="json"), overwrite=overwrite, resume=resume)
-    try:
-        bench = prepare(recipe, progress)
-    except BaseException:
-        run.discard_if_idle()
-        raise
+    return carry_out(
+        KIND,
+        recipe,
+        dump(recipe),
+        functools.partial(_steps, recipe),
+        model_card,
+        progress=progress,
+        overwrite=overwrite,
+        resume=resume,
+    )
+
+
+def _steps(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> Made:
+    bench = prepare(recipe, progress)
     bench.run = run
-    _same_inputs(bench, run)
+    run.same_inputs(_inputs(bench))
     for data in bench.domains.values():
         for note in data.notes:
-            bench.progress.say(f"{data.name}: {note}")
-
+            progress.say(f"{data.name}: {note}")
     feature = {name: _features(bench, run, name) for name in bench.domains}
     divided = {
         name: divide(name, data.reference, feature[name], recipe.subdomains, recipe.seed)
@@ -79,7 +81,7 @@ def build(
     }
     for part in divided.values():
         for note in part.notes:
-            bench.progress.say(f"note: {note}")
+            progress.say(f"note: {note}")
     norms = _calibrate(bench, run, divided) if _needs_norms(recipe) else None
     subdomains = make_subdomains(bench, divided, norms)
     purify_all(bench, run, subdomains)
@@ -88,51 +90,28 @@ def build(
     experts = [make_expert(bench, s) for s in subdomains]
     router, routing = _router(bench, divided, feature)
 
-    folder = run.partial
-    write_atomic(folder / "experts.safetensors", save({k: v for e in experts for k, v in e.to_tensors().items()}))
-    write_atomic(folder / "router.safetensors", save(router.to_tensors()))
-    write_atomic(folder / "recipe.yaml", dump(recipe).encode())
+    tensors = {
+        "experts.safetensors": {k: v for e in experts for k, v in e.to_tensors().items()},
+        "router.safetensors": router.to_tensors(),
+    }
+    written = {name: save(held) for name, held in tensors.items()}
+    for name, blob in written.items():
+        write_atomic(run.partial / name, blob)
     # From here on nothing is chosen any more, so the reported documents may be opened.
-    choice = FrozenChoice(hashlib.sha256((folder / "experts.safetensors").read_bytes()).hexdigest())
-
+    choice = FrozenChoice(hashlib.sha256(written["experts.safetensors"]).hexdigest())
     reported = reported_evidence(bench, divided, subdomains, experts, router, choice)
-    kept = keep_record(folder, _seen(bench, choice))
-    result = {
-        "format": 1,
-        "kind": "domain-experts",
-        "freemoe": __version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "recipe": recipe.model_dump(mode="json"),
-        "base": _base_facts(bench),
-        "domains": reported,
-        "overall": overall(reported, recipe.seed),
-        "router": routing,
-        "seen": kept,
-        "environment": environment(),
-    }
-    result["cost"] = {
-        "wall_seconds": time.time() - started,
-        "peak_memory_bytes": peak_memory_bytes(),
-        "units_done": run.journal.done,
-        "units_reused": run.journal.reused,
-        "artefact_bytes": sum((folder / f).stat().st_size for f in ("experts.safetensors", "router.safetensors")),
-    }
-    write_atomic(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
-    write_atomic(folder / "README.md", model_card(result).encode())
-    write_manifest(
-        folder,
-        {
-            "kind": "domain-experts",
-            "freemoe_version": __version__,
-            "base_model_name_or_path": recipe.model,
-            "revision": recipe.revision,
-            "base_fingerprint": bench.fingerprint,
-            "experts": [e.describe() for e in experts],
-            "router": router.describe(),
-            "seen": kept,
+    return Made(
+        base_fingerprint=bench.fingerprint,
+        result={
+            "base": _base_facts(bench),
+            "domains": reported,
+            "overall": overall(reported, recipe.seed),
+            "router": routing,
         },
+        manifest={"experts": [e.describe() for e in experts], "router": router.describe()},
+        seen=keep_record(run.partial, _seen(bench, choice)),
+        cost={"artefact_bytes": sum(map(len, written.values()))},
     )
-    return run.publish()
 
 
 def _seen(bench: Workbench, choice: FrozenChoice) -> Seen:
@@ -145,21 +124,14 @@ def _needs_norms(recipe: BuildRecipe) -> bool:
     return any(METRICS.get(m).needs == "norms" for m in recipe.search.metrics)
 
 
-def _same_inputs(bench: Workbench, run: RunFolder) -> None:
-    """Write down what the run reads; a resumed run must read the same base and documents."""
-    now = {
+def _inputs(bench: Workbench) -> dict[str, Any]:
+    """What the run reads; a resumed run must read the same base and documents."""
+    return {
         "base model": bench.fingerprint,
         "reference documents": {n: digest_documents(d.reference.documents) for n, d in bench.domains.items()},
         "reported documents": {n: d.reported.digest() for n, d in bench.domains.items()},
         "tokens": {n: digest(bench.rows(d.reference.documents)) for n, d in bench.domains.items()},
     }
-    then = run.journal.unit("inputs", lambda: now)
-    for what, value in now.items():
-        if then[what] != value:
-            raise DataError(
-                f"The unfinished run at {str(run.partial)!r} was started with another {what}. Put it back, or start over "
-                "with --no-resume."
-            )
 
 
 def _base_facts(bench: Workbench) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from freemoe.core.errors import DataError, NumericError, RecipeError
 from freemoe.core.runs import RunFolder
 from freemoe.domain_experts.expert import Expert, band_expert, switch_expert, unit_expert
-from freemoe.domain_experts.prove.evidence import is_text
 from freemoe.domain_experts.purify.curvature import Forecast
 from freemoe.domain_experts.purify.greedy import OnRound
 from freemoe.domain_experts.purify.methods import Task, method_of
@@ -21,12 +20,14 @@ from freemoe.domain_experts.rank.calibrate import Norms
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.route.subdomains import Subdomains
 from freemoe.domain_experts.select.choice import Verdict, accept, adjust, best_case, cross_fit, enough, held_out, shares
-from freemoe.domain_experts.select.scores import Score, ScoreTable
+from freemoe.domain_experts.select.scores import ScoreTable
 from freemoe.domain_experts.select.search import SEARCHES
 from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits, fit_units, multiple_of
 from freemoe.domain_experts.structured.training import OnLook
 from freemoe.domain_experts.structured.units import find_units, numbers_off
 from freemoe.domain_experts.workbench import Workbench
+from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import ReferenceSplit
 from freemoe.recipes import BuildRecipe
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from freemoe.domain_experts.prove.evidence import is_text
 from freemoe.domain_experts.purify.activations import bytes_per_token, most_held
 from freemoe.domain_experts.purify.gradients import gradients_to
 from freemoe.domain_experts.purify.methods import method_of
@@ -17,6 +16,7 @@ from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.route.subdomains import divide, features
 from freemoe.domain_experts.structured.fitting import documents_to_fit
 from freemoe.domain_experts.workbench import Workbench, prepare
+from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.precision import compute_dtype, held_in
 from freemoe.recipes import BuildRecipe

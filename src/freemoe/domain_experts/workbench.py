@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from freemoe.core.artifacts import fingerprint
-from freemoe.core.errors import DataError
 from freemoe.core.runs import Progress, Quiet, RunFolder, digest
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
-from freemoe.domain_experts.select.scores import Evaluator, ReportedScores, Score
+from freemoe.domain_experts.select.scores import ReportedScores
+from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer
-from freemoe.evals.sandbox.runner import require_permission
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
-from freemoe.evals.tasks.domains import domain_of
+from freemoe.evals.tasks.domains import load_domains
 from freemoe.evals.tasks.task import DomainData
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight, find_weights
-from freemoe.recipes import BuildRecipe, EvalRecipe
+from freemoe.recipes import BuildRecipe
 
 
 @dataclass(eq=False)
@@ -81,44 +80,6 @@ class Workbench:
 def _score(row: list[float]) -> Score:
     value, loglikelihood, tokens = row
     return Score(value, loglikelihood, int(tokens))
-
-
-def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, DomainData]:
-    """Load every domain of a recipe; a domain of text cannot hold questions too.
-
-    Raises:
-        DataError: When a domain mixes text with tasks, or its documents are missing.
-        SandboxError: When grading would run generated code and that is not allowed.
-    """
-    domains = {}
-    for name in recipe.domains:
-        data = domain_of(recipe, name, tokenizer)
-        kinds = list(dict.fromkeys([*(d.kind for d in data.reference.documents), *data.reported.kinds()]))
-        if "code" in kinds:
-            require_permission(recipe.data.allow_code_execution)
-        if "text" in kinds and len(kinds) > 1:
-            raise DataError(
-                f"Domain {name!r} mixes plain text with tasks; their figures differ. Make them two domains."
-            )
-        domains[name] = data
-    return _apart(domains)
-
-
-def _apart(domains: dict[str, DomainData]) -> dict[str, DomainData]:
-    """Drop reference documents that another domain reports on: the router is trained on all domains together."""
-    reported = {key for data in domains.values() for key in data.reported.keys()}  # noqa: SIM118
-    found = {}
-    for name, data in domains.items():
-        kept = [i for i, d in enumerate(data.reference.documents) if d.key not in reported]
-        dropped = len(data.reference) - len(kept)
-        if not kept:
-            raise DataError(f"Domain {name!r}: other domains report on all of its {dropped} reference documents.")
-        notes = (
-            *data.notes,
-            *([f"{dropped} reference documents dropped: another domain reports on them"] if dropped else []),
-        )
-        found[name] = replace(data, reference=data.reference.take(kept), notes=notes)
-    return found
 
 
 def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Workbench:

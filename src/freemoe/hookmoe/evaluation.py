@@ -1,24 +1,17 @@
-"""`evaluate`: a trimmed mixture against its base and against the plan alone, on tasks or on its own text again."""
+"""A trimmed mixture against its base and against the plan alone: on tasks, or on its own text again."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from freemoe.core.environment import environment
-from freemoe.core.errors import ArtifactError, DataError, RecipeError
-from freemoe.core.runs import Progress, Quiet, digest, write_atomic
-from freemoe.evals.engine.scorer import Scorer
-from freemoe.evals.held_out import Record, read_record, seeded, set_aside, set_aside_text
-from freemoe.evals.statistics import cluster_bootstrap
-from freemoe.evals.tasks.documents import Document, FrozenChoice
-from freemoe.evals.tasks.domains import domain_of
-from freemoe.evals.tasks.task import Grader
+from freemoe.core.errors import ArtifactError, DataError
+from freemoe.core.runs import Progress, Quiet
+from freemoe.evals.evaluation import Subject, only_known, under
+from freemoe.evals.held_out import Record, read_record, set_aside_text
 from freemoe.hookmoe.adapter import load_adapter, load_trimmed
 from freemoe.hookmoe.material import TextParts, load_text
 from freemoe.hookmoe.trim import measure_rows, rows_of
@@ -80,103 +73,14 @@ def unseen_test(text: TextParts, tokenizer: Any, record: Record) -> tuple[TextPa
     return (replace(text, test=text.test.rows(kept)) if dropped else text), apart
 
 
-def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite: bool = False) -> dict[str, Any]:
-    """Score tasks under the base, the plan alone and the artefact; differences are paired, and to the base.
-
-    Args:
-        recipe: What to score; ``experts`` is not used.
-        progress: Where to report.
-        overwrite: Replace an output file that is there.
-
-    Returns:
-        Per domain a row each: score, difference with its 95 % interval, documents.
-    """
-    progress = progress or Quiet()
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
-    if recipe.output and Path(recipe.output).exists() and not overwrite:
-        raise ArtifactError(f"{recipe.output!r} exists already. Choose another -o, or --overwrite to replace it.")
-    record = read_record(recipe.artefact)
-    recipe = seeded(recipe, record)
-    if record is not None and record.warning():
-        progress.say(record.warning())
-    model, tokenizer, trimmed = load_trimmed(recipe.artefact, recipe.base, recipe.dtype, recipe.device)
-    # Nothing is chosen here, so the reported split may be read at once.
-    choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
-    scorer = Scorer(model, tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
-    loaded = {name: set_aside(domain_of(recipe, name, tokenizer), record) for name in recipe.domains}
-    found = []
-    for name, (data, apart) in loaded.items():
-        for note in data.notes:
-            progress.say(f"{name}: {note}")
-        documents = data.reported.open(choice)
-        values: dict[str, list[float]] = {}
-        rows = rows_of(model, trimmed)
-        with progress.stage(name, len(rows)) as advance:
-            for row, context in rows.items():
-                with context:
-                    values[row] = score_documents(scorer, data.graders, documents)
-                advance(1)
-        found.append(
-            {
-                "name": name,
-                "notes": list(data.notes),
-                "set_aside": apart,
-                "rows": {r: _summary(v, values["full"], documents) for r, v in values.items()},
-                "documents": [
-                    {"id": f"{d.task}/{d.id}", "key": d.key, **{r: v[i] for r, v in values.items()}}
-                    for i, d in enumerate(documents)
-                ],
-            }
-        )
-    result = {
-        "format": 1,
-        "kind": "evaluation",
-        "recipe": recipe.model_dump(mode="json"),
-        "seen": None if record is None else record.describe(),
-        "domains": found,
-        "environment": environment(),
-    }
-    if recipe.output:
-        write_atomic(Path(recipe.output), (json.dumps(result, indent=1) + "\n").encode())
-    return result
-
-
-def score_documents(scorer: Scorer, graders: dict[str, Grader], documents: Sequence[Document]) -> list[float]:
-    """One figure per document, higher is better: right or wrong, or log-likelihood per token for plain text.
+def trimmed_of(recipe: EvalRecipe) -> Subject:
+    """The base, the plan alone and the artefact.
 
     Raises:
-        RecipeError: A task whose answers are generated.
+        FreeMoEError: Its child that says what is wrong with artefact or base.
     """
-    if any(d.kind not in ("choice", "target", "text") for d in documents):
-        kinds = sorted({d.kind for d in documents} - {"choice", "target", "text"})
-        raise RecipeError(
-            f"A trimmed mixture is scored by likelihood; tasks of kind {', '.join(kinds)} are not supported."
-        )
-    pairs = [(i, pair) for i, d in enumerate(documents) for pair in scorer.document_pairs(d)]
-    scored = scorer.score([pair for _, pair in pairs], [documents[i].task for i, _ in pairs])
-    answers: dict[int, list[Any]] = {}
-    for (i, _), answer in zip(pairs, scored, strict=True):
-        answers.setdefault(i, []).append(answer)
-    values = []
-    for i, document in enumerate(documents):
-        if document.kind == "text":
-            values.append(answers[i][0].loglikelihood / answers[i][0].tokens)
-            continue
-        grader = graders[document.task]
-        graded = grader.grade(document, [(a.loglikelihood, a.is_greedy) for a in answers[i]])
-        values.append(float(graded[grader.metric]))
-    return values
-
-
-def _summary(values: list[float], full: list[float], documents: Sequence[Document]) -> dict[str, Any]:
-    """Score and paired difference, in points; nats per token for text."""
-    scale = 1.0 if documents[0].kind == "text" else 100.0
-    gain = cluster_bootstrap([a - b for a, b in zip(values, full, strict=True)], [d.key for d in documents])
-    gain = gain.scaled(scale)
-    return {
-        "score": scale * sum(values) / len(values),
-        "unit": "nats per token" if documents[0].kind == "text" else "points",
-        "difference": [gain.mean, gain.low, gain.high],
-        "documents": len(documents),
-    }
+    model, tokenizer, trimmed = load_trimmed(recipe.artefact, recipe.base, recipe.dtype, recipe.device)
+    contexts = rows_of(model, trimmed)
+    only_known(recipe, list(contexts))
+    # A context can be entered once, and there may be several domains.
+    return Subject(model, tokenizer, {name: under(lambda n=name: rows_of(model, trimmed)[n]) for name in contexts})

@@ -8,22 +8,19 @@ is kept, the test part is measured once, at the end.
 from __future__ import annotations
 
 import contextlib
-import json
-import time
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from freemoe.core.artifacts import fingerprint, write_manifest
-from freemoe.core.environment import environment, peak_memory_bytes
+from freemoe.core.artifacts import fingerprint
 from freemoe.core.errors import DataError
-from freemoe.core.runs import Progress, Quiet, RunFolder, digest, write_atomic
-from freemoe.core.version import __version__
+from freemoe.core.runs import Progress, RunFolder, digest
+from freemoe.core.skeleton import Made, carry_out
 from freemoe.evals.held_out import keep_record
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND
@@ -79,16 +76,23 @@ def trim(recipe: TrimRecipe, *, progress: Progress | None = None, overwrite: boo
     Raises:
         FreeMoEError: Its child that says what is wrong; no folder named like the output is left half written.
     """
-    started = time.time()
-    progress = progress or Quiet()
-    run = RunFolder(recipe.output, recipe.model_dump(mode="json"), overwrite=overwrite, resume=resume)
-    try:
-        model, text = prepare(recipe)
-    except BaseException:
-        run.discard_if_idle()
-        raise
+    return carry_out(
+        KIND,
+        recipe,
+        dump(recipe),
+        functools.partial(_steps, recipe),
+        model_card,
+        progress=progress,
+        overwrite=overwrite,
+        resume=resume,
+    )
+
+
+def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
+    model, text = prepare(recipe)
     base_print = fingerprint(model)
-    _same_inputs(run, base_print, text)
+    parts = {"train": text.train, "held-out": text.held_out, "test": text.test}
+    run.same_inputs({"base model": base_print, **{f"{n} text": digest(b.ids.tolist()) for n, b in parts.items()}})
     base = plan_of(model)
     training = recipe.training
     held_out_teacher = teach(model, text.held_out, training.top, training.rows, progress, "full model, held-out")
@@ -102,7 +106,6 @@ def trim(recipe: TrimRecipe, *, progress: Progress | None = None, overwrite: boo
         f"plan {found.plan.text()} (Act {found.plan.act:.3f} of {base.act:.3f}); router weights {rescale}; "
         f"hooks {widths or 'none'}"
     )
-
     hooks, control, losses = None, None, {}
     if widths:
         train_teacher = teach(model, text.train, training.top, training.rows, progress, "full model, train")
@@ -114,57 +117,34 @@ def trim(recipe: TrimRecipe, *, progress: Progress | None = None, overwrite: boo
             losses["control"] = _train(model, base, control, material, recipe, run, progress, "control")
 
     trimmed = Trimmed(found.plan, hooks, rescale).as_type(model.dtype)
-    folder = run.partial
-    save_adapter(trimmed, model, folder)
-    write_exports(folder, model, found.plan, bool(widths), rescale)
-    write_atomic(folder / "recipe.yaml", dump(recipe).encode())
-
-    kept = keep_record(folder, text.seen(load_tokenizer(recipe.model, recipe.revision)))
-    result = {
-        "format": 1,
-        "kind": KIND,
-        "freemoe": __version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "recipe": recipe.model_dump(mode="json"),
-        "base": {
-            "name": recipe.model,
-            "fingerprint": base_print,
-            "family": family_of(model).name,
-            "plan": base.text(),
-            "act": base.act,
-            "experts": expert_counts(model),
+    save_adapter(trimmed, model, run.partial)
+    write_exports(run.partial, model, found.plan, bool(widths), rescale)
+    return Made(
+        base_fingerprint=base_print,
+        result={
+            "base": _base_facts(recipe, model, base_print, base),
+            "plan": {"text": found.plan.text(), "act": found.plan.act, "top_k": list(found.plan.ks), **found.record},
+            "rescale": {"rule": rescale, "held_out_kl": rules},
+            "hooks": {"widths": widths, "residual_kl": residual, "losses": losses},
+            "cost_of_a_token": _costs(model, base, trimmed),
+            "test": _test(model, recipe, trimmed, control, text, progress),
+            "speed": speed(model, trimmed, text.test.ids[:1].to(model.device)),
+            "text": {"passages": text.passages, "blocks": [len(part) for part in parts.values()]},
         },
-        "plan": {"text": found.plan.text(), "act": found.plan.act, "top_k": list(found.plan.ks), **found.record},
-        "rescale": {"rule": rescale, "held_out_kl": rules},
-        "hooks": {"widths": widths, "residual_kl": residual, "losses": losses},
-        "cost_of_a_token": _costs(model, base, trimmed),
-        "test": _test(model, recipe, trimmed, control, text, progress),
-        "speed": speed(model, trimmed, text.test.ids[:1].to(model.device)),
-        "text": {"passages": text.passages, "blocks": [len(text.train), len(text.held_out), len(text.test)]},
-        "seen": kept,
-        "environment": environment(),
-    }
-    result["cost"] = {
-        "wall_seconds": time.time() - started,
-        "peak_memory_bytes": peak_memory_bytes(),
-        "units_done": run.journal.done,
-        "units_reused": run.journal.reused,
-    }
-    write_atomic(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
-    write_atomic(folder / "README.md", model_card(result).encode())
-    write_manifest(
-        folder,
-        {
-            "kind": KIND,
-            "freemoe_version": __version__,
-            "base_model_name_or_path": recipe.model,
-            "revision": recipe.revision,
-            "base_fingerprint": base_print,
-            "plan": list(found.plan.ks),
-            "seen": kept,
-        },
+        manifest={"plan": list(found.plan.ks)},
+        seen=keep_record(run.partial, text.seen(load_tokenizer(recipe.model, recipe.revision))),
     )
-    return run.publish()
+
+
+def _base_facts(recipe: TrimRecipe, model: Any, base_print: str, plan: Plan) -> dict[str, Any]:
+    return {
+        "name": recipe.model,
+        "fingerprint": base_print,
+        "family": family_of(model).name,
+        "plan": plan.text(),
+        "act": plan.act,
+        "experts": expert_counts(model),
+    }
 
 
 def prepare(recipe: TrimRecipe) -> tuple[Any, TextParts]:
@@ -225,19 +205,6 @@ def _train(
     return train(
         model, plan, hooks, material, schedule, rescale=rescale, store=Store(run), progress=progress, name=name
     )
-
-
-def _same_inputs(run: RunFolder, base_print: str, text: TextParts) -> None:
-    """Write down what the run reads; a resumed run must read the same."""
-    parts = {"train": text.train, "held-out": text.held_out, "test": text.test}
-    now = {"base model": base_print, **{f"{n} text": digest(b.ids.tolist()) for n, b in parts.items()}}
-    then = run.journal.unit("inputs", lambda: now)
-    for what, value in now.items():
-        if then[what] != value:
-            raise DataError(
-                f"The unfinished run at {str(run.partial)!r} was started with another {what}. Put it back, or start over "
-                "with --no-resume."
-            )
 
 
 def _costs(model: Any, base: Plan, trimmed: Trimmed) -> dict[str, Any]:

@@ -8,10 +8,8 @@ test text is only reported.
 from __future__ import annotations
 
 import contextlib
-import json
-import time
+import functools
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +17,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from freemoe.core.artifacts import fingerprint, write_manifest
-from freemoe.core.environment import environment, peak_memory_bytes
+from freemoe.core.artifacts import fingerprint
 from freemoe.core.errors import NumericError
 from freemoe.core.runs import Progress, RunFolder, write_atomic
-from freemoe.core.version import __version__
+from freemoe.core.skeleton import Made, carry_out
 from freemoe.evals.held_out import keep_record
 from freemoe.recipes import ConvertRecipe, dump
 from freemoe.tomoe.card import model_card
 from freemoe.tomoe.devices import Devices
 from freemoe.tomoe.export import export
 from freemoe.tomoe.gates.train import History
-from freemoe.tomoe.material import Bench, prepare, same_inputs
+from freemoe.tomoe.material import Bench, inputs, prepare
 from freemoe.tomoe.measure import TextScore, score_text
 from freemoe.tomoe.structures.masked import masked
 from freemoe.tomoe.structures.methods import best_variant, decide, follow, scored
@@ -41,6 +38,8 @@ from freemoe.tomoe.structures.structure import (
     dense_parameters,
     to_tensors,
 )
+
+KIND = "converted"
 
 STRUCTURE = "structure.safetensors"
 """What the conversion decided, beside the model that it was written as."""
@@ -66,82 +65,71 @@ def convert(
     Raises:
         FreeMoEError: Its child that says what is wrong; no folder named like the output is left half written.
     """
-    started = time.time()
     devices = Devices.found()
     if devices.rank:
         follow(recipe, devices)
         return Path(recipe.output)
-    run = RunFolder(recipe.output, recipe.model_dump(mode="json"), overwrite=overwrite, resume=resume)
-    try:
-        bench = prepare(recipe, run, progress)
-    except BaseException:
-        run.discard_if_idle()
-        raise
+    return carry_out(
+        KIND,
+        recipe,
+        dump(recipe),
+        functools.partial(_steps, recipe, devices),
+        model_card,
+        progress=progress,
+        overwrite=overwrite,
+        resume=resume,
+    )
+
+
+def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Progress) -> Made:
+    bench = prepare(recipe, run, progress)
     base = fingerprint(bench.model)
-    same_inputs(bench, base)
+    run.same_inputs(inputs(bench, base))
     structure, history, curve = decide(bench, devices)
     scores = {"dense": scored(bench, "dense", bench.test, None)}
     scores["converted"] = scored(bench, "converted", bench.test, structure)
     rivals = _rivals(bench) if recipe.rivals and recipe.method == "tomoe" else {}
     scores |= {name: score for name, (score, _) in rivals.items()}
-
-    folder = run.partial
-    kept = keep_record(folder, bench.seen())
-    result: dict[str, Any] = {
-        "format": 1,
-        "kind": "converted",
-        "freemoe": __version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "recipe": recipe.model_dump(mode="json"),
+    result = {
         "base": {"name": recipe.model, "fingerprint": base, "model_type": bench.model.config.model_type},
         "blocks": {
             "length": bench.train.length,
             **{part: getattr(bench, part).tokens for part in ("train", "held_out", "test")},
         },
         "parameters": counted(bench, structure),
-        "layers": [
-            {
-                "query_dims": int(layer.rotary.spread(own.qk.float()).sum()),
-                "value_dims": own.value_width,
-                "head_dim": layer.rotary.head_dim,
-                "widths": own.widths,
-                "union": own.union,
-                "width": layer.width,
-            }
-            for layer, own in zip(bench.sublayers, structure, strict=True)
-        ],
+        "layers": _layers(bench, structure),
         "usage": _usage(bench, structure),
         "scores": {name: score.to_dict() for name, score in scores.items()},
         "rivals": {name: variant for name, (_, variant) in rivals.items()},
         "history": {"columns": list(History.columns), "rows": history},
         "held_out_curve": curve,
-        "seen": kept,
-        "environment": environment(),
     }
+    folder = run.partial
     _export(bench, structure, folder)
     write_atomic(folder / STRUCTURE, save(to_tensors(structure)))
-    result["cost"] = {
-        "wall_seconds": time.time() - started,
-        "peak_memory_bytes": peak_memory_bytes(),
-        "units_done": run.journal.done,
-        "units_reused": run.journal.reused,
-        "model_bytes": sum(p.stat().st_size for p in folder.glob("*.safetensors") if p.name.startswith("model")),
-    }
-    write_atomic(folder / "recipe.yaml", dump(recipe).encode())
-    write_atomic(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
-    write_atomic(folder / "README.md", model_card(result).encode())
-    write_manifest(
-        folder,
-        {
-            "kind": "converted",
-            "freemoe_version": __version__,
-            "base_model_name_or_path": recipe.model,
-            "revision": recipe.revision,
-            "base_fingerprint": base,
-            "seen": kept,
-        },
+    models = [p for p in folder.glob("*.safetensors") if p.name.startswith("model")]
+    return Made(
+        base_fingerprint=base,
+        result=result,
+        manifest={},
+        seen=keep_record(folder, bench.seen()),
+        cost={"model_bytes": sum(p.stat().st_size for p in models)},
     )
-    return run.publish()
+
+
+def _layers(bench: Bench, structure: Structure) -> list[dict[str, Any]]:
+    """What each layer keeps."""
+    return [
+        {
+            "query_dims": int(layer.rotary.spread(own.qk.float()).sum()),
+            "value_dims": own.value_width,
+            "head_dim": layer.rotary.head_dim,
+            "widths": own.widths,
+            "union": own.union,
+            "width": layer.width,
+        }
+        for layer, own in zip(bench.sublayers, structure, strict=True)
+    ]
 
 
 def _rivals(bench: Bench) -> dict[str, tuple[TextScore, dict[str, float]]]:

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from freemoe.core.errors import ArtifactError, FreeMoEError, UnknownNameError
-from freemoe.domain_experts.prove.evaluation import evaluate
 from freemoe.recipes import recipe_from
+from freemoe.systems import evaluate
 from tests.domain_experts.conftest import read_result
 
 

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from freemoe.domain_experts.prove.evidence import domain_evidence, mean_scores, perplexity, scatter, summary, where_off
-from freemoe.domain_experts.select.scores import Score
+from freemoe.domain_experts.prove.evidence import domain_evidence, mean_scores, scatter, where_off
+from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.summary import perplexity, summary
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.weights import find_weights
 from tests.tiny import tiny_model

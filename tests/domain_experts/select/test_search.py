@@ -5,8 +5,9 @@ import random
 import pytest
 
 from freemoe.core.errors import SplitError, UnknownNameError
-from freemoe.domain_experts.select.scores import ReportedScores, Score, ScoreTable
+from freemoe.domain_experts.select.scores import ReportedScores, ScoreTable
 from freemoe.domain_experts.select.search import SEARCHES, best
+from freemoe.evals.engine.evaluator import Score
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
 
 

@@ -11,11 +11,11 @@ from freemoe.core.errors import ArtifactError, RecipeError
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.expert import Expert, unit_expert
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.prove.evaluation import evaluate
 from freemoe.domain_experts.structured.merging import merge_shrunk
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.models.weights import find_weights
 from freemoe.recipes import EvalRecipe
+from freemoe.systems import evaluate
 from tests.domain_experts.conftest import read_result, text_recipe
 from tests.tiny import tiny_model
 

@@ -26,7 +26,7 @@ from freemoe.domain_experts.expert import switch_expert
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, mean_loss
 from freemoe.domain_experts.purify.greedy import purify
 from freemoe.domain_experts.purify.learned import learn
-from freemoe.domain_experts.select.scores import Evaluator
+from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Pair, Scorer
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.task import Grader, grade_choice

@@ -19,13 +19,13 @@ from torch import Tensor
 from freemoe.assets import DOMAINS
 from freemoe.bench.harness import Settings
 from freemoe.bench.hookmoe.rivals import LowRank
+from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.statistics import Interval
 from freemoe.evals.tasks.documents import Document, FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.evals.tasks.task import Grader
 from freemoe.hookmoe.adapter import Trimmed
-from freemoe.hookmoe.evaluation import score_documents
 from freemoe.hookmoe.hooks.closed_form import ScaleBias, fit_scale_bias, ridge_start
 from freemoe.hookmoe.hooks.hook import allocate, new_hooks
 from freemoe.hookmoe.hooks.teacher import Teacher, teach
@@ -141,7 +141,8 @@ def look(bench: Bench, context: AbstractContextManager[Any], parameters: int = 0
     with context:
         quality = measure(bench.model, bench.text.test, bench.test_teacher)
         for domain, documents in bench.documents.items():
-            right = torch.tensor(score_documents(bench.scorer, bench.graders[domain], documents), dtype=torch.float64)
+            scores = Evaluator(bench.scorer, bench.graders[domain]).score(documents)
+            right = torch.tensor([score.value for score in scores], dtype=torch.float64)
             wrong.append((1 - right) / len(right) / len(bench.documents))
     return Row(quality, torch.cat(wrong), parameters)
 

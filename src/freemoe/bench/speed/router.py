@@ -19,9 +19,9 @@ from freemoe.bench.harness import Figure, Outcome, Settings
 from freemoe.domain_experts.demo import demo_recipe
 from freemoe.domain_experts.route.router import Level, Router, calibration_errors, latency, train_on_subdomains
 from freemoe.domain_experts.route.subdomains import divide, features
-from freemoe.domain_experts.workbench import load_domains
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
+from freemoe.evals.tasks.domains import load_domains
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import BuildRecipe, RouterSection, recipe_from
 

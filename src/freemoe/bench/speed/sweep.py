@@ -21,8 +21,9 @@ from freemoe.core.errors import NumericError
 from freemoe.domain_experts.purify.batches import answer_batches
 from freemoe.domain_experts.rank.bands import Band, Rankings, grid, rank_range
 from freemoe.domain_experts.rank.calibrate import Norms, calibrate
-from freemoe.domain_experts.select.scores import Evaluator, Score, ScoreTable
+from freemoe.domain_experts.select.scores import ScoreTable
 from freemoe.domain_experts.select.search import SEARCHES
+from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
 from freemoe.evals.tasks.lm_eval_rows import require_lm_eval

@@ -159,7 +159,7 @@ def converted(job: Job) -> dict[str, Any]:
 
 def task_accuracy(model: str, job: Job) -> float:
     """Mean accuracy over the bundled domains' test items."""
-    from freemoe.domain_experts.prove.evaluation import evaluate
+    from freemoe.evals.evaluation import evaluate
 
     recipe = recipe_from(
         {

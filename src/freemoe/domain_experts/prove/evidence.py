@@ -12,66 +12,20 @@ Rows of a domain:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from freemoe.domain_experts.select.scores import Score
-from freemoe.evals.statistics import Interval, cluster_bootstrap, mcnemar, mean_of_bootstraps, ratio_bootstrap
+from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.statistics import Interval, mean_of_bootstraps
+from freemoe.evals.summary import figure, interval_as_json, summary
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.weights import Weight
 
 # (unit name, positions to switch off, documents) -> scores
 ScoreUnder = Callable[[str, dict[str, Tensor], Sequence[Document]], Sequence[Score]]
-
-
-def is_text(documents: Sequence[Document]) -> bool:
-    """Whether the reported figure is perplexity rather than a share of right answers."""
-    return bool(documents) and documents[0].kind == "text"
-
-
-def perplexity(scores: Sequence[Score]) -> float:
-    """Exp of the mean negative log-likelihood per token over all documents."""
-    return math.exp(-sum(s.loglikelihood for s in scores) / max(1, sum(s.tokens for s in scores)))
-
-
-def figure(scores: Sequence[Score], documents: Sequence[Document]) -> float:
-    """The reported figure alone: per cent right, or perplexity."""
-    return perplexity(scores) if is_text(documents) else 100 * float(np.mean([s.value for s in scores]))
-
-
-def summary(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[Document], seed: int) -> dict[str, Any]:
-    """One row of a table: the score, its paired gain over the base with a 95 % interval, items won and lost.
-
-    Scores and gains of tasks are in per cent and points; of text, the score is perplexity and ``ratio`` its quotient to
-    the base's.
-    """
-    keys = [d.key for d in documents]
-    gains = [a.value - b.value for a, b in zip(scores, base, strict=True)]
-    if is_text(documents):
-        ratio = ratio_bootstrap(
-            [-s.loglikelihood for s in scores], [-s.loglikelihood for s in base], [s.tokens for s in base], keys, seed
-        )
-        gain = cluster_bootstrap(gains, keys, seed)
-        return {
-            "score": figure(scores, documents),
-            "gain": _interval(gain),
-            "ratio": _interval(ratio),
-            "documents": len(scores),
-        }
-    gain = cluster_bootstrap(gains, keys, seed).scaled(100)
-    row = {"score": figure(scores, documents), "gain": _interval(gain), "documents": len(scores)}
-    if all(s.value in (0.0, 1.0) for s in [*scores, *base]):
-        won, lost, p = mcnemar([s.value for s in base], [s.value for s in scores])
-        row |= {"won": won, "lost": lost, "mcnemar_p": p}
-    return row
-
-
-def _interval(interval: Any) -> dict[str, float]:
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
 
 
 def mean_scores(runs: Sequence[Sequence[Score]]) -> list[Score]:
@@ -243,5 +197,5 @@ def overall(domains: Sequence[dict[str, Any]], seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"domains": [d["name"] for d in tasks]}
     for row in ("expert", "routed", "control", "oracle"):
         if any(row in d["rows"] for d in tasks):
-            found[row] = _interval(mean_gain(tasks, row, seed))
+            found[row] = interval_as_json(mean_gain(tasks, row, seed))
     return found

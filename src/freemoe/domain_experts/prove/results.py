@@ -10,13 +10,14 @@ from torch import Tensor
 
 from freemoe.domain_experts.candidates import SALIENCY, Subdomain
 from freemoe.domain_experts.expert import Expert, random_positions
-from freemoe.domain_experts.prove.evidence import domain_evidence, is_text, where_off
+from freemoe.domain_experts.prove.evidence import domain_evidence, where_off
 from freemoe.domain_experts.route.router import Router, calibration_errors
 from freemoe.domain_experts.route.subdomains import Subdomains, features
-from freemoe.domain_experts.select.scores import Score
 from freemoe.domain_experts.structured.evidence import cut_evidence, unit_evidence
 from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits, joined
 from freemoe.domain_experts.workbench import Workbench
+from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import Document, FrozenChoice
 from freemoe.models.switching import count, share
 from freemoe.recipes import BuildRecipe

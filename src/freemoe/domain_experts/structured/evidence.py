@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from freemoe.core.errors import FreeMoEError
-from freemoe.domain_experts.prove.evidence import ScoreUnder, mean_scores, summary
+from freemoe.domain_experts.prove.evidence import ScoreUnder, mean_scores
 from freemoe.domain_experts.structured.fitting import FoundUnits
 from freemoe.domain_experts.structured.measure import cost
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import UnitsOff
+from freemoe.evals.summary import summary
 from freemoe.evals.tasks.documents import Document
 
 

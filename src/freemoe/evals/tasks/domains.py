@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from freemoe.assets import DOMAINS, benchmark_path
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.registry import unknown_name
+from freemoe.evals.sandbox.runner import require_permission
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSplit, check_disjoint
 from freemoe.evals.tasks.task import DomainData, Grader, Task
@@ -225,3 +227,41 @@ def join_tasks(name: str, tasks: dict[str, Task]) -> DomainData:
     return DomainData(
         name, kept, closed, tuple(notes), {n: Grader(t.name, t.metric, t.grade) for n, t in graders.items()}
     )
+
+
+def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, DomainData]:
+    """Load every domain of a recipe; a domain of text cannot hold questions too.
+
+    Raises:
+        DataError: When a domain mixes text with tasks, or its documents are missing.
+        SandboxError: When grading would run generated code and that is not allowed.
+    """
+    domains = {}
+    for name in recipe.domains:
+        data = domain_of(recipe, name, tokenizer)
+        kinds = list(dict.fromkeys([*(d.kind for d in data.reference.documents), *data.reported.kinds()]))
+        if "code" in kinds:
+            require_permission(recipe.data.allow_code_execution)
+        if "text" in kinds and len(kinds) > 1:
+            raise DataError(
+                f"Domain {name!r} mixes plain text with tasks; their figures differ. Make them two domains."
+            )
+        domains[name] = data
+    return _apart(domains)
+
+
+def _apart(domains: dict[str, DomainData]) -> dict[str, DomainData]:
+    """Drop reference documents that another domain reports on: the router is trained on all domains together."""
+    reported = {key for data in domains.values() for key in data.reported.keys()}  # noqa: SIM118
+    found = {}
+    for name, data in domains.items():
+        kept = [i for i, d in enumerate(data.reference.documents) if d.key not in reported]
+        dropped = len(data.reference) - len(kept)
+        if not kept:
+            raise DataError(f"Domain {name!r}: other domains report on all of its {dropped} reference documents.")
+        notes = (
+            *data.notes,
+            *([f"{dropped} reference documents dropped: another domain reports on them"] if dropped else []),
+        )
+        found[name] = replace(data, reference=data.reference.take(kept), notes=notes)
+    return found

@@ -25,7 +25,7 @@ from freemoe.domain_experts.purify.methods import METHODS as PURIFICATIONS
 from freemoe.domain_experts.purify.methods import Task
 from freemoe.domain_experts.rank.bands import Rankings, grid
 from freemoe.domain_experts.rank.calibrate import calibrate
-from freemoe.domain_experts.select.scores import Evaluator, Score
+from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.precision import held_in

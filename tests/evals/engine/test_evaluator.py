@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from freemoe.core.errors import DataError, SplitError
-from freemoe.domain_experts.select.scores import Evaluator, ReportedScores, Score, ScoreTable
+from freemoe.domain_experts.select.scores import ReportedScores, ScoreTable
+from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document, FrozenChoice, ReferenceSplit, ReportedSplit
 from tests.tiny import tiny_model, tiny_tokenizer

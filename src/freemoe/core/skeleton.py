@@ -1,0 +1,133 @@
+"""The skeleton of every run that writes an artefact: folder, steps, result, card, manifest, publish.
+
+A system brings its recipe, its steps and its card; what is written where, and when, stands here once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from freemoe.core.artifacts import write_manifest
+from freemoe.core.environment import environment, peak_memory_bytes
+from freemoe.core.runs import Progress, Quiet, RunFolder, write_atomic
+from freemoe.core.version import __version__
+
+RESULT_FORMAT = 1
+"""Of ``result.json``."""
+
+
+class Recipe(Protocol):
+    """What the skeleton reads of a recipe."""
+
+    @property
+    def model(self) -> str:
+        """The base."""
+        ...
+
+    @property
+    def revision(self) -> str | None:
+        """Of the base's repository."""
+        ...
+
+    @property
+    def output(self) -> str:
+        """The folder to write."""
+        ...
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]:
+        """The recipe as plain data."""
+        ...
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the steps of a run leave, beside the tensors that they wrote into its folder.
+
+    Attributes:
+        base_fingerprint: Of the base it was made from.
+        result: The system's part of ``result.json``.
+        manifest: The system's part of the manifest.
+        seen: The record of what the making saw, as both tell it.
+        cost: More to tell of what it cost.
+    """
+
+    base_fingerprint: str
+    result: dict[str, Any]
+    manifest: dict[str, Any]
+    seen: dict[str, Any]
+    cost: dict[str, Any] = field(default_factory=dict)
+
+
+def carry_out(
+    kind: str,
+    recipe: Recipe,
+    spelled: str,
+    steps: Callable[[RunFolder, Progress], Made],
+    card: Callable[[dict[str, Any]], str],
+    *,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+    resume: bool = True,
+) -> Path:
+    """Run the steps in a folder that appears under its name when all is written.
+
+    Args:
+        kind: What the artefact is.
+        recipe: Everything that decides the result.
+        spelled: The recipe as YAML.
+        steps: Do the work, and write tensors into the run's working folder.
+        card: The model card, from the result.
+        progress: Where to report.
+        overwrite: Replace a finished artefact of the same name.
+        resume: Go on with an unfinished run of the same recipe.
+
+    Returns:
+        The artefact's folder.
+
+    Raises:
+        FreeMoEError: What the steps raise; no folder named like the output is left half written.
+    """
+    started = time.time()
+    run = RunFolder(recipe.output, recipe.model_dump(mode="json"), overwrite=overwrite, resume=resume)
+    try:
+        made = steps(run, progress or Quiet())
+    except BaseException:
+        run.discard_if_idle()
+        raise
+    result = {
+        "format": RESULT_FORMAT,
+        "kind": kind,
+        "freemoe": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "recipe": recipe.model_dump(mode="json"),
+        **made.result,
+        "seen": made.seen,
+        "environment": environment(),
+        "cost": {
+            "wall_seconds": time.time() - started,
+            "peak_memory_bytes": peak_memory_bytes(),
+            "units_done": run.journal.done,
+            "units_reused": run.journal.reused,
+            **made.cost,
+        },
+    }
+    manifest = {
+        "kind": kind,
+        "freemoe_version": __version__,
+        "base_model_name_or_path": recipe.model,
+        "revision": recipe.revision,
+        "base_fingerprint": made.base_fingerprint,
+        **made.manifest,
+        "seen": made.seen,
+    }
+    write_atomic(run.partial / "recipe.yaml", spelled.encode())
+    write_atomic(run.partial / "result.json", (json.dumps(result, indent=1) + "\n").encode())
+    write_atomic(run.partial / "README.md", card(result).encode())
+    write_manifest(run.partial, manifest)
+    return run.publish()

@@ -1,0 +1,82 @@
+"""The one evaluator: documents of any kind scored under a model as it stands, each graded by its own task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.tasks.documents import Document
+from freemoe.evals.tasks.task import Grader
+
+
+class Score(NamedTuple):
+    """One document's scores.
+
+    Attributes:
+        value: The reported figure, higher is better: 1 or 0 for right or wrong, the log-likelihood per token for text.
+        loglikelihood: Of the gold answer in nats, or NaN where it was not asked for.
+        tokens: Tokens that the log-likelihood sums over.
+    """
+
+    value: float
+    loglikelihood: float
+    tokens: int
+
+
+class Evaluator:
+    """Scores documents of any kind and lets each task grade its own.
+
+    Args:
+        scorer: Scores token sequences on the model as it stands.
+        graders: Graders by the name of their task.
+        gold: Also score the gold answers of generated tasks (needed for the log-likelihood objective).
+    """
+
+    def __init__(self, scorer: Scorer, graders: dict[str, Grader], gold: bool = False) -> None:
+        self.scorer = scorer
+        self.graders = graders
+        self.gold = gold
+
+    def score(self, documents: Sequence[Document]) -> list[Score]:
+        """Score documents, in their order."""
+        results: list[Score | None] = [None] * len(documents)
+        likely = [i for i, d in enumerate(documents) if d.kind in ("choice", "target", "text")]
+        pairs, owners = [], []
+        for i in likely:
+            for pair in self.scorer.document_pairs(documents[i]):
+                pairs.append(pair)
+                owners.append(i)
+        answers: dict[int, list] = {i: [] for i in likely}
+        for i, answer in zip(owners, self.scorer.score(pairs, [documents[i].task for i in owners]), strict=True):
+            answers[i].append(answer)
+        for i in likely:
+            results[i] = self._likely(documents[i], answers[i])
+        self._generated(documents, [i for i in range(len(documents)) if i not in answers], results)
+        return [r for r in results if r is not None]
+
+    def _likely(self, document: Document, answers: list) -> Score:
+        if document.kind == "text":
+            total, tokens = answers[0].loglikelihood, answers[0].tokens
+            return Score(total / tokens, total, tokens)
+        grader = self.graders[document.task]
+        graded = grader.grade(document, [(a.loglikelihood, a.is_greedy) for a in answers])
+        gold = answers[document.gold or 0]
+        return Score(float(graded[grader.metric]), gold.loglikelihood, gold.tokens)
+
+    def _generated(self, documents: Sequence[Document], wanted: list[int], results: list[Score | None]) -> None:
+        groups: dict[tuple, list[int]] = {}
+        for i in wanted:
+            groups.setdefault((documents[i].until, documents[i].max_new_tokens), []).append(i)
+        for (until, most), members in groups.items():
+            texts = self.scorer.generate([documents[i].prompt for i in members], until, most)
+            gold: dict[int, Any] = {}
+            if self.gold:
+                scored = self.scorer.score([self.scorer.gold_pair(documents[i]) for i in members])
+                gold = dict(zip(members, scored, strict=True))
+            for i, text in zip(members, texts, strict=True):
+                grader = self.graders[documents[i].task]
+                value = float(grader.grade(documents[i], [text])[grader.metric])
+                results[i] = Score(
+                    value, gold[i].loglikelihood if gold else float("nan"), gold[i].tokens if gold else 0
+                )

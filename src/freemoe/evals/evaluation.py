@@ -1,0 +1,181 @@
+"""`evaluate`: score tasks' reported splits under everything that an artefact can be run as.
+
+A system says what its artefact can be run as (a `Subject`); documents, kept apart from what the making saw, scores, intervals and
+the result are the same for all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freemoe.core.artifacts import MANIFEST
+from freemoe.core.environment import environment
+from freemoe.core.errors import ArtifactError
+from freemoe.core.registry import unknown_name
+from freemoe.core.runs import Progress, Quiet, digest, write_atomic
+from freemoe.evals.engine.answering import AUTO
+from freemoe.evals.engine.evaluator import Evaluator, Score
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.held_out import read_record, seeded, set_aside
+from freemoe.evals.summary import summary
+from freemoe.evals.tasks.documents import Document, FrozenChoice
+from freemoe.evals.tasks.domains import load_domains
+from freemoe.evals.tasks.task import DomainData
+from freemoe.models.checkpoints.gguf_header import is_gguf
+from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE, load_base
+from freemoe.recipes import EvalRecipe
+
+BASE = "base"
+
+Row = Callable[[Evaluator, tuple[Document, ...]], tuple[Sequence[Score], Sequence[str]]]
+"""Scores documents in one of the ways; also tells which expert each went to, or nothing where nobody routes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is evaluated.
+
+    Attributes:
+        model: A transformers causal LM.
+        tokenizer: Its tokenizer.
+        rows: The ways to run it, by name; the others are compared with the first.
+    """
+
+    model: Any
+    tokenizer: Any
+    rows: Mapping[str, Row]
+
+
+Open = Callable[[EvalRecipe], Subject]
+
+
+def under(context: Callable[[], AbstractContextManager[Any]]) -> Row:
+    """The row of a model inside a context."""
+
+    def row(evaluator: Evaluator, documents: tuple[Document, ...]) -> tuple[Sequence[Score], Sequence[str]]:
+        with context():
+            return evaluator.score(documents), ()
+
+    return row
+
+
+def only_known(recipe: EvalRecipe, known: Sequence[str]) -> None:
+    """Check the experts that a recipe asks for, of something that has no router.
+
+    Raises:
+        UnknownNameError: An expert that there is not.
+    """
+    for expert in recipe.experts:
+        if expert not in (BASE, AUTO, *known):
+            raise unknown_name("expert", expert, [BASE, *known])
+
+
+def plain_model(recipe: EvalRecipe) -> Subject:
+    """A model as it is.
+
+    Raises:
+        ArtifactError: When there is neither an artefact nor a model.
+        UnknownNameError: When an expert is asked for.
+    """
+    where = Path(recipe.artefact)
+    bundled = recipe.artefact in (BUNDLED, BUNDLED_MOE)
+    if not bundled and where.exists() and not (where / "config.json").is_file() and not is_gguf(recipe.artefact):
+        raise ArtifactError(
+            f"{recipe.artefact!r} is neither an artefact ({MANIFEST}) nor a model (a folder with config.json, or a GGUF)."
+        )
+    only_known(recipe, ())
+    return Subject(*load_base(recipe.artefact, None, recipe.dtype, recipe.device), {BASE: under(nullcontext)})
+
+
+def evaluate(
+    recipe: EvalRecipe, subject: Open = plain_model, *, progress: Progress | None = None, overwrite: bool = False
+) -> dict[str, Any]:
+    """Score documents in every way that a subject can be run; differences are paired, and to the first.
+
+    Args:
+        recipe: What to score, and on what.
+        subject: Opens the artefact.
+        progress: Where to report.
+        overwrite: Replace an output file that is there.
+
+    Returns:
+        The result: per domain a row per way and every per-document score; documents that the artefact's making saw are
+        set aside and counted.
+
+    Raises:
+        FreeMoEError: Its child that says what is wrong.
+    """
+    progress = progress or Quiet()
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    if recipe.output and Path(recipe.output).exists() and not overwrite:
+        raise ArtifactError(f"{recipe.output!r} exists already. Choose another -o, or --overwrite to replace it.")
+    record = read_record(recipe.artefact)
+    recipe = seeded(recipe, record)
+    if record is not None and record.warning():
+        progress.say(record.warning())
+    opened = subject(recipe)
+    loaded = {name: set_aside(data, record) for name, data in load_domains(recipe, opened.tokenizer).items()}
+    scorer = Scorer(opened.model, opened.tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
+    # Nothing is chosen here, so the reported split may be read at once.
+    choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
+    found = [
+        {"name": name, "set_aside": apart, **_domain(opened, scorer, name, data, choice, recipe.seed or 0, progress)}
+        for name, (data, apart) in loaded.items()
+    ]
+    result = {
+        "format": 1,
+        "kind": "evaluation",
+        "recipe": recipe.model_dump(mode="json"),
+        "seen": None if record is None else record.describe(),
+        "domains": found,
+        "environment": environment(),
+    }
+    if recipe.output:
+        write_atomic(Path(recipe.output), (json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def _domain(
+    opened: Subject,
+    scorer: Scorer,
+    name: str,
+    data: DomainData,
+    choice: FrozenChoice,
+    seed: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """One domain in every way."""
+    for note in data.notes:
+        progress.say(f"{name}: {note}")
+    documents = data.reported.open(choice)
+    evaluator = Evaluator(scorer, data.graders)
+    rows: dict[str, Sequence[Score]] = {}
+    routed: Sequence[str] = ()
+    with progress.stage(name, len(opened.rows)) as advance:
+        for way, score in opened.rows.items():
+            rows[way], went = score(evaluator, documents)
+            routed = went or routed
+            advance(1)
+    base = next(iter(rows.values()))
+    return {
+        "notes": list(data.notes),
+        "unit": "perplexity" if documents[0].kind == "text" else "points",
+        "rows": {way: summary(scores, base, documents, seed) for way, scores in rows.items()},
+        "documents": [
+            {
+                "id": f"{d.task}/{d.id}",
+                "key": d.key,
+                **({"routed_to": routed[i]} if routed else {}),
+                **{way: scores[i].value for way, scores in rows.items()},
+            }
+            for i, d in enumerate(documents)
+        ],
+    }

@@ -1,0 +1,60 @@
+"""Rows of a table of results: a score, and its paired difference to the base with an interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.statistics import Interval, cluster_bootstrap, mcnemar, ratio_bootstrap
+from freemoe.evals.tasks.documents import Document
+
+
+def is_text(documents: Sequence[Document]) -> bool:
+    """Whether the reported figure is perplexity rather than a share of right answers."""
+    return bool(documents) and documents[0].kind == "text"
+
+
+def perplexity(scores: Sequence[Score]) -> float:
+    """Exp of the mean negative log-likelihood per token over all documents."""
+    return math.exp(-sum(s.loglikelihood for s in scores) / max(1, sum(s.tokens for s in scores)))
+
+
+def figure(scores: Sequence[Score], documents: Sequence[Document]) -> float:
+    """The reported figure alone: per cent right, or perplexity."""
+    return perplexity(scores) if is_text(documents) else 100 * float(np.mean([s.value for s in scores]))
+
+
+def summary(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[Document], seed: int) -> dict[str, Any]:
+    """One row of a table: the score, its paired gain over the base with a 95 % interval, items won and lost.
+
+    Scores and gains of tasks are in per cent and points; of text, the score is perplexity and ``ratio`` its quotient to
+    the base's.
+    """
+    keys = [d.key for d in documents]
+    gains = [a.value - b.value for a, b in zip(scores, base, strict=True)]
+    if is_text(documents):
+        ratio = ratio_bootstrap(
+            [-s.loglikelihood for s in scores], [-s.loglikelihood for s in base], [s.tokens for s in base], keys, seed
+        )
+        gain = cluster_bootstrap(gains, keys, seed)
+        return {
+            "score": figure(scores, documents),
+            "gain": interval_as_json(gain),
+            "ratio": interval_as_json(ratio),
+            "documents": len(scores),
+        }
+    gain = cluster_bootstrap(gains, keys, seed).scaled(100)
+    row = {"score": figure(scores, documents), "gain": interval_as_json(gain), "documents": len(scores)}
+    if all(s.value in (0.0, 1.0) for s in [*scores, *base]):
+        won, lost, p = mcnemar([s.value for s in base], [s.value for s in scores])
+        row |= {"won": won, "lost": lost, "mcnemar_p": p}
+    return row
+
+
+def interval_as_json(interval: Interval) -> dict[str, float]:
+    """Mean, low and high."""
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high}

@@ -1,0 +1,104 @@
+"""The skeleton of a run, with a system of three lines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freemoe.core.artifacts import read_manifest
+from freemoe.core.errors import ArtifactError, DataError
+from freemoe.core.runs import Progress, RunFolder, write_atomic
+from freemoe.core.skeleton import Made, carry_out
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A recipe."""
+
+    output: str
+    model: str = "base"
+    revision: str | None = None
+    number: int = 1
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]:
+        return asdict(self)
+
+
+class System:
+    """Doubles a number, in two units of work; may die before either, and reads an input."""
+
+    def __init__(self, recipe: Plain, dies_at: int | None = None, text: str = "same") -> None:
+        self.recipe, self.dies_at, self.text, self.did = recipe, dies_at, text, 0
+
+    def _work(self, unit: int) -> int:
+        if unit == self.dies_at:
+            raise KeyboardInterrupt
+        self.did += 1
+        return self.recipe.number
+
+    def steps(self, run: RunFolder, progress: Progress) -> Made:
+        if self.dies_at == 0:
+            raise DataError("nothing to read")
+        run.same_inputs({"text": self.text})
+        numbers = [run.journal.unit(f"unit {n}", lambda n=n: self._work(n)) for n in (1, 2)]
+        write_atomic(run.partial / "numbers.txt", str(sum(numbers)).encode())
+        return Made("fingerprint", {"sum": sum(numbers)}, {"numbers": numbers}, {"documents": 0}, {"bytes": 1})
+
+    def run(self, **how: Any) -> Path:
+        return carry_out("doubled", self.recipe, "number: 1\n", self.steps, lambda r: f"sum {r['sum']}", **how)
+
+
+def test_everything_is_written_and_vouched_for(tmp_path: Path) -> None:
+    folder = System(Plain(str(tmp_path / "out"))).run()
+    assert folder == tmp_path / "out"
+    result = json.loads((folder / "result.json").read_text())
+    assert list(result)[:5] == ["format", "kind", "freemoe", "created", "recipe"]
+    assert (result["kind"], result["sum"], result["seen"]) == ("doubled", 2, {"documents": 0})
+    assert (result["cost"]["units_done"], result["cost"]["units_reused"], result["cost"]["bytes"]) == (3, 0, 1)
+    manifest = read_manifest(folder)
+    assert (manifest["base_fingerprint"], manifest["numbers"]) == ("fingerprint", [1, 1])
+    assert {"numbers.txt", "README.md", "recipe.yaml", "result.json"} <= {*manifest["files"]}
+    assert (folder / "README.md").read_text() == "sum 2"
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_run_that_died_goes_on_and_ends_alike(tmp_path: Path) -> None:
+    recipe = Plain(str(tmp_path / "out"))
+    with pytest.raises(KeyboardInterrupt):
+        System(recipe, dies_at=2).run()
+    assert (tmp_path / "out.partial" / "journal.jsonl").exists()
+    again = System(recipe)
+    folder = again.run()
+    assert again.did == 1
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["sum"], result["cost"]["units_reused"]) == (2, 2)
+
+
+def test_one_that_ends_before_any_work_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nothing to read"):
+        System(Plain(str(tmp_path / "out")), dies_at=0).run()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_input_is_not_gone_on_with(tmp_path: Path) -> None:
+    recipe = Plain(str(tmp_path / "out"))
+    with pytest.raises(KeyboardInterrupt):
+        System(recipe, dies_at=2).run()
+    with pytest.raises(DataError, match=r"was started with another text.*--no-resume"):
+        System(recipe, text="other").run()
+    fresh = System(recipe, text="other")
+    fresh.run(resume=False)
+    assert fresh.did == 2
+
+
+def test_a_finished_one_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    recipe = Plain(str(tmp_path / "out"))
+    System(recipe).run()
+    with pytest.raises(ArtifactError, match="exists already"):
+        System(replace(recipe, number=2)).run()
+    folder = System(replace(recipe, number=2)).run(overwrite=True)
+    assert (folder / "numbers.txt").read_text() == "4"
