@@ -49,77 +49,87 @@ def names_of(asked: list[str], model: str | None = None) -> list[str]:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
+    app.command("bench", help=HELP)(_command)
 
-    @app.command("bench", help=HELP)
-    def command(
-        names: list[str] = typer.Argument(
-            help="scorer, sweep, calibrate, artefact, switch, router, hookmoe, gain, purify-step, real; or all."
-        ),
-        output: Path = typer.Option(
-            Path("bench-out"), "--output", "-o", help="Folder for one JSON file per benchmark."
-        ),
-        data_root: Path = typer.Option(
-            None, envvar="FREEMOE_DATA", help="Folder with real benchmark files and models, for gain."
-        ),
-        model: str = typer.Option(
-            None, "--model", help="A base to measure on, for benchmarks that can take one; real needs it."
-        ),
-        cells: Path = typer.Option(None, help="real: folder of finished cells, which are never measured twice."),
-        only: str = typer.Option(None, help="real: run cells of these names only, e.g. 'text/wikitext/*'."),
-        minutes: float = typer.Option(None, min=0, help="real: begin no cell after so many minutes."),
-        listing: bool = typer.Option(False, "--list", help="real: name its cells with their time; do nothing."),
-        quick: bool = typer.Option(False, "--quick", help="Small sizes: shows that it runs, judges nothing."),
-        repeats: int = typer.Option(5, min=1, help="Times each side is measured."),
-        seed: int = typer.Option(0, min=0, help="Seed of shapes and draws."),
-        threads: int = typer.Option(None, min=1, help="CPU threads."),
-        dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be measured; do nothing."),
-        as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
-        quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
-    ) -> None:
-        from freemoe.bench.harness import BENCHES, Settings, missed, run_bench, save_result
 
-        wanted = names_of(names, model)
-        if dry_run:
-            plan = {name: BENCHES.about(name) for name in wanted}
-            if as_json:
-                print_json(plan)
-            else:
-                for name, about in plan.items():
-                    say(f"{name}: {about}")
-            return
-        if data_root is not None and not data_root.expanduser().is_dir():
-            raise DataError(f"No folder at {data_root.expanduser().resolve()} (--data-root). Check the path.")
-        calm_libraries()
-        if threads:
-            import torch
+def _command(
+    names: list[str] = typer.Argument(
+        help="scorer, sweep, calibrate, artefact, switch, router, hookmoe, gain, purify-step, real; or all."
+    ),
+    output: Path = typer.Option(Path("bench-out"), "--output", "-o", help="Folder for one JSON file per benchmark."),
+    data_root: Path = typer.Option(
+        None, envvar="FREEMOE_DATA", help="Folder with real benchmark files and models, for gain."
+    ),
+    model: str = typer.Option(
+        None, "--model", help="A base to measure on, for benchmarks that can take one; real needs it."
+    ),
+    cells: Path = typer.Option(None, help="real: folder of finished cells, which are never measured twice."),
+    only: str = typer.Option(None, help="real: run cells of these names only, e.g. 'text/wikitext/*'."),
+    minutes: float = typer.Option(None, min=0, help="real: begin no cell after so many minutes."),
+    listing: bool = typer.Option(False, "--list", help="real: name its cells with their time; do nothing."),
+    quick: bool = typer.Option(False, "--quick", help="Small sizes: shows that it runs, judges nothing."),
+    repeats: int = typer.Option(5, min=1, help="Times each side is measured."),
+    seed: int = typer.Option(0, min=0, help="Seed of shapes and draws."),
+    threads: int = typer.Option(None, min=1, help="CPU threads."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be measured; do nothing."),
+    as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
+) -> None:
+    wanted = names_of(names, model)
+    if dry_run:
+        _tell_plan(wanted, as_json)
+        return
+    if data_root is not None and not data_root.expanduser().is_dir():
+        raise DataError(f"No folder at {data_root.expanduser().resolve()} (--data-root). Check the path.")
+    calm_libraries()
+    if threads:
+        import torch
 
-            os.environ["OMP_NUM_THREADS"] = str(threads)  # for the processes that a benchmark starts
-            torch.set_num_threads(threads)
-        settings = Settings(
-            quick=quick,
-            seed=seed,
-            repeats=repeats,
-            data_root=data_root.expanduser() if data_root else None,
-            model=model,
-            cells=cells.expanduser() if cells else None,
-            only=only,
-            minutes=minutes,
-            progress=Bars(quiet or as_json),
-        )
-        if listing:
-            _list_cells(settings, as_json)
-            return
-        results: list[dict[str, Any]] = []
-        for name in wanted:
-            found = run_bench(name, settings)
-            save_result(found, output)
-            results.append(found)
-            if not as_json:
-                for figure in found["figures"]:
-                    say(figure["line"])
-        if as_json:
-            print_json(results)
-        raise typer.Exit(1 if missed(results) else 0)
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # for the processes that a benchmark starts
+        torch.set_num_threads(threads)
+    from freemoe.bench.harness import Settings
+
+    settings = Settings(
+        quick=quick,
+        seed=seed,
+        repeats=repeats,
+        data_root=data_root.expanduser() if data_root else None,
+        model=model,
+        cells=cells.expanduser() if cells else None,
+        only=only,
+        minutes=minutes,
+        progress=Bars(quiet or as_json),
+    )
+    if listing:
+        _list_cells(settings, as_json)
+    else:
+        _run(wanted, settings, output, as_json)
+
+
+def _tell_plan(wanted: list[str], as_json: bool) -> None:
+    from freemoe.bench.harness import BENCHES
+
+    plan = {name: BENCHES.about(name) for name in wanted}
+    if as_json:
+        print_json(plan)
+    else:
+        for name, about in plan.items():
+            say(f"{name}: {about}")
+
+
+def _run(wanted: list[str], settings: Any, output: Path, as_json: bool) -> None:
+    from freemoe.bench.harness import missed, run_bench, save_result
+
+    results: list[dict[str, Any]] = []
+    for name in wanted:
+        found = run_bench(name, settings)
+        save_result(found, output)
+        results.append(found)
+        for figure in () if as_json else found["figures"]:
+            say(figure["line"])
+    if as_json:
+        print_json(results)
+    raise typer.Exit(1 if missed(results) else 0)
 
 
 def _list_cells(settings: Any, as_json: bool) -> None:

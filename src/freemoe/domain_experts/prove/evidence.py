@@ -90,80 +90,104 @@ def domain_evidence(
         seed: Of the bootstrap.
     """
     base = score("base", {}, documents)
-    groups = {name: [i for i in range(len(documents)) if known[i] == k] for k, name in enumerate(names)}
+    seen = [names[k] for k in known]
+    groups = {name: at for name in names if (at := [i for i, own in enumerate(seen) if own == name])}
 
     def under(unit: str, positions: dict[str, Tensor], indices: Sequence[int]) -> Sequence[Score]:
         return score(unit, positions, [documents[i] for i in indices])
 
-    own = {n: under(f"expert {n}", experts[n], g) for n, g in groups.items() if n in experts and g}
+    own = {n: under(f"expert {n}", experts[n], g) for n, g in groups.items() if n in experts}
     expert = scatter([(groups[n], s) for n, s in own.items()], base)
+    # Where no expert was accepted a control has nothing to match, and the row is left out.
+    control_runs = [
+        scatter([(groups[n], under(f"control {r} {n}", controls(n, r), groups[n])) for n in own], base)
+        for r in range(control_seeds if own else 0)
+    ]
+    swept = {
+        name: {c: under(f"oracle {name} {c}", make(), group) for c, make in candidates[name].items()}
+        for name, group in groups.items()
+        if candidates.get(name)
+    }
+    picks = {name: _best_on_test(rows, base, groups[name]) for name, rows in swept.items()}
+    table = {
+        "base": base,
+        "expert": expert,
+        "routed": _routed(routes, seen, experts, base, expert, under),
+        "control": mean_scores(control_runs) if control_runs else None,
+        "oracle": scatter([(groups[n], scores) for n, (_, scores) in picks.items()], base) if swept else None,
+    }
+    table = {name: row for name, row in table.items() if row is not None}
 
+    def summaries(group: Sequence[int]) -> dict[str, Any]:
+        part, of_base = [documents[i] for i in group], [base[i] for i in group]
+        return {name: summary([row[i] for i in group], of_base, part, seed) for name, row in table.items()}
+
+    rows = summaries(range(len(documents)))
+    if control_runs:
+        rows["control"]["seeds"] = [summary(run, base, documents, seed)["gain"]["mean"] for run in control_runs]
+    subdomains = {
+        name: {
+            "rows": summaries(group),
+            "candidates": {c: figure(s, [documents[i] for i in group]) for c, s in swept.get(name, {}).items()},
+            "oracle_candidate": picks[name][0] if name in picks else None,
+        }
+        for name, group in groups.items()
+    }
+    return {
+        "rows": rows,
+        "router": _router_on(routes, seen),
+        "subdomains": subdomains,
+        "documents": _per_document(documents, seen, routes, table),
+    }
+
+
+def _per_document(
+    documents: Sequence[Document],
+    known: Sequence[str],
+    routes: Sequence[tuple[str, str, float]],
+    table: dict[str, Sequence[Score]],
+) -> list[dict[str, Any]]:
+    """Every document: where it was sent, and its figure in every row."""
+    return [
+        {
+            "id": f"{d.task}/{d.id}",
+            "key": d.key,
+            "subdomain": known[i],
+            "routed_to": routes[i][0],
+            "router_saw": routes[i][1],
+            "confidence": routes[i][2],
+            **{name: row[i].value for name, row in table.items()},
+        }
+        for i, d in enumerate(documents)
+    ]
+
+
+def _routed(
+    routes: Sequence[tuple[str, str, float]],
+    known: Sequence[str],
+    experts: dict[str, dict[str, Tensor]],
+    base: Sequence[Score],
+    expert: Sequence[Score],
+    under: Callable[[str, dict[str, Tensor], Sequence[int]], Sequence[Score]],
+) -> list[Score]:
+    """Every document under the expert that was picked for it; those sent to their own subdomain's are scored already."""
     routed = list(base)
     elsewhere: dict[str, list[int]] = {}
     for i, (picked, _, _) in enumerate(routes):
-        if picked in experts:
-            if picked == names[known[i]]:
-                routed[i] = expert[i]
-            else:
-                elsewhere.setdefault(picked, []).append(i)
-    for picked, indices in elsewhere.items():
-        for i, s in zip(indices, under(f"routed to {picked}", experts[picked], indices), strict=True):
-            routed[i] = s
+        if picked in experts and picked == known[i]:
+            routed[i] = expert[i]
+        elif picked in experts:
+            elsewhere.setdefault(picked, []).append(i)
+    return scatter([(at, under(f"routed to {n}", experts[n], at)) for n, at in elsewhere.items()], routed)
 
-    # Where no expert was accepted a control has nothing to match, and the row is left out.
-    control_runs: list[list[Score]] = []
-    for r in range(control_seeds if own else 0):
-        parts = [(groups[n], under(f"control {r} {n}", controls(n, r), groups[n])) for n in own]
-        control_runs.append(scatter(parts, base))
-    control = mean_scores(control_runs) if control_runs else None
 
-    swept: dict[str, dict[str, Sequence[Score]]] = {}
-    oracle_parts = []
-    oracle_picks: dict[str, str] = {}
-    for name, group in groups.items():
-        if not group or not candidates.get(name):
-            continue
-        swept[name] = {c: under(f"oracle {name} {c}", make(), group) for c, make in candidates[name].items()}
-        ranked = {"base": [base[i] for i in group], **swept[name]}
-        oracle_picks[name] = max(ranked, key=lambda c: sum(s.value for s in ranked[c]))
-        oracle_parts.append((group, ranked[oracle_picks[name]]))
-    oracle = scatter(oracle_parts, base) if swept else None
-
-    table = {"base": base, "expert": expert, "routed": routed, "control": control, "oracle": oracle}
-    rows = {k: summary(v, base, documents, seed) for k, v in table.items() if v is not None}
-    if control:
-        rows["control"]["seeds"] = [summary(run, base, documents, seed)["gain"]["mean"] for run in control_runs]
-    subdomains = {}
-    for name, group in groups.items():
-        if not group:
-            continue
-        part = [documents[i] for i in group]
-        subdomains[name] = {
-            "rows": {
-                k: summary([v[i] for i in group], [base[i] for i in group], part, seed)
-                for k, v in table.items()
-                if v is not None
-            },
-            "candidates": {c: figure(s, part) for c, s in swept.get(name, {}).items()},
-            "oracle_candidate": oracle_picks.get(name),
-        }
-    return {
-        "rows": rows,
-        "router": _router_on(routes, [names[k] for k in known]),
-        "subdomains": subdomains,
-        "documents": [
-            {
-                "id": f"{d.task}/{d.id}",
-                "key": d.key,
-                "subdomain": names[known[i]],
-                "routed_to": routes[i][0],
-                "router_saw": routes[i][1],
-                "confidence": routes[i][2],
-                **{k: v[i].value for k, v in table.items() if v is not None},
-            }
-            for i, d in enumerate(documents)
-        ],
-    }
+def _best_on_test(
+    swept: dict[str, Sequence[Score]], base: Sequence[Score], group: Sequence[int]
+) -> tuple[str, Sequence[Score]]:
+    """The candidate, or the base, that is best on these very documents: the oracle's pick."""
+    ranked = {"base": [base[i] for i in group], **swept}
+    best = max(ranked, key=lambda c: sum(s.value for s in ranked[c]))
+    return best, ranked[best]
 
 
 def _router_on(routes: Sequence[tuple[str, str, float]], known: Sequence[str]) -> dict[str, float]:
