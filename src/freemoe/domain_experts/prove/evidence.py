@@ -103,11 +103,8 @@ def domain_evidence(
         scatter([(groups[n], under(f"control {r} {n}", controls(n, r), groups[n])) for n in own], base)
         for r in range(control_seeds if own else 0)
     ]
-    swept = {
-        name: {c: under(f"oracle {name} {c}", make(), group) for c, make in candidates[name].items()}
-        for name, group in groups.items()
-        if candidates.get(name)
-    }
+    asked = {name: candidates[name] for name in groups if candidates.get(name)}
+    swept = {n: {c: under(f"oracle {n} {c}", make(), groups[n]) for c, make in m.items()} for n, m in asked.items()}
     picks = {name: _best_on_test(rows, base, groups[name]) for name, rows in swept.items()}
     table = {
         "base": base,
@@ -125,18 +122,16 @@ def domain_evidence(
     rows = summaries(range(len(documents)))
     if control_runs:
         rows["control"]["seeds"] = [summary(run, base, documents, seed)["gain"]["mean"] for run in control_runs]
-    subdomains = {
-        name: {
-            "rows": summaries(group),
-            "candidates": {c: figure(s, [documents[i] for i in group]) for c, s in swept.get(name, {}).items()},
-            "oracle_candidate": picks[name][0] if name in picks else None,
-        }
-        for name, group in groups.items()
-    }
+
+    def subdomain(name: str, group: Sequence[int]) -> dict[str, Any]:
+        candidates = {c: figure(s, [documents[i] for i in group]) for c, s in swept.get(name, {}).items()}
+        picked = picks[name][0] if name in picks else None
+        return {"rows": summaries(group), "candidates": candidates, "oracle_candidate": picked}
+
     return {
         "rows": rows,
         "router": _router_on(routes, seen),
-        "subdomains": subdomains,
+        "subdomains": {name: subdomain(name, group) for name, group in groups.items()},
         "documents": _per_document(documents, seen, routes, table),
     }
 
