@@ -22,7 +22,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -229,41 +229,69 @@ def learn(
         NumericError: When a loss or gradient is NaN or infinite; says in which step.
     """
     check_input(gradient, stop, budget)
-    most = int(budget * sum(w.size for w in weights))
     tokens = sum(b.answer_tokens for b in gradient)
     steps, step_tokens = schedule(tokens, step_tokens, steps)
-    every = every or max(1, math.ceil(steps / ROUNDS))
+    length = _Length(steps, step_tokens, every or max(1, math.ceil(steps / ROUNDS)), patience, tokens)
+    most = int(budget * sum(w.size for w in weights))
+    kept, losses, best, curvature = _train(
+        model, weights, gradient, stop, most, length, seed, checkpointing, on_round or (lambda *_: None)
+    )
+    expected = forecast(model, weights, kept, curvature, stop, checkpointing=checkpointing)
+    return Purified({name: p.cpu() for name, p in kept.items()}, tuple(losses), best, expected)
+
+
+class _Length(NamedTuple):
+    """How long a training is: steps, answer tokens of each, steps of a round, rounds that may fail, tokens of all documents."""
+
+    steps: int
+    step_tokens: int
+    every: int
+    patience: int
+    tokens: int
+
+
+def _train(
+    model: Any,
+    weights: Sequence[Weight],
+    gradient: Sequence[AnswerBatch],
+    stop: Sequence[AnswerBatch],
+    most: int,
+    length: _Length,
+    seed: int,
+    checkpointing: Checkpointing,
+    on_round: OnRound,
+) -> tuple[dict[str, Tensor], list[float], int, Curvature]:
+    """The steps: which weights the best round had off, the rounds' stopping losses, which round it was, the curvature."""
     losses = [mean_loss(model, stop)]
     best, step, standing = 0, 0, losses[0]
     kept: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
     pace, line = Pace(), math.inf
     try:
-        drawn = draw(gradient, step_tokens, seed)
+        drawn = draw(gradient, length.step_tokens, seed)
         measured = [batch for _ in range(MEASURED_STEPS) for batch in next(drawn)]
         curvature = measure_curvature(model, weights, measured, checkpointing=checkpointing)
         unit = curvature.small_cost(weights)
         switches = {w.name: Switches.fresh(w, seed) for w in weights}
-        for step in range(1, steps + 1 if unit and most else 1):
+        for step in range(1, length.steps + 1 if unit and most else 1):
             batch = next(drawn)
             # Gradients of n tokens are noise of size sqrt(h / n): so paced, evidence is compared with costs in units.
-            rate = pace.value * (1 + math.cos(math.pi * step / steps)) / 2
+            rate = pace.value * (1 + math.cos(math.pi * step / length.steps)) / 2
             rate *= unit * math.sqrt(sum(b.answer_tokens for b in batch)) / (1 - _MOMENTUM**step)
             with switched_off(weights, mask):
                 _gather(model, switches, batch, checkpointing)
             if mask:
                 pace.heard(sum(s.slope for s in switches.values()))
-            if step * step_tokens >= tokens:
+            if step * length.step_tokens >= length.tokens:
                 pace.settle()
             for switch in switches.values():
                 switch.advance(rate)
             mask, line = _switch(switches, curvature, most, line)
-            if step % every and step < steps:
+            if step % length.every and step < length.steps:
                 continue
             with switched_off(weights, mask):
                 losses.append(mean_loss(model, stop))
-            if on_round:
-                on_round(len(losses) - 1, losses[-1], count(mask) / sum(w.size for w in weights))
+            on_round(len(losses) - 1, losses[-1], count(mask) / sum(w.size for w in weights))
             if losses[-1] > standing:
                 pace.rose()
             standing = losses[-1]
@@ -273,12 +301,11 @@ def learn(
             elif losses[-1] - losses[best] > _LOST * (losses[0] - losses[best]):
                 _all(switches, Switches.go_back)
                 (mask, line), standing = _switch(switches, curvature, most, line), losses[best]
-            if len(losses) - 1 - best >= patience:
+            if len(losses) - 1 - best >= length.patience:
                 break
     except NumericError as error:
         raise NumericError(f"Learned switches, step {step}, {count(mask)} weights off: {error}") from None
-    expected = forecast(model, weights, kept, curvature, stop, checkpointing=checkpointing)
-    return Purified({name: p.cpu() for name, p in kept.items()}, tuple(losses), best, expected)
+    return kept, losses, best, curvature
 
 
 def _gather(
