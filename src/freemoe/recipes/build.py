@@ -10,8 +10,10 @@ from freemoe.core.registry import check_name
 from freemoe.recipes.sections import BatchTokens, Device, Dtype, Output, Revision, Section, Seed, Threads
 
 METRICS = ["saliency", "wanda", "magnitude", "random"]
-ROUTERS = ["linear", "centroid"]
 """Names that ``search.metrics`` may hold; a metric that is registered elsewhere adds its own."""
+
+ROUTERS = ["linear", "centroid"]
+"""Names that ``router.level2`` may hold; the same."""
 
 
 class DataSection(Section):
