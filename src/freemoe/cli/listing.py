@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+
 import typer
 from rich.table import Table
 
 from freemoe.cli.common import calm_libraries, out, print_json
 from freemoe.core.registry import unknown_name
 
-HELP = """List what freemoe knows by name: families, tasks, metrics, searches, mixes, benchmarks.
+HELP = """List what freemoe knows by name: families, tasks, metrics, ways of purification, searches, routers, rivals, mixes,
+systems, benchmarks; what other packages add included.
 
 Example:
 
@@ -16,7 +19,19 @@ Example:
   freemoe ls tasks
 """
 
-KINDS = ("families", "tasks", "metrics", "searches", "mixes", "benchmarks")
+# What is listed -> the registry's module and name, imported when it is asked for.
+REGISTRIES = {
+    "families": ("freemoe.models.spec", "FAMILIES"),
+    "metrics": ("freemoe.domain_experts.rank.importance", "METRICS"),
+    "purification": ("freemoe.domain_experts.purify.methods", "METHODS"),
+    "searches": ("freemoe.domain_experts.select.search", "SEARCHES"),
+    "routers": ("freemoe.domain_experts.route.router", "LEVELS"),
+    "rivals": ("freemoe.tomoe.structures.rivals", "RIVALS"),
+    "mixes": ("freemoe.text.mixes", "MIXES"),
+    "systems": ("freemoe.systems", "SYSTEMS"),
+    "benchmarks": ("freemoe.bench.harness", "BENCHES"),
+}
+KINDS = ("tasks", *REGISTRIES)
 
 
 def _rows(kind: str) -> list[dict[str, str]]:
@@ -27,16 +42,8 @@ def _rows(kind: str) -> list[dict[str, str]]:
             {"name": b.name, "about": b.about, "metric": b.metric, "splits (local files)": b.split_note}
             for b in BENCHMARKS.values()
         ]
-    if kind == "families":
-        from freemoe.models.spec import FAMILIES as registry
-    elif kind == "metrics":
-        from freemoe.domain_experts.rank.importance import METRICS as registry
-    elif kind == "searches":
-        from freemoe.domain_experts.select.search import SEARCHES as registry
-    elif kind == "mixes":
-        from freemoe.text.mixes import MIXES as registry
-    else:
-        from freemoe.bench.harness import BENCHES as registry
+    module, name = REGISTRIES[kind]
+    registry = getattr(importlib.import_module(module), name)
     return [{"name": n, "about": registry.about(n)} for n in registry]
 
 

@@ -155,7 +155,7 @@ METHODS.add(
 METHODS.add(
     "learned",
     Method(_learned, _learned_rounds, _learned_cost),
-    "train which of the candidates are off, within the budget; no value changes",
+    "train which weights are off, within the budget; no value changes",
 )
 METHODS.add(
     "both",
