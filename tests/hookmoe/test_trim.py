@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, RecipeError, UnknownNameError
-from freemoe.evals.evaluation import BASE, Subject, under
+from freemoe.evals.engine.answering import BASE
+from freemoe.evals.evaluation import Subject, under
 from freemoe.evals.evaluation import evaluate as evaluate_as
 from freemoe.hookmoe import trim as trim_module
 from freemoe.hookmoe.adapter import load_adapter, load_trimmed

@@ -18,6 +18,7 @@ from torch import Tensor
 from freemoe.core.runs import Progress, RunFolder, digest, write_atomic
 from freemoe.core.skeleton import Made, carry_out
 from freemoe.domain_experts.candidates import choose_all, make_expert, make_subdomains, purify_all, shrink_all
+from freemoe.domain_experts.mixture import KIND
 from freemoe.domain_experts.prove.card import model_card
 from freemoe.domain_experts.prove.evidence import overall
 from freemoe.domain_experts.prove.results import reported_evidence
@@ -31,8 +32,6 @@ from freemoe.evals.seen import Seen
 from freemoe.evals.tasks.documents import FrozenChoice, digest_documents
 from freemoe.models.checkpoints.loading import origin
 from freemoe.recipes import BuildRecipe, dump
-
-KIND = "domain-experts"
 
 # Batches of a calibration after which its sums are written down.
 CALIBRATION_PART = 32

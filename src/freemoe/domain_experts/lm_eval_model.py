@@ -19,8 +19,9 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from freemoe.core.errors import DataError, RecipeError
-from freemoe.domain_experts.mixture import AUTO, BASE, FreeMoE
+from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.seen_requests import Witness, is_model
+from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.evals.engine.scorer import Pair, Scorer
 from freemoe.evals.held_out import read_record
 from freemoe.models.checkpoints.loading import load_base

@@ -9,8 +9,9 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.expert import require_zeros_say
-from freemoe.domain_experts.mixture import BASE, FreeMoE
+from freemoe.domain_experts.mixture import KIND, FreeMoE
 from freemoe.domain_experts.structured.merging import merge_shrunk, require_units
+from freemoe.evals.engine.answering import BASE
 from freemoe.models.checkpoints.gguf_header import is_gguf
 from freemoe.models.checkpoints.gguf_writing import require_file_type, write_gguf
 from freemoe.models.switching import count
@@ -92,7 +93,7 @@ def outlook(
             "--shrink and --gguf exclude each other: a base's GGUF file says sizes that the smaller model no longer has. Merge "
             "with --shrink alone, and convert the folder with llama.cpp's convert_hf_to_gguf.py."
         )
-    if expert not in (BASE, *names) and manifest.get("kind") == "domain-experts":
+    if expert not in (BASE, *names) and manifest.get("kind") == KIND:
         raise unknown_name(
             "expert", expert, [BASE, *names], "A merged model is one expert; the router is not part of it."
         )

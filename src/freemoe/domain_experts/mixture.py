@@ -21,13 +21,14 @@ from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.expert import Expert, require_zeros_say
 from freemoe.domain_experts.route.router import Route, Router
 from freemoe.domain_experts.route.subdomains import prompt_feature
-from freemoe.evals.engine.answering import AUTO, prompt_ids
+from freemoe.evals.engine.answering import AUTO, BASE, prompt_ids
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.weights import find_weights
 
-BASE = "base"
+KIND = "domain-experts"
+"""Of the artefact, as its manifest has it."""
 
 
 class FreeMoE(torch.nn.Module):
@@ -67,7 +68,7 @@ class FreeMoE(torch.nn.Module):
             ArtifactError: When the artefact is damaged or was made for another base.
         """
         manifest = read_manifest(artefact)
-        if manifest.get("kind") != "domain-experts":
+        if manifest.get("kind") != KIND:
             raise ArtifactError(f"{str(artefact)!r} holds {manifest.get('kind')!r}, not domain experts.")
         if base is None or isinstance(base, str | Path):
             source = base if base is not None else manifest["base_model_name_or_path"]

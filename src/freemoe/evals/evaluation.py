@@ -20,7 +20,7 @@ from freemoe.core.environment import environment
 from freemoe.core.errors import ArtifactError
 from freemoe.core.registry import unknown_name
 from freemoe.core.runs import Progress, Quiet, digest, write_atomic
-from freemoe.evals.engine.answering import AUTO
+from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.held_out import read_record, seeded, set_aside
@@ -31,8 +31,6 @@ from freemoe.evals.tasks.task import DomainData
 from freemoe.models.checkpoints.gguf_header import is_gguf
 from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE, load_base
 from freemoe.recipes import EvalRecipe
-
-BASE = "base"
 
 Row = Callable[[Evaluator, tuple[Document, ...]], tuple[Sequence[Score], Sequence[str]]]
 """Scores documents in one of the ways; also tells which expert each went to, or nothing where nobody routes."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from freemoe.domain_experts.mixture import AUTO, BASE, FreeMoE
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.evaluation import Row, Subject, under
 from freemoe.evals.tasks.documents import Document

@@ -13,7 +13,8 @@ from freemoe.core.errors import DataError
 from freemoe.core.registry import unknown_name
 from freemoe.evals.engine.scorer import context_length
 
-AUTO = "auto"
+BASE, AUTO = "base", "auto"
+"""The names of the base itself, and of what the artefact picks."""
 
 
 class Opened(Protocol):
