@@ -277,3 +277,13 @@ def test_names_that_recipes_allow_are_the_registries() -> None:
     assert sorted(METRICS) == sorted(METRIC_REGISTRY.names())
     fields = SearchSection.model_fields
     assert sorted(get_args(fields["method"].annotation)) == sorted(SEARCHES.names())
+
+
+def test_indices_of_masks_stay_with_the_models() -> None:
+    # As int64 they take 64 times what a mask's bits do; elsewhere masks are joined, picked with and counted.
+    for path in MODULES:
+        if room(path) == "models":
+            continue
+        calls = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)]
+        found = [n.lineno for n in calls if isinstance(n.func, ast.Attribute) and n.func.attr == "indices"]
+        assert not found, f"{path} asks a mask for its indices in line {found}."

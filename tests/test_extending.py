@@ -26,6 +26,7 @@ from freemoe.tomoe.convert import convert
 from freemoe.tomoe.structures.rivals import RIVALS
 from freemoe.tomoe.structures.structure import LayerStructure
 from tests.domain_experts.conftest import read_result, task_recipe, world  # noqa: F401
+from tests.masks import indices_of
 from tests.tomoe.test_convert import base, recipe  # noqa: F401
 
 
@@ -112,13 +113,13 @@ def test_a_metric_from_outside_ranks_is_written_and_read_back(world, added: None
     experts = {s["chosen"] for d in read_result(folder)["domains"] for s in d["subdomains"]}
     assert any("relative" in name for name in experts), experts
     moe = FreeMoE.from_pretrained(str(world.base), folder, device="cpu")
-    off = {name: moe.expert_positions(name) for name in moe.experts}
+    off = {name: indices_of(moe.expert_mask(name)) for name in moe.experts}
     assert any(len(p) for where in off.values() for p in where.values())
     # Half of the way of the norms would be wanda's ranking: it is another one.
     other = build(task_recipe(world, tmp_path / "wanda", search={**section, "metrics": ["wanda"]}))
     theirs = FreeMoE.from_pretrained(str(world.base), other, device="cpu")
     same = [
-        torch.equal(p, theirs.expert_positions(name).get(weight, torch.empty(0)))
+        torch.equal(p, indices_of(theirs.expert_mask(name)).get(weight, torch.empty(0)))
         for name in moe.experts
         for weight, p in off[name].items()
     ]

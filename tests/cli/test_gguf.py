@@ -23,6 +23,7 @@ from tests.cli.conftest import Freemoe
 from tests.cli.test_refusals import check_refusal
 from tests.domain_experts.conftest import choice_rows, write_jsonl
 from tests.gguf_files import gguf_tensors, tiny_llama, write_gguf
+from tests.masks import indices_of
 from tests.tiny import tiny_model, tiny_tokenizer
 
 EXPERT = "law/all"
@@ -48,7 +49,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     out = build(recipe_from(data))
     moe = FreeMoE.from_pretrained(None, out, device="cpu")
     assert EXPERT in moe.experts
-    return SimpleNamespace(root=root, base=base, law=law, out=out, off=moe.expert_positions(EXPERT))
+    return SimpleNamespace(root=root, base=base, law=law, out=out, off=indices_of(moe.expert_mask(EXPERT)))
 
 
 def merged(world: SimpleNamespace, model: torch.nn.Module) -> dict[str, torch.Tensor]:

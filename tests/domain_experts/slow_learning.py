@@ -8,6 +8,7 @@ from freemoe.domain_experts.purify.batches import mean_loss
 from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.learned import draw
 from freemoe.models.switching import switched_off
+from tests.masks import mask_of
 
 
 def masked_gradients(model, weights, mask, rows):
@@ -81,7 +82,7 @@ def slow_learn(model, weights, gradient, stop, *, budget, steps, step_tokens, ev
         change = (mask.float() - new.float()) * own
         mask = new
         if step % every == 0 or step == steps:
-            with switched_off(weights, named(mask)):
+            with switched_off(weights, mask_of(named(mask), weights)):
                 losses.append(mean_loss(model, stop))
             masks.append(named(mask))
             if losses[-1] > standing:

@@ -17,7 +17,7 @@ from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
-from freemoe.models.switching import count, switched_off
+from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from freemoe.recipes import load_recipe
 from tests.domain_experts.conftest import choice_rows, read_result, task_recipe, text_recipe, write_jsonl
@@ -61,14 +61,14 @@ def test_the_result_is_what_the_experts_do(world, artefact):
         assert [d["key"] for d in domain["documents"]] == [d.key for d in documents]
         for row, document in zip(domain["documents"], documents, strict=True):
             assert row["base"] == evaluator.score([document])[0].value
-            with switched_off(weights, experts[row["subdomain"]].positions(weights)):
+            with switched_off(weights, experts[row["subdomain"]].mask(weights)):
                 assert row["expert"] == evaluator.score([document])[0].value
             if row["routed_to"] == row["subdomain"]:
                 assert row["routed"] == row["expert"]
             elif row["routed_to"] == "base":
                 assert row["routed"] == row["base"]
             else:
-                with switched_off(weights, experts[row["routed_to"]].positions(weights)):
+                with switched_off(weights, experts[row["routed_to"]].mask(weights)):
                     assert row["routed"] == evaluator.score([document])[0].value
 
 
@@ -120,7 +120,7 @@ def test_facts_of_subdomains(world, artefact):
     for domain in result["domains"]:
         assert sum(s["reference_documents"] for s in domain["subdomains"]) == domain["reference_documents"]
         for sub in domain["subdomains"]:
-            off = count(moe.expert_positions(sub["name"]))
+            off = moe.expert_mask(sub["name"]).count
             assert sub["off"] == off > 0
             assert sub["off_share"] == pytest.approx(off / total)
             assert sum(c["off"] for c in sub["where_off"]) == off
@@ -146,7 +146,7 @@ def test_text(world, text_artefact):
         return np.exp(-sum(s.loglikelihood for s in found) / sum(s.tokens for s in found))
 
     before = perplexity()
-    with switched_off(weights, expert.positions(weights)):
+    with switched_off(weights, expert.mask(weights)):
         after = perplexity()
     assert domain["rows"]["base"]["score"] == pytest.approx(before, rel=1e-4)
     assert domain["rows"]["expert"]["score"] == pytest.approx(after, rel=1e-4)
@@ -154,7 +154,7 @@ def test_text(world, text_artefact):
     assert after < before
     (sub,) = domain["subdomains"]
     assert min(sub["purification_curve"]) < sub["purification_curve"][0]
-    assert sub["off"] == count(expert.positions(weights))
+    assert sub["off"] == expert.mask(weights).count
 
 
 def test_the_same_recipe_gives_the_same_bytes(world, artefact, tmp_path):
@@ -182,7 +182,7 @@ def test_guarded_noise_gets_the_base(world, tmp_path):
     assert sub["off"] == 0
     assert domain["rows"]["expert"] == domain["rows"]["base"]
     moe = FreeMoE.from_pretrained(world.model, folder)
-    assert moe.expert_positions("law/all") == {}
+    assert moe.expert_mask("law/all").count == 0
     assert (folder / "experts.safetensors").stat().st_size < 100
     assert "no reliable gain" in (folder / "README.md").read_text()
 

@@ -13,9 +13,11 @@ from freemoe.domain_experts.purify import methods as purification
 from freemoe.domain_experts.purify.greedy import Purified
 from freemoe.domain_experts.route.subdomains import divide
 from freemoe.domain_experts.workbench import prepare
+from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.weights import find_weights
 from freemoe.recipes import SaliencySection
 from tests.domain_experts.conftest import choice_rows, task_recipe, text_recipe, write_jsonl
+from tests.masks import indices_of, mask_of
 from tests.tiny import tiny_model
 
 
@@ -109,13 +111,16 @@ def test_questions_are_purified_greedily_where_the_base_is_small():
 
 @pytest.mark.parametrize(("greedy", "learned", "kept"), [(0.5, 0.7, 1), (0.7, 0.5, 2), (0.5, 0.5, 1), (1.0, 1.0, 0)])
 def test_of_both_ways_the_lower_stopping_loss_is_kept(monkeypatch, greedy, learned, kept):
+    def one_off(place):
+        return Mask({"w": TensorMask.of_indices(torch.tensor([place]), 9)})
+
     def stub(position, loss):
         def run(model, weights, gradient, stop, **more):
             for number, value in ((1, loss), (2, 0.9)):
                 more["on_round"](number, value, 0.0)
             # The best round is not the last one; a round may be worse than the base.
             best = int(loss < 1)
-            return Purified({"w": torch.tensor([position])} if best else {}, (1.0, loss, 0.9 + loss), best)
+            return Purified(one_off(position) if best else Mask(), (1.0, loss, 0.9 + loss), best)
 
         return run
 
@@ -126,7 +131,7 @@ def test_of_both_ways_the_lower_stopping_loss_is_kept(monkeypatch, greedy, learn
     task = purification.Task(model, [], [], [], False, 0, lambda number, loss, off: told.append((number, loss)))
     section = SaliencySection(method="both", budget=0.01, step=0.001)
     found = purification.METHODS.get("both").run(task, section)
-    assert {name: at.tolist() for name, at in found.positions.items()} == ({"w": [kept]} if kept else {})
+    assert {name: at.tolist() for name, at in indices_of(found.mask).items()} == ({"w": [kept]} if kept else {})
     # Rounds go on counting, and there is room for all of them.
     assert told == [(1, greedy), (2, 0.9), (11, learned), (12, 0.9)]
     assert purification.METHODS.get("both").rounds(section, False) >= 12
@@ -146,7 +151,7 @@ def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make
         def run(model, weights, gradient, stop, **more):
             calls.append((name, more))
             more["on_round"](1, 1.0, 0.0)
-            return Purified({weights[0].name: torch.tensor([1, 4])}, (2.0, 1.0), 1)
+            return Purified(mask_of({weights[0].name: torch.tensor([1, 4])}, weights), (2.0, 1.0), 1)
 
         return run
 
@@ -171,7 +176,7 @@ def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make
             assert more["step"] == (3e-4 if make is text_recipe else 5e-5)
     for sub in subs:
         assert sub.curve == (2.0, 1.0)
-        assert sub.positions("saliency")[bench.weights[0].name].tolist() == [1, 4]
+        assert indices_of(sub.mask("saliency"))[bench.weights[0].name].tolist() == [1, 4]
     # The bar ends full, though every subdomain took one round only.
     most = {"learned": 4, "greedy": int(0.02 / (3e-4 if make is text_recipe else 5e-5))}
     rounds = sum(most[name] for name in expected)

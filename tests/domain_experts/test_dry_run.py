@@ -8,7 +8,6 @@ from freemoe.domain_experts.dry_run import plan
 from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.prove.card import gain_text, headlines, model_card
-from freemoe.models.switching import count
 from tests.domain_experts.conftest import read_result, task_recipe, text_recipe
 
 
@@ -55,7 +54,7 @@ def test_inspecting_an_artefact(world, artefact):
     checked = inspect_artefact(artefact, str(world.base))
     moe = FreeMoE.from_pretrained(world.model, artefact)
     for row in checked["experts"]:
-        assert row["off"] == count(moe.expert_positions(row["name"]))
+        assert row["off"] == moe.expert_mask(row["name"]).count
         assert row["bytes"] > 0
     with pytest.raises(ArtifactError, match="not an artefact"):
         inspect_artefact(world.base)

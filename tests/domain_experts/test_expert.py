@@ -1,24 +1,21 @@
-"""What an expert stores: positions to bytes and back, bands that come back bit by bit, and damaged codes."""
+"""What an expert stores: bands and switches that come back bit by bit, and those of another base."""
 
 import json
-import math
-import random
 
 import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
 
-from freemoe.core.errors import ArtifactError, DataError
+from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.expert import (
     Expert,
     band_expert,
-    decode_positions,
-    encode_positions,
-    random_positions,
     switch_expert,
 )
 from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.weights import find_weights
+from tests.masks import indices_of, mask_of
 from tests.tiny import tiny_model
 
 
@@ -38,81 +35,12 @@ def norms_of(weights, p, seed=0):
     return found
 
 
+def off(name, place):
+    return Mask({name: TensorMask.of_indices(torch.tensor([place]), place + 1)})
+
+
 def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
-
-
-# ------------------------------------------------------------------- positions
-
-
-def read_slowly(code):
-    """Another reader of the code: bit by bit, from the words of its description."""
-    data = bytes(code.tolist())
-    k, count = data[0], int.from_bytes(data[1:9], "little")
-    first = 9 + (count * k + 7) // 8
-    low = "".join(f"{byte:08b}" for byte in data[9:first])
-    high = "".join(f"{byte:08b}" for byte in data[first:]).split("1")
-    values, before = [], -1
-    for i in range(count):
-        bits = low[i * k : (i + 1) * k]
-        before += 1 + (len(high[i]) << k) + sum(int(bit) << n for n, bit in enumerate(bits))
-        values.append(before)
-    return values
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_positions_come_back(seed):
-    rng = random.Random(seed)
-    top = rng.choice([1, 2, 127, 128, 129, 300, 2**14, 2**21 + 5, 2**32, 2**45, 2**62])
-    count = min(rng.choice([0, 1, 2, 5, 200]), top)
-    values = sorted({rng.randrange(top) for _ in range(count)})
-    if rng.random() < 0.5 and values:
-        values[0] = 0
-    code = encode_positions(torch.tensor(values, dtype=torch.int64))
-    assert code.dtype == torch.uint8
-    back = decode_positions(code)
-    assert back.dtype == torch.int64
-    assert back.tolist() == values
-    assert read_slowly(code) == values
-
-
-@pytest.mark.parametrize(
-    "values",
-    [[], [0], [1], [127], [128], [0, 127, 255], [2**63 - 1], [0, 2**63 - 1], [2**62, 2**63 - 1], list(range(999))],
-)
-def test_positions_at_the_edges(values):
-    assert decode_positions(encode_positions(torch.tensor(values, dtype=torch.int64))).tolist() == values
-
-
-def test_positions_take_hardly_more_than_their_entropy():
-    assert encode_positions(torch.arange(1000)).numel() == 9 + 125
-    assert encode_positions(torch.arange(1000) * 128).numel() == 9 + 1000
-    generator = torch.Generator().manual_seed(0)
-    for share in (0.001, 0.01, 0.1):
-        positions = (torch.rand(800_000, generator=generator) < share).nonzero().flatten()
-        entropy = -(share * math.log2(share) + (1 - share) * math.log2(1 - share)) / share
-        bits = 8 * (encode_positions(positions).numel() - 9) / positions.numel()
-        assert 0.97 * entropy < bits < 1.03 * entropy
-
-
-@pytest.mark.parametrize("bad", [[3, 2], [1, 1], [-1, 4]])
-def test_positions_that_have_no_code(bad):
-    with pytest.raises(DataError, match="ascending"):
-        encode_positions(torch.tensor(bad))
-
-
-def test_a_code_that_is_cut_short_or_too_long():
-    code = encode_positions(torch.tensor([5, 1000, 70000]))
-    for length in range(len(code)):
-        with pytest.raises(ArtifactError, match="cut short"):
-            decode_positions(code[:length])
-    for tail in (0, 1):
-        with pytest.raises(ArtifactError, match="cut short or edited"):
-            decode_positions(torch.cat([code, torch.tensor([tail], dtype=torch.uint8)]))
-    edited = code.clone()
-    edited[1] += 1
-    with pytest.raises(ArtifactError, match="cut short or edited"):
-        decode_positions(edited)
 
 
 # --------------------------------------------------------------------- experts
@@ -133,7 +61,7 @@ def test_a_band_comes_back_bit_by_bit(rule, case, dtype, tmp_path):
         assert (back.name, back.kind, back.band) == ("d/0", "band", band)
         # Another load of the same base, as on another machine.
         fresh = find_weights(tiny_model(case).to(dtype))
-        assert same(back.positions(fresh), rankings.positions(band))
+        assert back.mask(fresh).same(rankings.mask(band))
         assert same(back.to_tensors(), expert.to_tensors())
 
 
@@ -144,8 +72,8 @@ def test_bands_at_the_edges(edge, tmp_path):
     rankings = Rankings(weights, None)
     expert = band_expert("d/0", band, rankings.ends(band), {}, weights)
     back = through_disk(expert, tmp_path)
-    expected = rankings.positions(band)
-    assert same(back.positions(weights), expected)
+    expected = indices_of(rankings.mask(band))
+    assert same(indices_of(back.mask(weights)), expected)
     assert back.band == band
     if edge == (0.0, 1.0):
         assert {k: len(v) for k, v in expected.items()} == {w.name: w.size for w in weights[4:7]}
@@ -178,11 +106,11 @@ def test_switches_come_back(tmp_path):
     weights = find_weights(tiny_model("gpt2"))
     positions = {weights[0].name: torch.tensor([0, 5, 3000]), weights[3].name: torch.tensor([1535])}
     empty = {weights[1].name: torch.zeros(0, dtype=torch.int64)}
-    back = through_disk(switch_expert("d/all", {**positions, **empty}), tmp_path)
+    back = through_disk(switch_expert("d/all", mask_of({**positions, **empty}, weights)), tmp_path)
     assert back.kind == "switch"
-    assert same(back.positions(weights), positions)
-    nothing = through_disk(switch_expert("d/all", {}), tmp_path)
-    assert nothing.positions(weights) == {}
+    assert same(indices_of(back.mask(weights)), positions)
+    nothing = through_disk(switch_expert("d/all", Mask()), tmp_path)
+    assert nothing.mask(weights).count == 0
 
 
 def test_a_base_expert_switches_nothing_off(tmp_path):
@@ -190,7 +118,7 @@ def test_a_base_expert_switches_nothing_off(tmp_path):
     expert = Expert("d/0")
     assert expert.to_tensors() == {}
     back = Expert.from_parts(expert.describe(), {})
-    assert (back.kind, back.positions(weights)) == ("base", {})
+    assert (back.kind, back.mask(weights).count) == ("base", 0)
 
 
 def test_experts_share_a_file_without_mixing():
@@ -200,48 +128,30 @@ def test_experts_share_a_file_without_mixing():
     band = Band("wanda", 0.1, 0.2)
     experts = [
         band_expert("d/a", band, rankings.ends(band), norms, weights),
-        switch_expert("d/a|b", {weights[0].name: torch.tensor([1, 2])}),
-        switch_expert("d/a b", {weights[1].name: torch.tensor([7])}),
+        switch_expert("d/a|b", mask_of({weights[0].name: torch.tensor([1, 2])}, weights)),
+        switch_expert("d/a b", mask_of({weights[1].name: torch.tensor([7])}, weights)),
         band_expert("d/a|norm", Band("magnitude", 0, 0.1), rankings.ends(Band("magnitude", 0, 0.1)), {}, weights),
     ]
     tensors = {k: v for e in experts for k, v in e.to_tensors().items()}
     for expert in experts:
         back = Expert.from_parts(expert.describe(), tensors)
-        assert same(back.positions(weights), expert.positions(weights)), expert.name
+        assert back.mask(weights).same(expert.mask(weights)), expert.name
         assert same(back.to_tensors(), expert.to_tensors())
 
 
 def test_an_expert_of_another_base():
     weights = find_weights(tiny_model("llama"))
-    expert = switch_expert("d/a", {"model.layers.9.mlp.up_proj.weight": torch.tensor([1])})
+    expert = switch_expert("d/a", off("model.layers.9.mlp.up_proj.weight", 1))
     with pytest.raises(ArtifactError, match=r"'d/a' .*layers\.9.* another base"):
-        expert.positions(weights)
+        expert.mask(weights)
+    beyond = switch_expert("d/a", off(weights[0].name, weights[0].size))
+    with pytest.raises(ArtifactError, match=r"1024 weights: 0 to 1023 allowed\. It was made for another base"):
+        beyond.mask(weights)
     ends = {"gone": (torch.zeros(1, 4).long(), None)}
     with pytest.raises(ArtifactError, match="'gone'"):
-        Expert("d/b", "band", Band("magnitude", 0.5, 1), {}, ends).positions(weights)
-
-
-def test_random_positions_are_as_many_in_the_same_weights():
-    weights = find_weights(tiny_model("llama"))
-    positions = {
-        weights[0].name: torch.arange(100),
-        weights[4].name: torch.tensor([7]),
-        weights[5].name: torch.arange(0),
-    }
-    a, b, c = (random_positions(positions, weights, seed) for seed in (1, 1, 2))
-    assert same(a, b)
-    assert not same(a, c)
-    assert {k: len(v) for k, v in a.items()} == {k: len(v) for k, v in positions.items()}
-    for name, where in a.items():
-        size = next(w.size for w in weights if w.name == name)
-        assert where.dtype == torch.int64
-        assert (where[1:] > where[:-1]).all()
-        assert not len(where) or (int(where[0]) >= 0 and int(where[-1]) < size)
-    whole = random_positions({weights[0].name: torch.arange(weights[0].size)}, weights, 0)
-    assert torch.equal(whole[weights[0].name], torch.arange(weights[0].size))
-    assert math.isclose(float(a[weights[0].name].float().mean()) / weights[0].size, 0.5, abs_tol=0.12)
+        Expert("d/b", "band", Band("magnitude", 0.5, 1), {}, ends).mask(weights)
 
 
 def test_the_file_holds_no_pickled_code(tmp_path):
-    save_file(switch_expert("d/a", {"w": torch.tensor([3])}).to_tensors(), tmp_path / "e.safetensors")
+    save_file(switch_expert("d/a", off("w", 3)).to_tensors(), tmp_path / "e.safetensors")
     assert list(load((tmp_path / "e.safetensors").read_bytes())) == ["d/a|switch|w"]

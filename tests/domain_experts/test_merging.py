@@ -11,6 +11,7 @@ from freemoe.domain_experts.expert import switch_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.models.weights import find_weights
 from tests.domain_experts.test_mixture import EXPERTS, PROMPTS, bits, ids_of, unchanged
+from tests.masks import indices_of, mask_of
 from tests.tiny import tiny_model
 
 
@@ -34,7 +35,7 @@ def test_an_expert_equals_its_merged_checkpoint(moe, name, tmp_path):
     options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False}
     assert torch.equal(moe.generate(ids, expert=name, **options), merged.generate(ids, **options))
     # Nothing but the expert's own weights differs, and those are zero.
-    off = moe.expert_positions(name)
+    off = indices_of(moe.expert_mask(name))
     state = merged.state_dict()
     for weight in find_weights(moe.model):
         expected = weight.view().clone().flatten()
@@ -51,7 +52,7 @@ def test_merging_in_many_shards(case, tmp_path):
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
     generator = torch.Generator().manual_seed(0)
     off = {w.name: (torch.rand(w.size, generator=generator) < 0.05).nonzero().flatten() for w in find_weights(base)}
-    moe = FreeMoE(base, [switch_expert("d/x", off)])
+    moe = FreeMoE(base, [switch_expert("d/x", mask_of(off, find_weights(base)))])
     before = bits(base)
     folder = moe.merge_and_save("d/x", tmp_path / "merged", max_shard_size="40KB")
     assert unchanged(base, before)

@@ -12,8 +12,10 @@ from freemoe.core.errors import ArtifactError, DataError, UnknownNameError
 from freemoe.domain_experts.expert import Expert, switch_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.route.subdomains import prompt_feature
+from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
+from tests.masks import mask_of
 from tests.memory import bytes_beside
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -47,7 +49,7 @@ PROMPTS = ["treaty judge claim 5?", "12+7*3=", "court appeal party 9?", "881+5*2
 def test_the_artefact_has_an_expert_of_every_kind(moe):
     assert moe.experts == EXPERTS
     assert {moe._experts[e].kind for e in EXPERTS} == {"band", "switch"}
-    assert all(moe.expert_positions(e) for e in EXPERTS)
+    assert all(moe.expert_mask(e) for e in EXPERTS)
     assert moe.active == "base"
 
 
@@ -61,8 +63,8 @@ def test_without_an_expert_it_is_the_base(world, moe, expert):
     assert torch.equal(ours, world.model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False))
 
 
-def test_an_expert_without_positions_is_the_base(world):
-    moe = FreeMoE(world.model, [Expert("d/none"), switch_expert("d/empty", {})])
+def test_an_expert_with_nothing_off_is_the_base(world):
+    moe = FreeMoE(world.model, [Expert("d/none"), switch_expert("d/empty", Mask())])
     ids, _ = ids_of("abc")
     for name in ("d/none", "d/empty"):
         assert torch.equal(moe(ids, expert=name).logits, world.model(ids).logits)
@@ -171,27 +173,25 @@ def test_experts_nest_and_go_back(moe):
     assert unchanged(moe.model, before)
 
 
-def test_an_expert_holds_its_positions_and_their_values_and_no_copy():
+def test_an_expert_holds_its_places_and_their_values_and_no_copy():
     model = tiny_model("llama", num_hidden_layers=8)
-    off = {w.name: torch.arange(0, w.size, 50) for w in find_weights(model)}
-    count = sum(map(len, off.values()))
+    weights = find_weights(model)
+    off = mask_of({w.name: torch.arange(0, w.size, 50) for w in weights}, weights)
     gc.collect()
     before = bytes_beside(model)
     moe = FreeMoE(model, [switch_expert("d/x", off)])
     moe.set_expert("d/x")
-    assert bytes_beside(model) - before <= 2 * count * (8 + 4) < sum(p.nbytes for p in model.parameters()) / 4
+    assert bytes_beside(model) - before <= 2 * off.count * (4 + 4) < sum(p.nbytes for p in model.parameters()) / 4
     moe.set_expert(None)
 
 
 @pytest.mark.parametrize("active", EXPERTS)
-def test_positions_come_from_the_untouched_base(moe, world, active):
+def test_masks_come_from_the_untouched_base(moe, world, active):
     other = FreeMoE(world.model, list(moe._experts.values()))
     other.set_expert(active)
     try:
         for name in EXPERTS:
-            a, b = moe.expert_positions(name), other.expert_positions(name)
-            assert a.keys() == b.keys()
-            assert all(torch.equal(a[k], b[k]) for k in a)
+            assert moe.expert_mask(name).same(other.expert_mask(name))
             assert other.active == active
     finally:
         other.set_expert(None)
@@ -224,7 +224,7 @@ def test_unknown_experts_get_near_misses(moe):
     ids, _ = ids_of("abc")
     with pytest.raises(UnknownNameError, match=r"'law/00'.*Did you mean 'law/0'.*sums/all"):
         moe(ids, expert="law/00")
-    for call in (moe.set_expert, moe.expert_positions, lambda name: moe(ids, expert=[name])):
+    for call in (moe.set_expert, moe.expert_mask, lambda name: moe(ids, expert=[name])):
         with pytest.raises(DataError, match="depends on the prompt"):
             call("auto")
     with pytest.raises(DataError, match="2 experts are named for a batch of 1"):
@@ -262,7 +262,9 @@ def test_another_base_is_refused(world, artefact):
     with pytest.raises(ArtifactError, match="fingerprint"):
         FreeMoE.from_pretrained(touched, artefact)
     with (
-        switched_off(find_weights(touched), {find_weights(touched)[0].name: torch.tensor([3])}),
+        switched_off(
+            find_weights(touched), mask_of({find_weights(touched)[0].name: torch.tensor([3])}, find_weights(touched))
+        ),
         pytest.raises(ArtifactError, match="fingerprint"),
     ):
         FreeMoE.from_pretrained(touched, artefact)

@@ -1,5 +1,7 @@
 """The workbench: documents become batches, scores become journalled units, and the model stays the base."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -10,7 +12,9 @@ from freemoe.domain_experts.purify.batches import mean_loss
 from freemoe.domain_experts.select.scores import ReportedScores
 from freemoe.domain_experts.workbench import prepare
 from freemoe.evals.tasks.documents import FrozenChoice
+from freemoe.models.mask import Mask
 from tests.domain_experts.conftest import choice_rows, task_recipe, text_recipe, write_jsonl
+from tests.masks import mask_of
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +46,23 @@ def test_batches_of_text(world, tmp_path):
     )
 
 
+def not_called():
+    raise AssertionError("The journal has it.")
+
+
 def test_scores_are_journalled_and_the_base_comes_back(bench, tmp_path):
     documents = bench.domains["law"].reference.documents[:6]
     weight = bench.weights[5]
     before = {k: v.clone() for k, v in bench.model.state_dict().items()}
-    off = {weight.name: torch.arange(weight.size)}
-    plain, without = bench.scores("law", "base", {}, documents), bench.scores("law", "off", off, documents)
+    off = partial(mask_of, {weight.name: torch.arange(weight.size)}, [weight])
+    plain, without = bench.scores("law", "base", Mask, documents), bench.scores("law", "off", off, documents)
     assert plain != without
     assert all(torch.equal(v, before[k]) for k, v in bench.model.state_dict().items())
     bench.run = RunFolder(tmp_path / "out", {"a": 1})
     assert bench.scores("law", "off", off, documents) == without
     assert bench.run.journal.done == 1
-    # From the journal now, whatever the positions: a unit is known by its name and its documents.
-    assert bench.scores("law", "off", {}, documents) == without
+    # From the journal now: a unit is known by its name and its documents, and no mask is made.
+    assert bench.scores("law", "off", not_called, documents) == without
     assert bench.run.journal.reused == 1
     for a, b in zip(bench.scores("law", "off", off, documents[:3]), without, strict=False):
         assert a == pytest.approx(b, abs=1e-4)
@@ -65,8 +73,8 @@ def test_scores_are_journalled_and_the_base_comes_back(bench, tmp_path):
 
 def test_reported_scores_have_a_type_of_their_own(bench):
     documents = bench.domains["law"].reported.open(FrozenChoice("x"))[:2]
-    assert isinstance(bench.reported_scores("law", "u", {}, documents), ReportedScores)
-    assert not isinstance(bench.scores("law", "u", {}, documents), ReportedScores)
+    assert isinstance(bench.reported_scores("law", "u", Mask, documents), ReportedScores)
+    assert not isinstance(bench.scores("law", "u", Mask, documents), ReportedScores)
 
 
 def test_domains_do_not_report_on_each_others_reference(world, tmp_path):
@@ -95,7 +103,7 @@ def test_tasks_of_one_name_in_two_domains_keep_their_own_grader(world, tmp_path)
     )
     bench = prepare(task_recipe(world, tmp_path / "out", domains={"a": [str(one)], "b": [str(two)]}))
     for name, data in bench.domains.items():
-        found = bench.scores(name, "base", {}, data.reference.documents)
+        found = bench.scores(name, "base", Mask, data.reference.documents)
         assert {s.value for s in found} <= {0.0, 1.0}
 
 

@@ -22,6 +22,7 @@ from freemoe.models.switchboard import Switchboard
 from freemoe.models.weights import find_weights
 from tests.hookmoe.conftest import logits
 from tests.hookmoe.hooks.test_hook import stirred
+from tests.masks import mask_of
 from tests.tiny import tiny_model
 
 
@@ -137,7 +138,7 @@ def test_plan_hooks_and_domain_experts_together(mixture: Any) -> None:
     board = Switchboard(weights)
     fused = [w for w in weights if w.fused]
     assert fused
-    board.learn("law", {w.name: torch.arange(0, w.size, 7) for w in fused})
+    board.learn("law", mask_of({w.name: torch.arange(0, w.size, 7) for w in fused}, fused))
     trimmed = trimmed_of(mixture)
     with trimmed.attached(mixture):
         hooked = logits(mixture)

@@ -12,6 +12,7 @@ from freemoe.models.gates import left_out
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
+from tests.masks import indices_of, mask_of
 from tests.tiny import MIXTURES, tiny_model
 
 IDS = torch.arange(5, 33).reshape(2, 14)
@@ -36,12 +37,12 @@ def test_positions_of_whole_experts_act_as_a_mask_on_the_router(case: str) -> No
     model = tiny_model(case)
     weights, units = find_weights(model), find_units(model, "expert")
     whole, wanted = logits(model), by_mask(model, units, 1)
-    with switched_off(weights, units.positions(off(units, 1))):
+    with switched_off(weights, units.mask(off(units, 1))):
         torch.testing.assert_close(logits(model), wanted, atol=1e-6, rtol=0)
     assert torch.equal(logits(model), whole)
     board = Switchboard(weights)
-    board.learn("one", units.positions(off(units, 1)))
-    board.learn("two", units.positions(off(units, 0)))
+    board.learn("one", units.mask(off(units, 1)))
+    board.learn("two", units.mask(off(units, 0)))
     for name, seen in (("one", wanted), ("two", by_mask(model, units, 0)), ("one", wanted), (None, whole)):
         board.switch(name)
         torch.testing.assert_close(logits(model), seen, atol=1e-6, rtol=0)
@@ -53,7 +54,7 @@ def test_what_is_nested_leaves_out_what_either_does() -> None:
     model = tiny_model("mixtral")
     weights, units = find_weights(model), find_units(model, "expert")
     wanted = by_mask(model, units, 0, 2)
-    outer, inner = (units.positions(off(units, n)) for n in (2, 0))
+    outer, inner = (units.mask(off(units, n)) for n in (2, 0))
     with switched_off(weights, outer):
         alone = logits(model)
         with switched_off(weights, inner):
@@ -64,13 +65,13 @@ def test_what_is_nested_leaves_out_what_either_does() -> None:
 def test_an_expert_with_a_weight_left_is_still_chosen_and_so_are_the_last_ones() -> None:
     model = tiny_model("mixtral")
     weights, units = find_weights(model), find_units(model, "expert")
-    assert len(left_out(weights, units.positions(off(units, 1)))) == len(units.layers)
-    most = {name: where[1:] for name, where in units.positions(off(units, 1)).items()}
-    assert left_out(weights, most) == []
-    one_matrix = dict(list(units.positions(off(units, 1)).items())[:1])
-    assert left_out(weights, one_matrix) == []
+    assert len(left_out(weights, units.mask(off(units, 1)))) == len(units.layers)
+    most = {name: where[1:] for name, where in indices_of(units.mask(off(units, 1))).items()}
+    assert left_out(weights, mask_of(most, weights)) == []
+    one_matrix = dict(list(indices_of(units.mask(off(units, 1))).items())[:1])
+    assert left_out(weights, mask_of(one_matrix, weights)) == []
     # With fewer experts left than a token is given, the router has no choice.
-    everything = {w.name: torch.arange(w.size) for w in weights if w.fused}
+    everything = mask_of({w.name: torch.arange(w.size) for w in weights if w.fused}, weights)
     assert left_out(weights, everything) == []
     with switched_off(weights, everything):
         assert logits(model).isfinite().all()
@@ -82,7 +83,7 @@ def test_an_interrupted_switching_leaves_the_base(monkeypatch: pytest.MonkeyPatc
     whole = logits(model)
     board = Switchboard(weights)
     for name, number in (("one", 1), ("two", 0)):
-        board.learn(name, units.positions(off(units, number)))
+        board.learn(name, units.mask(off(units, number)))
     board.switch("one")
 
     def stop(*_: object) -> None:

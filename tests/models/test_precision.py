@@ -14,6 +14,7 @@ from freemoe.models.precision import compute_dtype, held_in, speedup
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.domain_experts.purify.test_greedy import LAYOUTS, batches, bits, unchanged
+from tests.masks import mask_of
 from tests.tiny import tiny_model
 
 
@@ -80,8 +81,8 @@ def test_switches_off_around_it_stay_off_inside_and_come_back():
     before = bits(model)
     some = {weights[0].name: torch.arange(0, weights[0].size, 3)}
     others = {weights[0].name: torch.arange(1, weights[0].size, 3)}
-    with switched_off(weights, some):
-        with held_in(model, torch.bfloat16), switched_off(weights, others):
+    with switched_off(weights, mask_of(some, weights)):
+        with held_in(model, torch.bfloat16), switched_off(weights, mask_of(others, weights)):
             off = weights[0].view().reshape(-1) == 0
             assert off[some[weights[0].name]].all()
             assert off[others[weights[0].name]].all()

@@ -8,24 +8,26 @@ import torch
 from freemoe.core import threads
 from freemoe.core.errors import DataError
 from freemoe.models import switchboard
+from freemoe.models.mask import Mask, MaskError, TensorMask
 from freemoe.models.switchboard import Switchboard
-from freemoe.models.switching import PositionsError, switched_off
+from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
+from tests.masks import mask_of
 from tests.models.test_switching import BITS, bits, equal, some
 from tests.tiny import CASES, tiny_model
 
 
-def expected(model, weights, positions):
-    """Every parameter's bits with these positions off, by plain switching."""
-    with switched_off(weights, positions):
+def expected(model, weights, mask):
+    """Every parameter's bits with a mask off, by plain switching."""
+    with switched_off(weights, mask):
         return bits(model)
 
 
 def board_of(weights, shares=(0.1, 0.3, 0.02)):
     board = Switchboard(weights)
     experts = {f"e{i}": some(weights, share, i) for i, share in enumerate(shares)}
-    for name, positions in experts.items():
-        board.learn(name, positions)
+    for name, mask in experts.items():
+        board.learn(name, mask)
     return board, experts
 
 
@@ -38,7 +40,7 @@ def test_any_order_of_experts_gives_what_plain_switching_gives(case, dtype):
     model = tiny_model(case).to(dtype)
     weights = find_weights(model)
     board, experts = board_of(weights)
-    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     masked[None] = bits(model)
     rng = random.Random(0)
     for name in [*experts, None, *rng.choices([*experts, None], k=12)]:
@@ -61,8 +63,8 @@ def test_strange_bits_survive(dtype):
         flat[4:6] = torch.tensor([float("nan"), float("-inf")], dtype=dtype).view(BITS[size])
     before = bits(model)
     board = Switchboard(weights)
-    board.learn("all", {w.name: torch.arange(w.size) for w in weights})
-    board.learn("few", {w.name: torch.arange(5) for w in weights})
+    board.learn("all", mask_of({w.name: torch.arange(w.size) for w in weights}, weights))
+    board.learn("few", mask_of({w.name: torch.arange(5) for w in weights}, weights))
     for name in ("all", "few", "all", "few"):
         board.switch(name)
         for weight in weights:
@@ -79,7 +81,7 @@ def test_many_blocks_do_the_same(monkeypatch, case):
     weights = find_weights(model)
     board, experts = board_of(weights, (0.1, 0.3, 0.001))
     assert all(len(blocks) == -(-w.size // 300) for w, blocks in zip(weights, board._blocks, strict=True))
-    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     before = bits(model)
     for name in ("e0", "e1", "e2", "e0", "e2"):
         board.switch(name)
@@ -92,7 +94,7 @@ def test_threads_do_the_same(monkeypatch):
     model = tiny_model("mixtral")
     weights = find_weights(model)
     board, experts = board_of(weights)
-    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     before = bits(model)
     seen = []
     pool = threads.ThreadPoolExecutor
@@ -127,7 +129,7 @@ def test_others_may_edit_in_between():
     weights = find_weights(model)
     board, experts = board_of(weights)
     before = bits(model)
-    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     board.switch("e0")
     with switched_off(weights, experts["e1"]):
         pass
@@ -136,7 +138,7 @@ def test_others_may_edit_in_between():
     board.switch("e0")
     with torch.no_grad():
         for weight in weights:
-            weight.parameter.view(-1)[experts["e0"][weight.name]] = 3.0
+            weight.parameter.view(-1)[experts["e0"][weight.name].indices()] = 3.0
     board.switch("e1")
     assert equal(bits(model), masked["e1"])
     board.switch(None)
@@ -145,7 +147,7 @@ def test_others_may_edit_in_between():
     model.load_state_dict(tiny_model("llama", seed=5).state_dict())
     other = bits(model)
     assert not equal(other, before)
-    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     for name in ("e2", "e1", "e0"):
         board.switch(name)
         assert equal(bits(model), masked[name])
@@ -160,7 +162,7 @@ def test_broken_off_anywhere_it_is_the_base_again(monkeypatch, error, after):
     weights = find_weights(model)
     before = bits(model)
     board, experts = board_of(weights)
-    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     if after % 2:
         board.switch("e1")
     board.switch("e0")
@@ -209,7 +211,7 @@ def test_a_model_made_under_inference_mode():
     weights = find_weights(model)
     before = bits(model)
     board, experts = board_of(weights)
-    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     for name in ("e0", "e1", "e0"):
         board.switch(name)
         assert equal(bits(model), masked[name])
@@ -229,7 +231,7 @@ def test_a_parameter_that_is_not_contiguous():
     assert not any(w.parameter.is_contiguous() for w in weights[1:3])
     before = bits(model)
     board, experts = board_of(weights)
-    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     for name in ("e0", "e1"):
         board.switch(name)
         assert equal(bits(model), masked[name])
@@ -244,7 +246,7 @@ def test_weights_that_move_take_their_expert_along():
     weights = find_weights(model)
     before = bits(model)
     board, experts = board_of(weights)
-    masked = {name: expected(model, weights, positions) for name, positions in experts.items()}
+    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     for name in ("e0", "e1", "e0", "e2"):
         board.switch(name)
         assert equal(bits(model), masked[name])
@@ -284,7 +286,7 @@ def test_what_is_held():
     with pytest.raises(DataError, match="'e0' is switched in"):
         board.forget("e0")
     with pytest.raises(DataError, match="'e0' is switched in"):
-        board.learn("e0", {})
+        board.learn("e0", Mask())
     board.switch(None)
     board.forget("e0")
     assert "e0" not in board
@@ -295,9 +297,9 @@ def test_learning_anew_replaces():
     weights = find_weights(model)
     board = Switchboard(weights)
     for seed in (0, 1):
-        positions = some(weights, 0.1, seed)
-        board.learn("a", positions)
-        masked = expected(model, weights, positions)
+        mask = some(weights, 0.1, seed)
+        board.learn("a", mask)
+        masked = expected(model, weights, mask)
         board.switch("a")
         assert equal(bits(model), masked)
         board.switch(None)
@@ -307,7 +309,7 @@ def test_an_expert_that_switches_nothing_off():
     model = tiny_model("llama")
     board, _ = board_of(find_weights(model))
     before = bits(model)
-    board.learn("nothing", {})
+    board.learn("nothing", Mask())
     board.switch("e0")
     board.switch("nothing")
     assert equal(bits(model), before)
@@ -319,8 +321,48 @@ def test_bad_input():
     board, _ = board_of(weights)
     with pytest.raises(DataError, match=r"'x' was never learned\. Known: e0, e1, e2"):
         board.switch("x")
-    with pytest.raises(PositionsError, match="ascend"):
-        board.learn("x", {weights[0].name: torch.tensor([3, 2])})
+    with pytest.raises(MaskError, match="of 9 weights"):
+        board.learn("x", Mask({weights[0].name: TensorMask.of_indices(torch.tensor([3]), 9)}))
     assert "x" not in board
-    with pytest.raises(PositionsError, match=r"'model\.x'"):
-        board.learn("x", {"model.x": torch.tensor([3])})
+    with pytest.raises(MaskError, match=r"'model\.x'"):
+        board.learn("x", Mask({"model.x": TensorMask.of_indices(torch.tensor([3]), 9)}))
+
+
+def test_what_was_not_used_for_longest_goes_when_room_is_short():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    masks = {name: some(weights, 0.1, seed) for seed, name in enumerate("abcd")}
+    each = 8 * max(mask.count for mask in masks.values())
+    board = Switchboard(weights, most_bytes=2 * each)
+    before = bits(model)
+    for name in "ab":
+        board.learn(name, masks[name])
+    board.switch("a")
+    board.learn("c", masks["c"])
+    assert [n for n in masks if n in board] == ["a", "c"]
+    board.learn("d", masks["d"])
+    # What is switched in stays, however long ago that was.
+    assert [n for n in masks if n in board] == ["a", "d"]
+    board.switch("d")
+    assert equal(bits(model), expected_of(tiny_model("llama"), masks["d"]))
+    board.learn("b", masks["b"])
+    assert [n for n in masks if n in board] == ["b", "d"]
+    board.switch(None)
+    assert equal(bits(model), before)
+    assert sum(board.held_bytes(n) for n in masks if n in board) <= 2 * each
+
+
+def test_one_expert_that_is_larger_than_the_room_is_held_all_the_same():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    board = Switchboard(weights, most_bytes=0)
+    for seed, name in enumerate("ab"):
+        board.learn(name, some(weights, 0.1, seed))
+        board.switch(name)
+        assert board.active == name
+    board.learn("c", some(weights, 0.1, 2))
+    assert [n for n in "abc" if n in board] == ["b", "c"]
+
+
+def expected_of(model, mask):
+    return expected(model, find_weights(model), mask)

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from freemoe.models.switching import PositionsError, count, share, switch_off, switched_off
+from freemoe.models.mask import Mask, MaskError, TensorMask
+from freemoe.models.switching import switch_off, switched_off
 from freemoe.models.weights import find_weights
+from tests.masks import indices_of, mask_of
 from tests.tiny import CASES, tiny_model
 
 BITS = {2: torch.int16, 4: torch.int32}
@@ -22,19 +24,20 @@ def equal(a, b):
 
 def some(weights, share=0.1, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return {w.name: (torch.rand(w.size, generator=generator) < share).nonzero().squeeze(1) for w in weights}
+    drawn = {w.name: (torch.rand(w.size, generator=generator) < share).nonzero().squeeze(1) for w in weights}
+    return mask_of(drawn, weights)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_off_and_on_again_in_every_family(case):
     model = tiny_model(case)
     weights = find_weights(model)
-    positions = some(weights)
+    mask = some(weights)
     before = bits(model)
     expected = {w.name: w.view().clone(memory_format=torch.contiguous_format) for w in weights}
-    for name, where in positions.items():
+    for name, where in indices_of(mask).items():
         expected[name].view(-1)[where] = 0.0
-    undo = switch_off(weights, positions)
+    undo = switch_off(weights, mask)
     for weight in weights:
         assert torch.equal(weight.view(), expected[weight.name])
     changed = {k for k, v in bits(model).items() if not torch.equal(v, before[k])}
@@ -52,7 +55,7 @@ def test_tied_heads_and_everything_else_stay(case):
     mine = {w.name for w in weights}
     rest = {k: v.clone() for k, v in model.state_dict().items() if k not in mine}
     assert any("lm_head" in k for k in rest)
-    with switched_off(weights, {w.name: torch.arange(w.size) for w in weights}):
+    with switched_off(weights, mask_of({w.name: torch.arange(w.size) for w in weights}, weights)):
         assert all(not w.parameter.any() for w in weights)
         assert all(torch.equal(model.state_dict()[k], v) for k, v in rest.items())
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -73,7 +76,7 @@ def test_strange_bits_survive(case, dtype):
         flat[0:4] = torch.tensor([quiet, signalling, -(1 << (8 * size - 1)), 1], dtype=BITS[size])
         flat[4:8] = flat[0:4] | -(1 << (8 * size - 1))
     before = bits(model)
-    with switched_off(weights, {w.name: torch.arange(w.size) for w in weights}):
+    with switched_off(weights, mask_of({w.name: torch.arange(w.size) for w in weights}, weights)):
         assert all((w.parameter.view(BITS[size]) == 0).all() for w in weights)
     assert equal(bits(model), before)
 
@@ -130,10 +133,10 @@ def test_a_parameter_that_is_not_contiguous():
         layer.mlp.up_proj.weight.data = layer.mlp.up_proj.weight.data.t().contiguous().t()
     weights = find_weights(model, "mlp")
     assert not weights[1].parameter.is_contiguous()
-    before, positions = bits(model), some(weights)
+    before, mask = bits(model), some(weights)
     expected = weights[1].view().clone().contiguous()
-    expected.view(-1)[positions[weights[1].name]] = 0
-    with switched_off(weights, positions):
+    expected.view(-1)[indices_of(mask)[weights[1].name]] = 0
+    with switched_off(weights, mask):
         assert torch.equal(weights[1].view(), expected)
     assert equal(bits(model), before)
 
@@ -143,44 +146,20 @@ def test_positions_mean_the_same_weight_in_every_layout():
         weight = find_weights(tiny_model(case), "mlp")[-1]
         expert, row, column = weight.experts - 1, 3, 5
         where = torch.tensor([(expert * weight.rows + row) * weight.columns + column])
-        with switched_off([weight], {weight.name: where}):
+        with switched_off([weight], mask_of({weight.name: where}, [weight])):
             off = (weight.view() == 0).nonzero()
         assert off.tolist() == [[expert, row, column]], case
 
 
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        (torch.tensor([3, 2]), "must ascend, each once: number 0 is 3, the next is 2"),
-        (torch.tensor([1, 5, 5]), "number 1 is 5, the next is 5"),
-        (torch.tensor([-1, 5]), "from -1 to 5, but it has 1024 weights"),
-        (torch.tensor([0, 1024]), "from 0 to 1024, but it has 1024 weights"),
-        (torch.tensor([1], dtype=torch.int32), "torch.int32"),
-        (torch.tensor([[1]]), r"\(1, 1\)"),
-    ],
-)
-def test_wrong_positions_touch_nothing(where, message):
+def test_a_mask_of_other_weights_touches_nothing():
     model = tiny_model("llama")
     weights = find_weights(model)
     before = bits(model)
-    positions = {weights[1].name: torch.tensor([0]), weights[0].name: where}
-    with pytest.raises(PositionsError, match=message):
-        switch_off(weights, positions)
+    good = mask_of({weights[1].name: torch.tensor([0])}, weights)
+    larger = Mask({weights[0].name: TensorMask.of_indices(torch.tensor([0, 1024]), 1025)})
+    with pytest.raises(MaskError, match=f"{weights[0].name} is of 1025 weights, but it has 1024"):
+        switch_off(weights, good.union(larger))
+    unknown = Mask({"model.x": TensorMask.of_indices(torch.tensor([0]), 9)})
+    with pytest.raises(MaskError, match=r"'model\.x'.*14 weights"):
+        switch_off(weights, good.union(unknown))
     assert equal(bits(model), before)
-    assert issubclass(PositionsError, ValueError)
-
-
-def test_unknown_weight():
-    weights = find_weights(tiny_model("llama"), "mlp")
-    with pytest.raises(PositionsError, match=r"'model\.x'.*6 weights"):
-        switch_off(weights, {"model.x": torch.tensor([0])})
-
-
-def test_count_and_share():
-    weights = find_weights(tiny_model("llama"), "mlp")
-    positions = {weights[0].name: torch.arange(100), weights[1].name: torch.arange(0)}
-    assert count(positions) == 100
-    assert share(weights, positions) == 100 / sum(w.size for w in weights)
-    assert share([], {}) == 0.0
-    with switched_off(weights, positions):
-        assert int((weights[0].view() == 0).sum()) == 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from freemoe.domain_experts.workbench import Workbench
 from freemoe.evals.engine.evaluator import Score
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import ReferenceSplit
+from freemoe.models.mask import Mask
 from freemoe.recipes import BuildRecipe
 
 SALIENCY = "saliency"
@@ -44,10 +46,10 @@ class Subdomain:
         number: Its number over all domains: the group of the calibration.
         split: Its reference documents.
         bands: Candidates by name.
-        rankings: Makes the bands' positions.
+        rankings: Makes the bands' masks.
         parts: Numbers of the documents that give signed purification its gradients, that stop it, and that do neither
             and guard its choice.
-        fitted: Positions of the candidate that signed purification found, or None.
+        fitted: The candidate that signed purification found, or None.
         curve: The stopping loss over its rounds.
         units: What structured purification found, or None.
         forecast: What the base's gradient makes of that candidate on stopping documents, beside what it does there.
@@ -62,7 +64,7 @@ class Subdomain:
     bands: dict[str, Band]
     rankings: Rankings
     parts: tuple[list[int], list[int], list[int]]
-    fitted: dict[str, Tensor] | None = None
+    fitted: Mask | None = None
     curve: tuple[float, ...] = ()
     units: FoundUnits | None = None
     forecast: Forecast | None = None
@@ -74,15 +76,15 @@ class Subdomain:
         """Numbers of the documents that neither gave gradients nor stopped."""
         return self.parts[2]
 
-    def positions(self, candidate: str) -> dict[str, Tensor]:
+    def mask(self, candidate: str) -> Mask:
         """Weights that a candidate switches off."""
         if candidate == "base":
-            return {}
+            return Mask()
         if candidate == SALIENCY:
-            return self.fitted or {}
+            return self.fitted or Mask()
         if candidate == UNITS:
-            return self.units.positions() if self.units else {}
-        return self.rankings.positions(self.bands[candidate])
+            return self.units.mask() if self.units else Mask()
+        return self.rankings.mask(self.bands[candidate])
 
 
 def make_subdomains(bench: Workbench, divided: dict[str, Subdomains], norms: Norms | None) -> list[Subdomain]:
@@ -212,7 +214,7 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
                     ) from None
                 forecast = astuple(found.forecast) if found.forecast else ()
                 return {
-                    **found.positions,
+                    **found.mask.encode(),
                     "|curve": torch.tensor(found.losses, dtype=torch.float64),
                     "|forecast": torch.tensor(forecast, dtype=torch.float64),
                 }
@@ -221,7 +223,7 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
             sub.curve = tuple(tensors.pop("|curve").tolist())
             forecast = tensors.pop("|forecast").tolist()
             sub.forecast = Forecast(*forecast) if forecast else None
-            sub.fitted = {k: v.to(bench.model.device) for k, v in tensors.items()}
+            sub.fitted = Mask.decode(tensors, bench.weights)
             advance(max(0, most[sub.name] - seen))
 
 
@@ -264,7 +266,7 @@ def shrink_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
                 except NumericError as error:
                     raise NumericError(f"Subdomain {sub.name!r}: {error} The base model is as it was.") from None
 
-            sub.units = FoundUnits.from_tensors(units, run.tensors(f"units|{sub.name}", work))
+            sub.units = FoundUnits.from_tensors(units, bench.weights, run.tensors(f"units|{sub.name}", work))
             sub.curve = sub.units.losses
             advance(max(0, looks - seen))
 
@@ -279,7 +281,7 @@ def choose_all(bench: Workbench, subdomains: list[Subdomain]) -> None:
 
             def compute(candidate: str, numbers: list[int], sub: Subdomain = sub) -> list[Score]:
                 documents = [sub.split.documents[i] for i in numbers]
-                return bench.scores(sub.domain, f"{sub.name}|{candidate}", sub.positions(candidate), documents)
+                return bench.scores(sub.domain, f"{sub.name}|{candidate}", partial(sub.mask, candidate), documents)
 
             table = ScoreTable(sub.split, compute)
             tables.append(table)
@@ -314,7 +316,7 @@ def make_expert(bench: Workbench, sub: Subdomain) -> Expert:
     if sub.choice is None:
         return Expert(sub.name)
     if sub.choice.candidate == SALIENCY:
-        return switch_expert(sub.name, sub.fitted or {})
+        return switch_expert(sub.name, sub.fitted or Mask())
     if sub.choice.candidate == UNITS and sub.units is not None:
         found = sub.units
         return unit_expert(sub.name, found.units.kind, found.units.lines(found.point.off), found.singles)

@@ -1,8 +1,8 @@
 """What an expert is on disk: a rule and the few numbers that regenerate its switched-off weights bit by bit.
 
 A *band* expert holds the input norms of its subdomain (fp32, one per column) and, per row, the columns at the two ends
-of its band (`bands`). A *switch* expert holds sorted positions, as coded gaps: no values. A *unit* expert holds the rows
-and columns of the units that are off, and perhaps single positions beside them. A *base* expert holds nothing: the guard
+of its band (`bands`). A *switch* expert holds a coded mask: no values. A *unit* expert holds the rows
+and columns of the units that are off, and perhaps single weights beside them. A *base* expert holds nothing: the guard
 found no reliable gain.
 """
 
@@ -12,69 +12,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from freemoe.core.errors import ArtifactError, DataError
-from freemoe.domain_experts.rank.bands import Band, positions_between
+from freemoe.core.errors import ArtifactError
+from freemoe.domain_experts.rank.bands import Band, mask_between
 from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.models.mask import AXES, Mask, MaskError, TensorMask, len_of
+from freemoe.models.sorted_code import decode, encode
 from freemoe.models.weights import Weight
 
 Ends = dict[str, tuple[Tensor | None, Tensor | None]]
 
 Lines = dict[str, tuple[str, Tensor]]
 """Weight -> what of it is off as a whole (``rows``, ``columns`` or ``experts``), and which: (N,) int64, ascending."""
-
-
-_HEAD = 9  # one byte k, eight bytes N
-
-
-def encode_positions(positions: Tensor) -> Tensor:
-    """Golomb-Rice code of sorted positions: each gap as its ``k`` low bits and, in unary, what is above them.
-
-    ``k`` is the one that makes these gaps shortest, so that positions without a pattern take hardly more than their
-    entropy: at 1 % of the weights off 8.1 bits each, where H(0.01) / 0.01 is 8.08.
-
-    Args:
-        positions: ``(N,)`` int64, strictly ascending, from 0.
-
-    Returns:
-        ``(bytes,)`` uint8: k, N in eight bytes, the low bits, the unary parts (zeros, then a one).
-    """
-    values = positions.cpu().numpy().astype(np.int64)
-    if len(values) and (values[0] < 0 or (np.diff(values) <= 0).any()):
-        raise DataError("Positions must be ascending, without repeats and not negative.")
-    gaps = np.diff(values, prepend=0)
-    gaps[1:] -= 1
-    longest = int(gaps.max()).bit_length() if len(gaps) else 0
-    # In floats, as a bad k may need more bits than an int64 can count.
-    k = min(range(max(1, longest)), key=lambda k: float((gaps >> k).sum(dtype=np.float64)) + k * len(gaps))
-    low = np.empty((len(gaps), k), dtype=np.uint8)
-    for bit in range(k):
-        low[:, bit] = (gaps >> bit) & 1
-    ones = np.cumsum((gaps >> k) + 1) - 1
-    high = np.zeros(int(ones[-1]) + 1 if len(ones) else 0, dtype=np.uint8)
-    high[ones] = 1
-    head = np.frombuffer(bytes([k]) + len(gaps).to_bytes(_HEAD - 1, "little"), dtype=np.uint8)
-    return torch.from_numpy(np.concatenate([head, np.packbits(low), np.packbits(high)]))
-
-
-def decode_positions(code: Tensor) -> Tensor:
-    """Inverse of `encode_positions`: ``(N,)`` int64."""
-    data = code.cpu().numpy()
-    k, count = (int(data[0]), int.from_bytes(data[1:_HEAD].tobytes(), "little")) if len(data) >= _HEAD else (0, -1)
-    split = _HEAD + -(-count * k // 8)
-    ones = np.flatnonzero(np.unpackbits(data[split:])) if count >= 0 else np.empty(0, dtype=np.int64)
-    used = int(ones[-1]) + 1 if len(ones) else 0
-    if len(ones) != count or len(data) != split + -(-used // 8):
-        raise ArtifactError("The positions of an expert are cut short or edited. Copy the artefact again.")
-    low = np.unpackbits(data[_HEAD:split], count=count * k).reshape(count, k)
-    gaps = (np.diff(ones, prepend=-1) - 1) << k
-    for bit in range(k):
-        gaps |= low[:, bit].astype(np.int64) << bit
-    gaps[1:] += 1
-    return torch.from_numpy(np.cumsum(gaps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +38,7 @@ class Expert:
         band: The rule of a band expert.
         norms: Its input norms: tap -> ``(E, C)`` fp32.
         ends: Columns at the band's ends: weight -> two of ``(E, G)``.
-        switches: Positions of a switch expert, and of the single switches of a unit expert: weight -> ``(N,)`` int64.
+        switches: Coded masks of a switch expert, and of the single switches of a unit expert (`Mask.encode`).
         unit: Which units a unit expert switches off: a name of ``structured.units.KINDS``.
         lines: Their rows and columns.
     """
@@ -101,11 +52,11 @@ class Expert:
     unit: str | None = None
     lines: Lines = field(default_factory=dict)
 
-    def positions(self, weights: Sequence[Weight]) -> dict[str, Tensor]:
-        """Regenerate the switched-off positions from the base's weights: name -> ``(N,)`` int64.
+    def mask(self, weights: Sequence[Weight]) -> Mask:
+        """Regenerate what is off from the base's weights.
 
         Raises:
-            ArtifactError: When a weight that the expert names is not in the model.
+            ArtifactError: When a weight that the expert names is not in the model, or is smaller there.
         """
         known = {w.name: w for w in weights}
         touched = {**self.switches, **self.lines, **self.ends}
@@ -114,21 +65,23 @@ class Expert:
                 raise ArtifactError(
                     f"Expert {self.name!r} switches {name!r}, which the model does not have. It was made for another base."
                 )
-        if self.kind == "switch":
-            return dict(self.switches)
-        if self.kind == "unit":
-            return _with_lines(self.switches, self.lines, known)
+        if self.kind in ("switch", "unit"):
+            try:
+                singles = Mask.decode(self.switches, weights)
+            except MaskError as error:
+                raise ArtifactError(f"Expert {self.name!r}: {error} It was made for another base.") from None
+            return singles.union(_of_lines(self.lines, known))
         if self.band is None:
-            return {}
+            return Mask()
         found = {}
         for name, (lower, upper) in self.ends.items():
             weight = known[name]
             device = weight.parameter.device
             low, high = (None if end is None else end.to(device) for end in (lower, upper))
-            found[name] = positions_between(
+            found[name] = mask_between(
                 self.band, weight, lambda tap, device=device: self.norms[tap].to(device), low, high
             )
-        return found
+        return Mask(found)
 
     def describe(self) -> dict[str, Any]:
         """The part of the expert that stands in the manifest."""
@@ -147,10 +100,10 @@ class Expert:
                     out[f"{self.name}|{side}|{name}"] = _narrow(end)
             if lower is None and upper is None:
                 out[f"{self.name}|all|{name}"] = torch.zeros(1, dtype=torch.uint8)
-        for name, positions in self.switches.items():
-            out[f"{self.name}|switch|{name}"] = encode_positions(positions)
+        for name, code in self.switches.items():
+            out[f"{self.name}|switch|{name}"] = code
         for name, (axis, numbers) in self.lines.items():
-            out[f"{self.name}|{axis}|{name}"] = encode_positions(numbers)
+            out[f"{self.name}|{axis}|{name}"] = encode(numbers)
         return out
 
     @classmethod
@@ -170,9 +123,9 @@ class Expert:
             if part == "norm":
                 norms[target] = value
             elif part == "switch":
-                switches[target] = decode_positions(value)
+                switches[target] = value
             elif part in AXES:
-                lines[target] = part, decode_positions(value)
+                lines[target] = part, decode(value)
             else:
                 lower, upper = ends.get(target, (None, None))
                 ends[target] = (
@@ -182,26 +135,17 @@ class Expert:
         return cls(name, described["kind"], band, norms, ends, switches, described.get("unit"), lines)
 
 
-AXES = ("rows", "columns", "experts")
-
-
-def _with_lines(switches: dict[str, Tensor], lines: Lines, weights: dict[str, Weight]) -> dict[str, Tensor]:
-    """Single positions and all those of whole rows, columns and experts: name -> (N,) int64, ascending."""
-    found = dict(switches)
+def _of_lines(lines: Lines, weights: dict[str, Weight]) -> Mask:
+    """All single weights of whole rows, columns and experts."""
+    found = {}
     for name, (axis, numbers) in lines.items():
-        experts, rows, columns = weights[name].shape
-        size = {"rows": experts * rows, "columns": columns, "experts": experts}[axis]
+        size = len_of(weights[name].shape, axis)
         if len(numbers) and int(numbers[-1]) >= size:
             raise ArtifactError(
                 f"{name!r} has {size} {axis}, and {int(numbers[-1])} is to be off. The expert was made for another base."
             )
-        if axis == "columns":
-            where = (torch.arange(experts * rows)[:, None] * columns + numbers).flatten()
-        else:
-            each = experts * rows * columns // size
-            where = (numbers[:, None] * each + torch.arange(each)).flatten()
-        found[name] = torch.cat([found[name], where]).unique() if name in found else where
-    return found
+        found[name] = TensorMask.of_lines(weights[name].shape, axis, numbers)
+    return Mask(found)
 
 
 def _narrow(columns: Tensor) -> Tensor:
@@ -223,17 +167,15 @@ def band_expert(name: str, band: Band, ends: Ends, norms: dict[str, Tensor], wei
     return Expert(name, "band", band, {t: needed[t] for t in taps if t in needed}, ends)
 
 
-def switch_expert(name: str, positions: dict[str, Tensor]) -> Expert:
-    """An expert from switched-off positions."""
-    return Expert(name, "switch", switches={k: v.cpu().long() for k, v in positions.items() if len(v)})
+def switch_expert(name: str, mask: Mask) -> Expert:
+    """An expert from single weights that are off."""
+    return Expert(name, "switch", switches=mask.encode())
 
 
-def unit_expert(name: str, unit: str, lines: Lines, singles: dict[str, Tensor]) -> Expert:
-    """An expert from units that are off, and single positions outside of them."""
+def unit_expert(name: str, unit: str, lines: Lines, singles: Mask) -> Expert:
+    """An expert from units that are off, and single weights outside of them."""
     kept = {k: (axis, numbers.cpu().long()) for k, (axis, numbers) in lines.items() if len(numbers)}
-    return Expert(
-        name, "unit", switches={k: v.cpu().long() for k, v in singles.items() if len(v)}, unit=unit, lines=kept
-    )
+    return Expert(name, "unit", switches=singles.encode(), unit=unit, lines=kept)
 
 
 def require_zeros_say(name: str, unit: str | None) -> None:
@@ -251,14 +193,3 @@ def require_zeros_say(name: str, unit: str | None) -> None:
             f"Expert {name!r} has whole experts of the mixture off, which its routers do not choose; in a plain "
             "checkpoint they would. Cut them out: merge with --shrink."
         )
-
-
-def random_positions(positions: dict[str, Tensor], weights: Sequence[Weight], seed: int) -> dict[str, Tensor]:
-    """The control: as many positions per weight as an expert has, drawn at random."""
-    known = {w.name: w for w in weights}
-    drawn = {}
-    for i, (name, where) in enumerate(positions.items()):
-        rng = np.random.default_rng([seed, i])
-        picked = rng.choice(known[name].size, size=len(where), replace=False)
-        drawn[name] = torch.from_numpy(np.sort(picked)).long()
-    return drawn

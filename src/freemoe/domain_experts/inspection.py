@@ -16,7 +16,6 @@ from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.curvature import super_weights as largest_disturbances
 from freemoe.evals.engine.tokens import context_length
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer, origin
-from freemoe.models.switching import count, share
 from freemoe.models.weights import describe, find_weights
 from freemoe.text.files import read_text_file
 
@@ -71,8 +70,8 @@ def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
             "bytes": size,
         }
         if weights is not None:
-            positions = expert.positions(weights)
-            row |= {"off": count(positions), "off %": f"{100 * share(weights, positions):.3f}"}
+            mask = expert.mask(weights)
+            row |= {"off": mask.count, "off %": f"{100 * mask.share(weights):.3f}"}
         experts.append(row)
     return {
         "artefact": str(folder),

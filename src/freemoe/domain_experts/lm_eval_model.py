@@ -125,7 +125,7 @@ class FreeMoELM(TemplateLM):
                 f"expert is 'auto', but this artefact has no router; allowed: {', '.join([BASE, *self.moe.experts])}."
             )
         if expert != AUTO:
-            self.moe.expert_positions(expert)
+            self.moe.require(expert)
         return expert
 
     # ------------------------------------------------------------------ experts

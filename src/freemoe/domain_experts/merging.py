@@ -14,7 +14,6 @@ from freemoe.domain_experts.structured.merging import merge_shrunk, require_unit
 from freemoe.evals.engine.answering import BASE
 from freemoe.models.checkpoints.gguf_header import is_gguf
 from freemoe.models.checkpoints.gguf_writing import require_file_type, write_gguf
-from freemoe.models.switching import count
 
 
 def merge(
@@ -57,7 +56,7 @@ def merge(
         )
         return {**found, "weights_off": None, "bytes": _written(folder)}
     moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
-    off = count(moe.expert_positions(expert))
+    off = moe.expert_mask(expert).count
 
     def also(folder: Path) -> None:
         if gguf is not None:

@@ -24,6 +24,7 @@ from freemoe.domain_experts.route.subdomains import prompt_feature
 from freemoe.evals.engine.answering import AUTO, BASE, prompt_ids
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
+from freemoe.models.mask import Mask
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.weights import find_weights
 
@@ -48,7 +49,6 @@ class FreeMoE(torch.nn.Module):
         self.tokenizer = tokenizer
         self._experts = {e.name: e for e in experts}
         self._weights = find_weights(model)
-        self._positions: dict[str, dict[str, Tensor]] = {}
         self._board = Switchboard(self._weights)
 
     @classmethod
@@ -95,27 +95,30 @@ class FreeMoE(torch.nn.Module):
         """The expert that is switched in now, or ``"base"``."""
         return self._board.active or BASE
 
-    def expert_positions(self, name: str) -> dict[str, Tensor]:
-        """Weights that an expert switches off, regenerated from the untouched base; kept until it is first used."""
-        if name == BASE:
-            return {}
+    def require(self, name: str) -> None:
+        """Raise unless ``name`` can be switched in.
+
+        Raises:
+            DataError: It is ``"auto"``, or no expert of this artefact.
+        """
         if name == AUTO:
             raise DataError("'auto' depends on the prompt and cannot be set; pass expert='auto' with the prompt.")
-        if name not in self._experts:
+        if name != BASE and name not in self._experts:
             raise unknown_name("expert", name, [BASE, AUTO, *self._experts])
-        if name not in self._positions:
-            with self.expert(BASE):
-                found = self._experts[name].positions(self._weights)
-            self._positions[name] = {k: v.to(self.model.device) for k, v in found.items()}
-        return self._positions[name]
+
+    def expert_mask(self, name: str) -> Mask:
+        """Weights that an expert switches off, regenerated from the untouched base."""
+        self.require(name)
+        if name == BASE:
+            return Mask()
+        with self.expert(BASE):
+            return self._experts[name].mask(self._weights)
 
     def set_expert(self, name: str | None) -> None:
         """Switch to an expert until told otherwise; None or ``"base"`` restores the base bit by bit."""
         wanted = name or BASE
         if wanted != BASE and wanted not in self._board:
-            self._board.learn(wanted, self.expert_positions(wanted))
-            # The board holds from here on what is needed, in less memory.
-            del self._positions[wanted]
+            self._board.learn(wanted, self.expert_mask(wanted))
         self._board.switch(None if wanted == BASE else wanted)
 
     @contextlib.contextmanager
@@ -260,7 +263,7 @@ class FreeMoE(torch.nn.Module):
         """
         target = Path(folder)
         require_free(target, overwrite)
-        self.expert_positions(name)
+        self.require(name)
         if name != BASE:
             require_zeros_say(name, self._experts[name].unit)
         with whole_or_nothing(target) as partial:

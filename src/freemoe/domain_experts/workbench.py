@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from freemoe.core.artifacts import fingerprint
 from freemoe.core.runs import Progress, Quiet, RunFolder, digest
@@ -19,9 +18,13 @@ from freemoe.evals.tasks.documents import Document, ReferenceSplit
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.evals.tasks.task import DomainData
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
+from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight, find_weights
 from freemoe.recipes import BuildRecipe
+
+MakeMask = Callable[[], Mask]
+"""Makes what is off when it is needed, so that one mask at a time is alive. ``Mask`` itself: nothing is off."""
 
 
 @dataclass(eq=False)
@@ -56,13 +59,18 @@ class Workbench:
             self.rows(documents), labels or [0] * len(documents), self.recipe.batch_tokens, self.model.device
         )
 
-    def scores(
-        self, domain: str, unit: str, positions: dict[str, Tensor], documents: Sequence[Document]
-    ) -> list[Score]:
-        """Score a domain's reference documents under switched-off positions, as one journalled unit of work."""
+    def scores(self, domain: str, unit: str, off: MakeMask, documents: Sequence[Document]) -> list[Score]:
+        """Score a domain's reference documents with weights off, as one journalled unit of work.
+
+        Args:
+            domain: Whose documents they are.
+            unit: Name of the unit of work: what is off.
+            off: Makes the mask; not called where the journal has the scores.
+            documents: Those to score.
+        """
 
         def work() -> list[list[float]]:
-            with switched_off(self.weights, positions):
+            with switched_off(self.weights, off()):
                 return [list(s) for s in self.evaluators[domain].score(documents)]
 
         if self.run is None:
@@ -70,11 +78,9 @@ class Workbench:
         name = f"score|{domain}|{unit}|{digest([f'{d.task}/{d.id}' for d in documents])}"
         return [_score(s) for s in self.run.journal.unit(name, work)]
 
-    def reported_scores(
-        self, domain: str, unit: str, positions: dict[str, Tensor], documents: Sequence[Document]
-    ) -> ReportedScores:
+    def reported_scores(self, domain: str, unit: str, off: MakeMask, documents: Sequence[Document]) -> ReportedScores:
         """Score a domain's reported documents; the result's type keeps it out of every choice."""
-        return ReportedScores(self.scores(domain, f"reported|{unit}", positions, documents))
+        return ReportedScores(self.scores(domain, f"reported|{unit}", off, documents))
 
 
 def _score(row: list[float]) -> Score:

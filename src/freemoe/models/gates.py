@@ -6,13 +6,14 @@ are off, its layer's router chooses among the others by its own rule, whatever t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from freemoe.models.mask import Mask
 from freemoe.models.weights import Routing, Weight
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -86,12 +87,12 @@ def smaller_gate(gate: Any, kept: Tensor, count: int) -> Iterator[None]:
             setattr(gate, name, value)
 
 
-def left_out(weights: Sequence[Weight], positions: Mapping[str, Tensor]) -> list[tuple[Any, Tensor]]:
+def left_out(weights: Sequence[Weight], mask: Mask) -> list[tuple[Any, Tensor]]:
     """The routers some of whose experts are off as a whole, and which may still be chosen.
 
     Args:
         weights: From ``find_weights``.
-        positions: What is off, as for ``switching.switch_off``.
+        mask: What is off.
 
     Returns:
         Per router its module and ``(experts,)`` floats, 1 for those that may be chosen. A router that would be left with fewer
@@ -102,11 +103,11 @@ def left_out(weights: Sequence[Weight], positions: Mapping[str, Tensor]) -> list
     for weight in weights:
         if weight.gate is None:
             continue
-        where, each = positions.get(weight.name), weight.rows * weight.columns
+        own, each = mask.get(weight.name), weight.rows * weight.columns
         whole = torch.zeros(weight.experts, dtype=torch.bool)
-        # Fewer positions than an expert has weights hold no whole expert.
-        if where is not None and len(where) >= each:
-            whole = torch.bincount(where // each, minlength=weight.experts).cpu() == each
+        # Fewer than an expert has weights are no whole expert.
+        if own is not None and own.count >= each:
+            whole = own.runs(each).cpu() == each
         off[weight.gate] = off.get(weight.gate, torch.ones_like(whole)) & whole
     return [
         (router.module, (~gone).to(torch.float32))

@@ -19,13 +19,16 @@ from torch import Tensor
 from freemoe.core.errors import DataError
 from freemoe.core.threads import on_threads
 from freemoe.models.gates import left_out, without
-from freemoe.models.switching import Positions, bits_of, check, count, editing
+from freemoe.models.mask import Mask
+from freemoe.models.switching import bits_of, editing
 from freemoe.models.weights import Weight
 
 # A block of a weight stays in the CPU's cache from putting back one expert's values to taking out the other's.
 _BLOCK_BYTES = 1 << 21
 # For fewer switched-off weights, threads cost more than they bring.
 _WORTH_THREADS = 1 << 17
+# Below this, all that is held is no burden to any machine.
+_LEAST_MOST = 1 << 30
 
 
 @dataclass(eq=False)
@@ -81,16 +84,20 @@ State = list[tuple[torch.dtype, int, int]]
 class Switchboard:
     """Experts of one base, one or none of them switched in.
 
-    Of every expert that was used it holds 4 bytes and the value for each switched-off weight; the model is never
+    Of every expert that it knows it holds 4 bytes and the value for each switched-off weight; the model is never
     copied. Others may edit the weights in between (`switched_off` does): that is noticed, unless they go through
     ``.data``, and values are read anew.
 
     Args:
         weights: From ``find_weights``.
+        most_bytes: What all experts together may take; the one that was not used for longest goes first, the one that is
+            switched in and the one learned last never. None: half of the weights' own bytes, or 1 GiB where that is more.
     """
 
-    def __init__(self, weights: Sequence[Weight]) -> None:
+    def __init__(self, weights: Sequence[Weight], most_bytes: int | None = None) -> None:
         self._weights = list(weights)
+        own = sum(w.size * w.parameter.element_size() for w in self._weights)
+        self._most_bytes = max(_LEAST_MOST, own // 2) if most_bytes is None else most_bytes
         self._blocks = [_blocks(weight) for weight in self._weights]
         self._nothing: Parts = [[None] * len(blocks) for blocks in self._blocks]
         self._experts: dict[str, Parts] = {}
@@ -118,30 +125,30 @@ class Switchboard:
         tensors = [t for part in parts for t in (part.places, part.values) if t is not None]
         return sum(t.numel() * t.element_size() for t in tensors)
 
-    def learn(self, name: str, positions: Positions) -> None:
+    def learn(self, name: str, mask: Mask) -> None:
         """Take in an expert, or another one under its name; the model is not touched.
 
         Args:
             name: What it shall be called here.
-            positions: What it switches off, as for `switch_off`; not kept.
+            mask: What it switches off; not kept.
 
         Raises:
             DataError: The expert of this name is switched in.
-            PositionsError: As for `switch_off`.
+            MaskError: As for `switch_off`.
         """
         if name == self._active:
             raise DataError(f"Expert {name!r} is switched in: switch to another before it is learned anew.")
-        check(self._weights, positions)
+        mask.check(self._weights)
         parts: Parts = []
         for weight, blocks in zip(self._weights, self._blocks, strict=True):
-            where = positions.get(weight.name)
-            if where is None or where.numel() == 0:
+            own = mask.get(weight.name)
+            if own is None:
                 parts.append([None] * len(blocks))
                 continue
-            where = where.to(weight.parameter.device)
+            where = own.indices(weight.parameter.device)
             places = weight.places(where)
             if places is not where:
-                # Positions ascend; in a layout of another order their places do not.
+                # Indices ascend; in a layout of another order their places do not.
                 places = places.sort().values
             cuts = torch.searchsorted(places, places.new_tensor([b.start for b in blocks] + [blocks[-1].stop])).tolist()
             parts.append(
@@ -150,8 +157,22 @@ class Switchboard:
                     for block, first, end in zip(blocks, cuts, cuts[1:], strict=False)
                 ]
             )
-        self._experts[name], self._off[name] = parts, count(positions)
-        self._routers[name] = left_out(self._weights, positions)
+        # What was learned or used last stands last.
+        self.forget(name)
+        self._experts[name], self._off[name] = parts, mask.count
+        self._routers[name] = left_out(self._weights, mask)
+        self._make_room(name)
+
+    def _make_room(self, name: str) -> None:
+        """Forget what was not used for longest, until the others fit beside the expert ``name``."""
+        each = 4 + max((w.parameter.element_size() for w in self._weights), default=0)
+        held = {known: each * self._off[known] for known in self._experts}
+        for oldest in list(self._experts):
+            if sum(held.values()) <= self._most_bytes:
+                return
+            if oldest not in (name, self._active, *(self._broken or ())):
+                self.forget(oldest)
+                del held[oldest]
 
     def forget(self, name: str) -> None:
         """Let go of an expert's memory.
@@ -177,6 +198,8 @@ class Switchboard:
             raise DataError(f"Expert {name!r} was never learned. Known: {', '.join(self._experts) or 'none'}.")
         if self._broken is not None:
             self._recover(*self._broken)
+        if name is not None:
+            self._experts[name] = self._experts.pop(name)
         if name == self._active:
             return
         now = self._state()

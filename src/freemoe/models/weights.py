@@ -109,11 +109,11 @@ class Weight:
         span = 1 + sum((n - 1) * step for n, step in zip(own.shape, own.stride(), strict=True))
         return own.as_strided((span,), (1,))
 
-    def places(self, positions: Tensor) -> Tensor:
+    def places(self, indices: Tensor) -> Tensor:
         """Turn flat indices in canonical order into indices into ``memory()``.
 
         Args:
-            positions: (n,) int64, indices into (experts, rows, columns) flattened.
+            indices: (n,) int64, into (experts, rows, columns) flattened.
 
         Returns:
             (n,) int64; the same tensor where the two orders agree.
@@ -121,9 +121,9 @@ class Weight:
         expert_step, row_step, column_step = self.view().stride()
         matrix = self.rows * self.columns
         if (row_step, column_step) == (self.columns, 1) and (self.experts == 1 or expert_step == matrix):
-            return positions
-        expert = torch.div(positions, matrix, rounding_mode="floor")
-        inside = positions - expert * matrix
+            return indices
+        expert = torch.div(indices, matrix, rounding_mode="floor")
+        inside = indices - expert * matrix
         row = torch.div(inside, self.columns, rounding_mode="floor")
         return expert * expert_step + row * row_step + (inside - row * self.columns) * column_step
 

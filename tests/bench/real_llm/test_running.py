@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,12 +29,13 @@ from freemoe.bench.real_llm.protocol import quick_protocol
 from freemoe.bench.real_llm.work import Job, joined
 from freemoe.core.errors import DataError, NumericError
 from freemoe.core.runs import write_atomic
-from freemoe.domain_experts.expert import encode_positions
 from freemoe.domain_experts.route.router import Router
 from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.sorted_code import encode
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.bench.real_llm.records import text_record
+from tests.masks import indices_of
 
 PLAN = [Cell("text", "wikitext"), Cell("text", "wikitext", "learned", 0.01), Cell("text", "wikitext", "greedy", 0.01)]
 
@@ -199,10 +201,11 @@ def _soon(asked: Callable[[], Any]) -> Any:
 
 def test_a_union_switches_off_what_either_expert_does() -> None:
     def kept(**weights: list[int]) -> dict:
-        return {f"off|{name}": encode_positions(torch.tensor(where)) for name, where in weights.items()}
+        return {f"off|{name}": encode(torch.tensor(where)) for name, where in weights.items()}
 
-    union = joined([kept(a=[1, 5], b=[0]), kept(a=[2, 5], c=[3])])
-    assert {name: where.tolist() for name, where in union.items()} == {"a": [1, 2, 5], "b": [0], "c": [3]}
+    sized: list[Any] = [SimpleNamespace(name=name, size=6) for name in "abc"]
+    union = joined(sized, [kept(a=[1, 5], b=[0]), kept(a=[2, 5], c=[3])])
+    assert {name: where.tolist() for name, where in indices_of(union).items()} == {"a": [1, 2, 5], "b": [0], "c": [3]}
 
 
 @pytest.mark.realdata
@@ -235,7 +238,9 @@ def test_a_router_sends_questions_to_the_experts_of_tasks(
             cell, bench.protocol, base, tokenizer, find_weights(base),
             load_parts(name, data_root, tokenizer, bench.protocol, 0),
         )  # fmt: skip
-        with switched_off(stand.weights, joined([load_file(bench.store.tensors(experts[names.index(other)]))])):
+        with switched_off(
+            stand.weights, joined(stand.weights, [load_file(bench.store.tensors(experts[names.index(other)]))])
+        ):
             expected = [s.value for s in stand.scores(stand.data.reported)]
         assert found[name]["ids"] == [d.id for d in stand.data.reported]
         for picked, right, value in zip(found[name]["picked"], found[name]["right"], expected, strict=True):
@@ -247,7 +252,7 @@ def test_a_router_sends_questions_to_the_experts_of_tasks(
 
 def _some_off(model: str, seed: int) -> dict:
     weight = find_weights(load_base(model, dtype="float32", device="cpu")[0])[seed]
-    return {f"off|{weight.name}": encode_positions(torch.arange(0, weight.size, 2))}
+    return {f"off|{weight.name}": encode(torch.arange(0, weight.size, 2))}
 
 
 @pytest.mark.realdata

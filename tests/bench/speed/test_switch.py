@@ -46,7 +46,7 @@ def test_the_base_is_known_from_two_masked_copies() -> None:
     model = bench.llama_shape(True, 0, **bench.SIZES)
     weights = bench.find_weights(model)
     case = bench.CASES[0]
-    masked = {n: bench._masked(weights, case.positions(weights, i)) for i, n in enumerate("ab")}
+    masked = {n: bench._masked(weights, case.mask(weights, i)) for i, n in enumerate("ab")}
     found = bench._base(weights, masked)
     assert all(torch.equal(found[w.name], w.parameter) for w in weights)
     assert not all(torch.equal(masked["a"][w.name], w.parameter) for w in weights)

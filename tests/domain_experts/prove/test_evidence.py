@@ -1,6 +1,7 @@
 """The rows of a report from made-up scores: who is scored under what, and what is counted."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from freemoe.evals.engine.evaluator import Score
 from freemoe.evals.summary import perplexity, summary
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.weights import find_weights
+from tests.masks import mask_of
 from tests.tiny import tiny_model
 
 
@@ -58,8 +60,8 @@ def test_mean_and_scatter():
 
 def test_where_off():
     weights = find_weights(tiny_model("llama"))
-    positions = {weights[0].name: torch.arange(5), weights[8].name: torch.arange(3), weights[12].name: torch.arange(2)}
-    cells = where_off(positions, weights)
+    off = {weights[0].name: torch.arange(5), weights[8].name: torch.arange(3), weights[12].name: torch.arange(2)}
+    cells = where_off(mask_of(off, weights), weights)
     assert [(c["layer"], c["sublayer"], c["off"]) for c in cells] == [
         (0, "attention", 5), (0, "mlp", 0), (1, "attention", 3), (1, "mlp", 2)
     ]  # fmt: skip
@@ -67,11 +69,11 @@ def test_where_off():
 
 
 def test_every_row_is_scored_under_its_own_expert():
-    """Positions stand for the experts; a document is right where its table says so."""
+    """Dicts stand for the masks of experts; a document is right where its table says so."""
     docs = documents(6)
     known = [0, 0, 0, 1, 1, 2]
     names = ["d/a", "d/b", "d/c"]
-    experts = {"d/a": {"who": "a"}, "d/b": {"who": "b"}, "e/x": {"who": "x"}}
+    experts = {name: partial(dict, who=name[-1]) for name in ("d/a", "d/b", "e/x")}
     right = {
         None: {0, 3}, "a": {0, 1, 4}, "b": {3, 4}, "x": {2, 5}, "control a 0": {1}, "control b 0": set(),
         "control a 1": {1, 2}, "control b 1": {4}, "cand": {1, 2, 3, 4}, "bad": set(),
@@ -81,9 +83,10 @@ def test_every_row_is_scored_under_its_own_expert():
               ("e/x", "e/x", 0.6)]  # fmt: skip
     asked = []
 
-    def score(unit, positions, wanted):
+    def score(unit, off, wanted):
         asked.append((unit, len(wanted)))
-        return [Score(float(int(d.id) in right[positions.get("who")]), -1.0, 1) for d in wanted]
+        who = off().get("who")
+        return [Score(float(int(d.id) in right[who]), -1.0, 1) for d in wanted]
 
     made = []
 
@@ -119,7 +122,7 @@ def test_every_row_is_scored_under_its_own_expert():
 def test_without_controls_and_oracle():
     found = domain_evidence(
         documents(2), [0, 0], ["d/a", "d/empty"], [("base", "d/a", 0.0)] * 2, {}, {},
-        lambda name, r: {}, 0, lambda unit, positions, wanted: scores([1] * len(wanted)), 0,
+        lambda name, r: {}, 0, lambda unit, off, wanted: scores([1] * len(wanted)), 0,
     )  # fmt: skip
     assert set(found["rows"]) == {"base", "expert", "routed"}
     assert list(found["subdomains"]) == ["d/a"]

@@ -7,10 +7,12 @@ from freemoe.core.errors import NumericError
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.curvature import Curvature, forecast, measure_curvature, super_weights
 from freemoe.domain_experts.purify.gradients import noise_weights
+from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.domain_experts.purify.test_greedy import batches, bits, unchanged
 from tests.domain_experts.slow_learning import masked_gradients
+from tests.masks import indices_of
 from tests.tiny import tiny_model
 
 LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss"]
@@ -156,7 +158,7 @@ def test_a_forecast_equals_a_slow_one(case):
     assert found is not None
     first = disturbance = 0.0
     for weight, gradient in zip(weights, masked_gradients(model, weights, {}, rows), strict=True):
-        for place in off.get(weight.name, torch.empty(0)).tolist():
+        for place in indices_of(off).get(weight.name, torch.empty(0)).tolist():
             own = float(weight.view().reshape(-1)[int(place)])
             first += own * float(gradient[int(place)])
             disturbance += own**2 * float(curvature.of(weight).reshape(-1)[int(place)]) / 2
@@ -166,7 +168,7 @@ def test_a_forecast_equals_a_slow_one(case):
     with switched_off(weights, off):
         assert found.measured == pytest.approx(base - mean_loss(model, rows), abs=1e-7)
     assert unchanged(model, before)
-    assert forecast(model, weights, {}, curvature, rows) is None
+    assert forecast(model, weights, Mask(), curvature, rows) is None
 
 
 @pytest.mark.parametrize("case", LAYOUTS)

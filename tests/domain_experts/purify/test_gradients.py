@@ -12,6 +12,7 @@ from freemoe.models.spec import family_of, find_layers
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.domain_experts.purify.test_greedy import LAYOUTS, batches, canonical
+from tests.masks import indices_of, mask_of
 from tests.tiny import CASES, tiny_model
 
 
@@ -140,7 +141,7 @@ def test_noise_weights_equal_ranking_everything(case, count):
     scores = [w.view().reshape(-1) * g for w, g in zip(weights, gradients, strict=True)]
     line = torch.cat(scores).sort(descending=True).values[count - 1]
     total = sum(w.size for w in weights)
-    found = noise_weights(model, weights, rows, count, spread=total / count)[0]
+    found = indices_of(noise_weights(model, weights, rows, count, spread=total / count)[0])
     assert sum(map(len, found.values())) == count
     for weight, score in zip(weights, scores, strict=True):
         where = found.get(weight.name, torch.empty(0, dtype=torch.long))
@@ -164,8 +165,9 @@ def test_leaders_pay_their_toll_once(case):
     leaders = Leaders(weights, 300, 1e9, lambda w: tolls[w.name])
     with gradients_to(model, weights, leaders.take, checkpointing=False):
         backward(model, rows)
-    found, gain = leaders.choose()
-    assert sum(map(len, found.values())) == 300
+    mask, gain = leaders.choose()
+    found = indices_of(mask)
+    assert mask.count == 300
     for weight, score in zip(weights, scores, strict=True):
         where = found.get(weight.name, torch.empty(0, dtype=torch.long))
         assert (score[where] >= line - 1e-6).all()
@@ -187,8 +189,8 @@ def test_leaders_of_a_share_still_hold_the_strongest():
     total = sum(w.size for w in weights)
     assert len(rows) > 1
     assert max(w.size for w in weights) > 4 * 1024
-    exact = noise_weights(model, weights, rows, total // 10, spread=10)[0]
-    close = noise_weights(model, weights, rows, total // 10, spread=2)[0]
+    exact = indices_of(noise_weights(model, weights, rows, total // 10, spread=10)[0])
+    close = indices_of(noise_weights(model, weights, rows, total // 10, spread=2)[0])
     assert sum(map(len, exact.values())) == sum(map(len, close.values())) == total // 10
     both = sum(len(set(exact[n].tolist()) & set(close[n].tolist())) for n in exact if n in close)
     assert both > 0.8 * (total // 10)
@@ -200,7 +202,7 @@ def test_the_top_weight_is_noise_and_a_random_one_is_not():
     rows = batches(1)
     base = mean_loss(model, rows)
     top = noise_weights(model, weights, rows, 1, spread=10)[0]
-    assert sum(map(len, top.values())) == 1
+    assert top.count == 1
     with switched_off(weights, top):
         lowered = base - mean_loss(model, rows)
     assert lowered > 0
@@ -208,7 +210,7 @@ def test_the_top_weight_is_noise_and_a_random_one_is_not():
     for _ in range(10):
         weight = weights[int(torch.randint(len(weights), (1,), generator=generator))]
         at = torch.randint(weight.size, (1,), generator=generator)
-        with switched_off(weights, {weight.name: at}):
+        with switched_off(weights, mask_of({weight.name: at}, weights)):
             assert base - mean_loss(model, rows) < lowered
 
 
@@ -218,8 +220,7 @@ def test_a_weight_that_is_off_is_not_named_again():
     first = noise_weights(model, weights, batches(0), 50, spread=10)[0]
     with switched_off(weights, first):
         second = noise_weights(model, weights, batches(0), 50, spread=10)[0]
-    for name in first:
-        assert not set(first[name].tolist()) & set(second.get(name, torch.empty(0)).tolist())
+    assert first.difference(second).same(first)
 
 
 def test_a_broken_gradient_names_its_weight():

@@ -13,6 +13,7 @@ from freemoe.domain_experts.purify.gradients import noise_weights
 from freemoe.domain_experts.purify.greedy import purify, split_batches, toll_of
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
+from tests.masks import indices_of
 from tests.tiny import tiny_model
 
 LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss", "gemma"]
@@ -80,12 +81,12 @@ def test_the_best_round_is_kept(case):
     assert len(found.losses) - 1 - found.best <= 4
     assert [(r, loss) for r, loss, _ in told] == list(enumerate(found.losses))[1:]
     known = {w.name: w.size for w in weights}
-    for name, where in found.positions.items():
+    for name, where in indices_of(found.mask).items():
         assert (where[1:] > where[:-1]).all()
         assert len(where)
         assert 0 <= int(where[0]) <= int(where[-1]) < known[name]
     # The same weights off again, all at once, give the very loss that the search saw.
-    with switched_off(weights, found.positions):
+    with switched_off(weights, found.mask):
         assert mean_loss(model, stop) == found.losses[found.best]
 
 
@@ -111,7 +112,7 @@ def test_the_budget_is_kept(step, budget):
     )  # fmt: skip
     assert off
     assert max(off) <= budget
-    assert sum(map(len, found.positions.values())) <= budget * total
+    assert found.mask.count <= budget * total
     assert max(off) + step > budget or found.losses[-1] == 0
 
 
@@ -129,7 +130,7 @@ def test_nothing_is_chosen_where_nothing_hurts():
     for weight in weights:
         weight.parameter.data.zero_()
     found = purify(model, weights, batches(0), batches(1), step=0.01, budget=0.1)
-    assert (found.positions, found.best, len(found.losses)) == ({}, 0, 1)
+    assert (indices_of(found.mask), found.best, len(found.losses)) == ({}, 0, 1)
 
 
 def test_base_is_kept_when_every_round_is_worse():
@@ -141,7 +142,7 @@ def test_base_is_kept_when_every_round_is_worse():
     stop = answer_batches([((9, 10, 11), (ids,))], [0], 100, "cpu")
     found = purify(model, weights, rank, stop, step=0.001, budget=0.05, patience=2)
     assert found.best == 0
-    assert found.positions == {}
+    assert indices_of(found.mask) == {}
     assert len(found.losses) == 3
 
 
@@ -222,8 +223,7 @@ def test_parts_share_a_round_and_a_step():
     toll = toll_of(measure_curvature(model, weights, halves[0]), sum(b.answer_tokens for b in halves[0]))
     first = noise_weights(model, weights, halves[0], round(0.002 * total), spread=256, toll=toll)[0]
     assert parts.best
-    for name, where in first.items():
-        assert set(where.tolist()) <= set(parts.positions[name].tolist())
+    assert first.count > 0 == first.difference(parts.mask).count
     assert len(whole.losses) == len(parts.losses) == 2
 
 
@@ -248,7 +248,7 @@ def test_a_harmful_round_is_taken_back_and_the_next_is_half_as_large(monkeypatch
     assert off[6:] == [2 * halves + eighth, kept, kept + eighth, kept + eighth // 2, kept + 1, kept + 1]
     assert found.losses == tuple(losses)
     assert found.best == 7
-    assert sum(map(len, found.positions.values())) == kept
+    assert found.mask.count == kept
     assert unchanged(model, before)
 
 

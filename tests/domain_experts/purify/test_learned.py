@@ -10,10 +10,11 @@ from freemoe.core.errors import DataError, NumericError, RecipeError
 from freemoe.domain_experts.purify import learned
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss, rows_of
 from freemoe.domain_experts.purify.learned import draw, learn
-from freemoe.models.switching import count, switched_off
+from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.domain_experts.purify.test_greedy import batches, unchanged
 from tests.domain_experts.slow_learning import masked_gradients, slow_learn
+from tests.masks import indices_of, mask_of
 from tests.tiny import tiny_model
 
 LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss"]
@@ -30,9 +31,9 @@ def spied(monkeypatch):
     seen = []
     real = learned.switched_off
 
-    def spy(weights, positions):
-        seen.append({name: set(p.tolist()) for name, p in positions.items()})
-        return real(weights, positions)
+    def spy(weights, mask):
+        seen.append({name: set(p.tolist()) for name, p in indices_of(mask).items()})
+        return real(weights, mask)
 
     monkeypatch.setattr(learned, "switched_off", spy)
     return seen
@@ -56,9 +57,11 @@ def test_training_equals_a_slow_one(case):
     assert [(n, loss) for n, loss, _ in told] == list(enumerate(found.losses))[1:]
     assert found.losses[found.best] == min(found.losses)
     expected = masks[found.best]
-    same = sum(len(set(p.tolist()) & set(expected.get(n, torch.empty(0)).tolist())) for n, p in found.positions.items())
-    assert same >= 0.98 * count(found.positions) > 0
-    assert count(found.positions) == pytest.approx(count(expected), rel=0.02)
+    same = sum(
+        len(set(p.tolist()) & set(expected.get(n, torch.empty(0)).tolist())) for n, p in indices_of(found.mask).items()
+    )
+    assert same >= 0.98 * found.mask.count > 0
+    assert found.mask.count == pytest.approx(sum(map(len, expected.values())), rel=0.02)
 
 
 def test_what_is_kept_gives_the_loss_that_was_seen():
@@ -67,17 +70,17 @@ def test_what_is_kept_gives_the_loss_that_was_seen():
     stop = batches(1)
     found = learn(model, weights, batches(0, 24), stop, **QUICK)
     assert found.losses[0] == mean_loss(model, stop)
-    with switched_off(weights, found.positions):
+    with switched_off(weights, found.mask):
         after = mean_loss(model, stop)
     assert after == found.losses[found.best] < found.losses[0]
-    for where in found.positions.values():
+    for where in indices_of(found.mask).values():
         assert (where[1:] > where[:-1]).all()
     # The forecast: the base's gradient and curvature on stopping documents, and what really comes.
     first = masked_gradients(model, weights, {}, stop)
     sums = [
-        float((w.view().reshape(-1) * g)[found.positions[w.name]].sum())
+        float((w.view().reshape(-1) * g)[indices_of(found.mask)[w.name]].sum())
         for w, g in zip(weights, first, strict=True)
-        if w.name in found.positions
+        if w.name in indices_of(found.mask)
     ]
     assert found.forecast.first_order == pytest.approx(sum(sums), rel=1e-3)
     assert found.forecast.measured == pytest.approx(found.losses[0] - after, abs=1e-6)
@@ -118,7 +121,7 @@ def test_the_model_stays_bit_equal(case, dtype):
     before = bits_of(model)
     found = learn(model, weights, batches(0, 24), batches(0, 24), **{**QUICK, "steps": 12})
     assert found.best > 0
-    assert count(found.positions) > 0
+    assert found.mask.count > 0
     assert all(torch.equal(v, before[k]) for k, v in bits_of(model).items())
     for name, p in model.named_parameters():
         assert p.requires_grad == flags[name][0]
@@ -129,7 +132,7 @@ def test_a_budget_below_one_weight_is_the_base():
     model = tiny_model("llama")
     weights = find_weights(model)
     found = learn(model, weights, batches(0), batches(1), budget=0.5 / sum(w.size for w in weights))
-    assert (found.positions, found.best, len(found.losses), found.forecast) == ({}, 0, 1, None)
+    assert (indices_of(found.mask), found.best, len(found.losses), found.forecast) == ({}, 0, 1, None)
 
 
 def test_nothing_goes_off_where_nothing_hurts():
@@ -138,7 +141,7 @@ def test_nothing_goes_off_where_nothing_hurts():
     for weight in weights:
         weight.parameter.data.zero_()
     found = learn(model, weights, batches(0), batches(1), **QUICK)
-    assert (found.positions, found.best, len(found.losses), found.forecast) == ({}, 0, 1, None)
+    assert (indices_of(found.mask), found.best, len(found.losses), found.forecast) == ({}, 0, 1, None)
 
 
 def test_switches_are_found_beside_many_weights_that_are_off_already():
@@ -147,12 +150,12 @@ def test_switches_are_found_beside_many_weights_that_are_off_already():
     generator = torch.Generator().manual_seed(0)
     dead = {w.name: torch.randperm(w.size, generator=generator)[: w.size // 4].sort().values for w in weights}
     rows = batches(0, 24)
-    with switched_off(weights, dead):
+    with switched_off(weights, mask_of(dead, weights)):
         found = learn(model, weights, rows, rows, **QUICK)
         assert found.losses[found.best] < found.losses[0]
         assert found.losses[found.best] == min(found.losses)
-    gone = sum(len(set(p.tolist()) & set(dead[n].tolist())) for n, p in found.positions.items())
-    assert count(found.positions) > gone == 0
+    gone = sum(len(set(p.tolist()) & set(dead[n].tolist())) for n, p in indices_of(found.mask).items())
+    assert found.mask.count > gone == 0
 
 
 def test_base_is_kept_when_every_round_is_worse():
@@ -166,7 +169,7 @@ def test_base_is_kept_when_every_round_is_worse():
         own = model(input_ids=batch.ids).logits.argmax(-1)
         stop.append(AnswerBatch(batch.ids, batch.mask, torch.where(batch.targets == -100, -100, own), batch.labels))
     found = learn(model, weights, rank, stop, **{**QUICK, "patience": 2})
-    assert (found.positions, found.best, len(found.losses)) == ({}, 0, 3)
+    assert (indices_of(found.mask), found.best, len(found.losses)) == ({}, 0, 3)
     assert unchanged(model, before)
 
 
@@ -177,7 +180,7 @@ def test_checkpointing_and_seeds():
 
     def run(**more):
         found = learn(model, weights, rows, batches(1), patience=99, **{**QUICK, "steps": 12, **more})
-        return found.losses, {n: p.tolist() for n, p in found.positions.items()}
+        return found.losses, {n: p.tolist() for n, p in indices_of(found.mask).items()}
 
     plain = run()
     assert run() == plain

@@ -10,6 +10,7 @@ from freemoe.domain_experts.purify.greedy import purify, toll_of
 from freemoe.domain_experts.purify.learned import learn
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
+from tests.masks import indices_of
 from tests.tiny import tiny_model
 
 PLANTED, ROW, COLUMN = "model.layers.0.mlp.down_proj.weight", 3, 5
@@ -59,8 +60,8 @@ def planted():
     return model, find_weights(model)
 
 
-def loss_without(model, weights, positions, rows):
-    with switched_off(weights, positions):
+def loss_without(model, weights, mask, rows):
+    with switched_off(weights, mask):
         return mean_loss(model, rows)
 
 
@@ -101,12 +102,12 @@ def test_purification_leaves_them_alone_and_still_gains(way, text, planted):
     large = super_weights(measure_curvature(model, weights, gradient), weights, 5)
     for s in large:
         place = s.row * {w.name: w.columns for w in weights}[s.weight] + s.column
-        assert place not in found.positions.get(s.weight, torch.empty(0)).tolist()
+        assert place not in indices_of(found.mask).get(s.weight, torch.empty(0)).tolist()
     base = mean_loss(model, fresh)
     if way is learn:
         # On its way it never did the harm that first order alone does with far fewer weights.
         assert max(found.losses) < found.losses[0] + 0.3
     if text == "far":
-        assert loss_without(model, weights, found.positions, fresh) < base - 1
+        assert loss_without(model, weights, found.mask, fresh) < base - 1
     else:
-        assert loss_without(model, weights, found.positions, fresh) < base + 0.05
+        assert loss_without(model, weights, found.mask, fresh) < base + 0.05

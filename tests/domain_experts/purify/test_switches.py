@@ -9,10 +9,12 @@ from freemoe.domain_experts.purify import learned
 from freemoe.domain_experts.purify.curvature import Curvature
 from freemoe.domain_experts.purify.gradients import noise_weights
 from freemoe.domain_experts.purify.learned import Pace, Switches, schedule
+from freemoe.models.mask import TensorMask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.domain_experts.purify.test_greedy import batches
 from tests.domain_experts.slow_learning import masked_gradients
+from tests.masks import indices_of
 from tests.tiny import tiny_model
 
 LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss"]
@@ -32,16 +34,17 @@ def test_what_is_gathered_equals_autograd_through_an_explicit_mask(case):
     weights = find_weights(model)
     rows = batches(0)
     mask = noise_weights(model, weights, batches(1), 200, spread=1e9)[0]
-    expected = masked_gradients(model, weights, mask, rows)
+    off = indices_of(mask)
+    expected = masked_gradients(model, weights, off, rows)
     switches = {w.name: Switches.fresh(w) for w in weights}
     for weight, switch in zip(weights, switches.values(), strict=True):
-        switch.switch(mask.get(weight.name, torch.empty(0, dtype=torch.long)))
+        switch.switch(mask.get(weight.name, switch.off))
     with switched_off(weights, mask):
         learned._gather(model, switches, rows, False)
     some, slope = 0, 0.0
     for (weight, switch), slow in zip(zip(weights, switches.values(), strict=True), expected, strict=True):
         torch.testing.assert_close(switch.mean.total().flatten(), 0.1 * slow, rtol=1e-3, atol=1e-6, msg=weight.name)
-        gone = mask.get(weight.name, torch.empty(0, dtype=torch.long))
+        gone = off.get(weight.name, torch.empty(0, dtype=torch.long))
         some += int((slow[gone] != 0).sum())
         own = weight.view().reshape(-1)
         slope += float((slow[gone] * -own[gone]).sum())
@@ -100,11 +103,11 @@ def test_changes_tell_what_was_added_to_each_weight():
     (weight, *_) = find_weights(tiny_model("llama"))
     own = weight.view().reshape(-1)
     switch = Switches.fresh(weight)
-    switch.switch(torch.tensor([1, 4, 6]))
-    switch.switch(torch.tensor([4, 7]))
-    assert switch.moved.tolist() == [1, 6, 7]
+    switch.switch(TensorMask.of_indices(torch.tensor([1, 4, 6]), weight.size))
+    switch.switch(TensorMask.of_indices(torch.tensor([4, 7]), weight.size))
+    assert switch.moved.indices().tolist() == [1, 6, 7]
     assert torch.equal(switch.change, torch.stack([own[1], own[6], -own[7]]))
-    assert switch.off.tolist() == [4, 7]
+    assert switch.off.indices().tolist() == [4, 7]
     switch.forget()
     switch.take(torch.ones(weight.shape))
     assert switch.slope == pytest.approx(float(own[1] + own[6] - own[7]), rel=1e-5)
@@ -123,8 +126,8 @@ def test_off_are_the_highest_scores_above_zero():
             switch = switches[weight.name] = Switches.fresh(weight)
             set_evidence(switch, values)
         mask, _ = learned._switch(switches, flat_curvature(weights, 0.0), most, math.inf)
-        got.append({n: p.tolist() for n, p in mask.items()})
-        assert {n: s.off.tolist() for n, s in switches.items() if len(s.off)} == got[-1]
+        got.append({n: p.tolist() for n, p in indices_of(mask).items()})
+        assert {n: s.off.indices().tolist() for n, s in switches.items() if s.off.count} == got[-1]
     assert got == [
         {}, {a.name: [8]}, {a.name: [8], b.name: [5]}, {a.name: [3, 8], b.name: [5]}, {a.name: [3, 8], b.name: [5, 8]}
     ]  # fmt: skip
@@ -139,7 +142,7 @@ def test_a_weight_goes_off_when_its_gain_is_more_than_it_disturbs():
     set_evidence(switch, {0: 1.0, 1: 1.0, 2: 1.0})
     for h, expected in ((0.4, [0, 1, 2]), (0.6, [0, 1]), (1.5, [0]), (2.5, [])):
         mask, _ = learned._switch({weight.name: switch}, flat_curvature([weight], h), 9, math.inf)
-        assert mask.get(weight.name, torch.empty(0)).tolist() == expected
+        assert indices_of(mask).get(weight.name, torch.empty(0)).tolist() == expected
 
 
 def test_the_pace_grows_while_steps_end_downhill_and_halves_when_the_loss_rises():

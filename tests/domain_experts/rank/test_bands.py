@@ -12,16 +12,17 @@ from freemoe.core.errors import NumericError
 from freemoe.domain_experts.rank.bands import (
     Band,
     Rankings,
-    band_positions,
+    band_mask,
     columns_at,
     grid,
     inside,
-    positions_between,
+    mask_between,
     rank_range,
 )
 from freemoe.domain_experts.rank.importance import seeded
 from freemoe.models.weights import Weight, find_weights
 from freemoe.recipes import BandSection
+from tests.masks import indices_of
 from tests.tiny import tiny_model
 
 EDGES = [(0.0, 0.1), (0.4, 0.55), (0.9, 1.0), (0.0, 1.0)]
@@ -84,14 +85,14 @@ def brute_force(band, weight, norm):
 @pytest.mark.parametrize("metric", ["wanda", "magnitude", "random"])
 @pytest.mark.parametrize("scope", ["row", "layer"])
 @pytest.mark.parametrize("patch", [1, 2, 4, 16])
-def test_positions_equal_brute_force(metric, scope, patch):
+def test_masks_equal_brute_force(metric, scope, patch):
     for seed, shape in enumerate([(20, 17), (5, 33), (3, 6, 10)]):
         matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
         weight = one(matrix)
         norm = norms_of([weight], seed)
         for start, end in EDGES:
             band = Band(metric, start, end, scope=scope, patch=patch, seed=seed)
-            found = band_positions(band, [weight], norm).get("w", torch.tensor([], dtype=torch.int64))
+            found = indices_of(band_mask(band, [weight], norm)).get("w", torch.tensor([], dtype=torch.int64))
             assert found.tolist() == brute_force(band, weight, norm), band
 
 
@@ -102,7 +103,7 @@ def test_models_equal_brute_force(case, dtype):
     weights = find_weights(model, layers=(1, 2))
     norm = norms_of(weights)
     for band in (Band("wanda", 0.35, 0.5), Band("magnitude", 0.0, 0.07, scope="layer"), Band("random", 0.9, 1.0)):
-        found = band_positions(band, weights, norm)
+        found = indices_of(band_mask(band, weights, norm))
         assert list(found) == [w.name for w in weights]
         for weight in weights:
             assert found[weight.name].dtype == torch.int64
@@ -112,20 +113,20 @@ def test_models_equal_brute_force(case, dtype):
 def test_ties_stand_in_the_order_of_their_columns():
     weight = one(torch.tensor([[2.0, 1.0, -1.0, 1.0, -2.0, 1.0, 2.0, -1.0]] * 2))
     # Ascending: the ones at columns 1 2 3 5 7, then the twos at 0 4 6.
-    found = band_positions(Band("magnitude", 0.25, 0.75), [weight], None)["w"]
+    found = indices_of(band_mask(Band("magnitude", 0.25, 0.75), [weight], None))["w"]
     assert found.tolist() == sorted([3, 5, 7, 0, 8 + 3, 8 + 5, 8 + 7, 8 + 0])
     constant = one(torch.ones(3, 10))
     for k in range(10):
-        found = band_positions(Band("magnitude", k / 10, (k + 1) / 10), [constant], None)["w"]
+        found = indices_of(band_mask(Band("magnitude", k / 10, (k + 1) / 10), [constant], None))["w"]
         assert found.tolist() == [k, 10 + k, 20 + k]
-    layer = band_positions(Band("magnitude", 0.0, 0.4, scope="layer"), [constant], None)["w"]
+    layer = indices_of(band_mask(Band("magnitude", 0.0, 0.4, scope="layer"), [constant], None))["w"]
     assert layer.tolist() == list(range(12))
 
 
 def test_zero_is_the_least_important_end():
     matrix = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
-    lowest = band_positions(Band("magnitude", 0.0, 0.1), [one(matrix)], None)["w"]
-    highest = band_positions(Band("magnitude", 0.9, 1.0), [one(matrix)], None)["w"]
+    lowest = indices_of(band_mask(Band("magnitude", 0.0, 0.1), [one(matrix)], None))["w"]
+    highest = indices_of(band_mask(Band("magnitude", 0.9, 1.0), [one(matrix)], None))["w"]
     for row in range(6):
         smallest = matrix[row].abs().argsort()[:4] + 40 * row
         largest = matrix[row].abs().argsort()[-4:] + 40 * row
@@ -134,7 +135,7 @@ def test_zero_is_the_least_important_end():
     # Norms count: a large weight on a dead input is the least important.
     weight = one(torch.tensor([[100.0, 1.0, 2.0, 3.0]]))
     dead = Band("wanda", 0.0, 0.25)
-    assert band_positions(dead, [weight], lambda tap: torch.tensor([[0.0, 1.0, 1.0, 1.0]]))["w"].tolist() == [0]
+    assert indices_of(band_mask(dead, [weight], lambda tap: torch.tensor([[0.0, 1.0, 1.0, 1.0]])))["w"].tolist() == [0]
 
 
 @pytest.mark.parametrize("scope", ["row", "layer"])
@@ -147,7 +148,7 @@ def test_bands_side_by_side_partition_the_matrix(section, scope, patch):
     bands = grid(recipe, "magnitude", 0)
     rankings = Rankings(weights, None)
     for weight in weights:
-        parts = [rankings.positions(b).get(weight.name, torch.zeros(0).long()) for b in bands]
+        parts = [indices_of(rankings.mask(b)).get(weight.name, torch.zeros(0).long()) for b in bands]
         covered = round(bands[-1].end * 100) == 100
         joined = torch.cat(parts).sort().values
         assert joined.unique().numel() == joined.numel()
@@ -159,7 +160,7 @@ def test_bands_side_by_side_partition_the_matrix(section, scope, patch):
 @pytest.mark.parametrize(("start", "end"), [(0.0, 0.1), (0.33, 0.4), (0.5, 0.52), (0.96, 1.0)])
 def test_every_row_loses_exactly_its_share(start, end):
     weights = find_weights(tiny_model("mixtral"))
-    found = band_positions(Band("wanda", start, end), weights, norms_of(weights))
+    found = indices_of(band_mask(Band("wanda", start, end), weights, norms_of(weights)))
     for weight in weights:
         share = round(end * weight.columns) - round(start * weight.columns)
         where = found.get(weight.name, torch.zeros(0).long())
@@ -247,34 +248,34 @@ def test_all_bands_of_a_grid_share_one_sort(monkeypatch):
     section = BandSection(step=0.1, ratio=0.1)
     all_bands = [b for metric in ("wanda", "magnitude") for b in grid(section, metric, 0)]
     rankings = Rankings(weights, norm, all_bands)
-    found = [rankings.positions(b) for b in all_bands]
+    found = [indices_of(rankings.mask(b)) for b in all_bands]
     assert sorted_ == [9] * len(weights) * 2
     # A band that was not announced is sorted for, and right.
     other = Band("wanda", 0.33, 0.41)
-    extra = rankings.positions(other)
+    extra = indices_of(rankings.mask(other))
     assert len(sorted_) == len(weights) * 3
     rankings.forget()
-    for band, positions in [*zip(all_bands, found, strict=True), (other, extra)]:
-        alone = band_positions(band, weights, norm)
-        assert alone.keys() == positions.keys()
-        assert all(torch.equal(alone[k], positions[k]) for k in alone), band
+    for band, expected in [*zip(all_bands, found, strict=True), (other, extra)]:
+        alone = indices_of(band_mask(band, weights, norm))
+        assert alone.keys() == expected.keys()
+        assert all(torch.equal(alone[k], expected[k]) for k in alone), band
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral"])
 @pytest.mark.parametrize("scope", ["row", "layer"])
 @pytest.mark.parametrize("patch", [1, 2, 16])
-def test_stored_ends_regenerate_the_positions(case, scope, patch):
+def test_stored_ends_regenerate_the_masks(case, scope, patch):
     weights = find_weights(tiny_model(case).to(torch.bfloat16), layers=(0, 1))
     norm = norms_of(weights)
     rankings = Rankings(weights, norm)
     for start, end in [*EDGES, (0.2, 0.21), (0.99, 1.0), (0.5, 0.5)]:
         band = Band("wanda", start, end, scope=scope, patch=patch)
-        expected, stored = rankings.positions(band), rankings.ends(band)
+        expected, stored = indices_of(rankings.mask(band)), rankings.ends(band)
         assert expected.keys() == stored.keys()
         for weight in weights:
             if weight.name not in stored:
                 continue
-            again = positions_between(band, weight, norm, *stored[weight.name])
+            again = mask_between(band, weight, norm, *stored[weight.name]).indices()
             assert torch.equal(again, expected[weight.name]), band
 
 
@@ -289,20 +290,22 @@ def test_rankings_are_kept_apart():
         Band("random", 0.1, 0.3, seed=0),
         Band("random", 0.1, 0.3, seed=1),
     ]
-    seen = [tuple(shared.positions(b)[weights[0].name].tolist()) for b in bands]
+    seen = [tuple(indices_of(shared.mask(b))[weights[0].name].tolist()) for b in bands]
     assert len(set(seen)) == len(bands)
-    assert seen == [tuple(Rankings(weights, norms_of(weights)).positions(b)[weights[0].name].tolist()) for b in bands]
+    assert seen == [
+        tuple(Rankings(weights, norms_of(weights)).mask(b)[weights[0].name].indices().tolist()) for b in bands
+    ]
 
 
 def test_a_band_touches_only_what_it_covers():
     weights = find_weights(tiny_model("llama"))
-    attention = band_positions(Band("magnitude", 0, 0.1, sublayers="attention"), weights, None)
+    attention = indices_of(band_mask(Band("magnitude", 0, 0.1, sublayers="attention"), weights, None))
     assert set(attention) == {w.name for w in weights if w.sublayer == "attention"}
-    second = band_positions(Band("magnitude", 0, 0.1, layers=(1, 2)), weights, None)
+    second = indices_of(band_mask(Band("magnitude", 0, 0.1, layers=(1, 2)), weights, None))
     assert set(second) == {w.name for w in weights if w.layer == 1}
-    both = band_positions(Band("magnitude", 0, 0.1, sublayers="mlp", layers=(0, 1)), weights, None)
+    both = indices_of(band_mask(Band("magnitude", 0, 0.1, sublayers="mlp", layers=(0, 1)), weights, None))
     assert set(both) == {w.name for w in weights if w.layer == 0 and w.sublayer == "mlp"}
-    everything = band_positions(Band("magnitude", 0, 0.1), weights, None)
+    everything = indices_of(band_mask(Band("magnitude", 0, 0.1), weights, None))
     assert all(torch.equal(everything[k], v) for k, v in {**attention, **second}.items())
 
 
@@ -312,14 +315,14 @@ def test_many_columns_keep_their_numbers():
     for scope in ("row", "layer"):
         band = Band("magnitude", 0.0, 0.3, scope=scope)
         rankings = Rankings([weight], None)
-        found = rankings.positions(band)["w"]
+        found = indices_of(rankings.mask(band))["w"]
         flat = weight.parameter.detach().abs()
         if scope == "row":
             expected = torch.cat([flat[r].argsort(stable=True)[:12000] + 40000 * r for r in range(2)])
         else:
             expected = flat.flatten().argsort(stable=True)[:24000]
         assert torch.equal(found, expected.sort().values)
-        assert torch.equal(positions_between(band, weight, None, *rankings.ends(band)["w"]), found)
+        assert torch.equal(mask_between(band, weight, None, *rankings.ends(band)["w"]).indices(), found)
 
 
 def test_a_grid_has_names_of_its_own():
@@ -338,6 +341,6 @@ def test_nan_in_a_weight_is_refused():
     matrix = torch.ones(2, 4)
     matrix[0, 1] = math.nan
     with pytest.raises(NumericError, match="'w'"):
-        band_positions(Band("magnitude", 0, 0.5), [one(matrix)], None)
+        indices_of(band_mask(Band("magnitude", 0, 0.5), [one(matrix)], None))
     with pytest.raises(NumericError, match="8 of 8"):
-        band_positions(Band("wanda", 0, 0.5), [one(torch.ones(2, 4))], lambda t: torch.full((1, 4), math.inf))
+        indices_of(band_mask(Band("wanda", 0, 0.5), [one(torch.ones(2, 4))], lambda t: torch.full((1, 4), math.inf)))

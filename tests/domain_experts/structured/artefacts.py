@@ -11,6 +11,9 @@ from safetensors.torch import save
 from freemoe.core.artifacts import fingerprint, write_manifest
 from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
 from freemoe.domain_experts.structured.units import find_units
+from freemoe.models.mask import Mask
+from freemoe.models.weights import find_weights
+from tests.masks import mask_of
 from tests.tiny import tiny_model, tiny_tokenizer
 
 
@@ -18,11 +21,11 @@ def unit_artefact(root: Path) -> Path:
     """Experts of units, even and free, one of single switches, and one that the guard turned down."""
     model = tiny_model("llama")
     units = find_units(model, "neuron")
-    single = {"model.layers.0.self_attn.q_proj.weight": torch.tensor([0, 7, 90])}
+    single = mask_of({"model.layers.0.self_attn.q_proj.weight": torch.tensor([0, 7, 90])}, find_weights(model))
     even = {n: torch.arange(2 + n, 18 + n) for n in (0, 1)}
     experts = [
         unit_expert("law/all", "neuron", units.lines(even), single),
-        unit_expert("law/free", "neuron", units.lines({0: torch.arange(4)}), {}),
+        unit_expert("law/free", "neuron", units.lines({0: torch.arange(4)}), Mask()),
         switch_expert("law/single", single),
         Expert("law/none"),
     ]
@@ -34,7 +37,7 @@ def mixture_artefact(root: Path) -> Path:
     model = tiny_model("mixtral")
     units = find_units(model, "expert")
     off = {layer.number: torch.tensor([layer.number]) for layer in units.layers}
-    single = {"model.layers.0.self_attn.q_proj.weight": torch.tensor([0, 7, 90])}
+    single = mask_of({"model.layers.0.self_attn.q_proj.weight": torch.tensor([0, 7, 90])}, find_weights(model))
     return _written(root, model, [unit_expert("law/all", "expert", units.lines(off), single)])
 
 

@@ -17,6 +17,7 @@ from freemoe.models.weights import find_weights
 from freemoe.recipes import EvalRecipe
 from freemoe.systems import evaluate
 from tests.domain_experts.conftest import read_result, text_recipe
+from tests.masks import indices_of, mask_of
 from tests.tiny import tiny_model
 
 
@@ -47,8 +48,8 @@ def test_the_expert_has_exactly_the_neurons_that_were_asked_for(small_artefact) 
     expert = moe._experts[name]
     assert expert.kind == "unit"
     assert found.number_off(found.of_lines(expert.lines)) == chosen["units"]
-    positions = moe.expert_positions(name)
-    units_alone = found.positions(found.of_lines(expert.lines))
+    positions = indices_of(moe.expert_mask(name))
+    units_alone = indices_of(found.mask(found.of_lines(expert.lines)))
     assert units["singles"] == sum(map(len, positions.values())) - sum(map(len, units_alone.values())) > 0
 
 
@@ -116,14 +117,14 @@ def test_an_expert_of_units_is_written_as_rows_and_columns() -> None:
     units, weights = find_units(model, "neuron"), find_weights(model)
     off = {0: torch.tensor([1, 5, 47]), 1: torch.tensor([0])}
     single = {weights[0].name: torch.tensor([3, 900]), weights[-1].name: torch.tensor([0, 2, 48])}
-    expert = unit_expert("law/0", "neuron", units.lines(off), single)
+    expert = unit_expert("law/0", "neuron", units.lines(off), mask_of(single, weights))
     again = Expert.from_parts(expert.describe(), expert.to_tensors())
-    wanted = {k: set(v.tolist()) for k, v in units.positions(off).items()}
+    wanted = {k: set(v.tolist()) for k, v in indices_of(units.mask(off)).items()}
     for name, where in single.items():
         wanted.setdefault(name, set()).update(where.tolist())
-    assert {k: set(v.tolist()) for k, v in again.positions(weights).items()} == wanted
+    assert {k: set(v.tolist()) for k, v in indices_of(again.mask(weights)).items()} == wanted
     assert {k: v.tolist() for k, v in units.of_lines(again.lines).items()} == {0: [1, 5, 47], 1: [0]}
     assert sum(t.numel() * t.element_size() for t in expert.to_tensors().values()) < 200
     other = find_weights(tiny_model("llama", intermediate_size=40))
     with pytest.raises(ArtifactError, match="another base"):
-        again.positions(other)
+        again.mask(other)

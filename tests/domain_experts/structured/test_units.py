@@ -11,6 +11,7 @@ from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import even_count, find_units, lowest, numbers_off
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
+from tests.masks import indices_of
 from tests.tiny import DENSE, MIXTURES, tiny_model
 
 # Families whose plain configuration fixes a head's size by the number of heads.
@@ -47,7 +48,7 @@ def test_masked_is_switched_off_is_cut_out(case: str, kind: str, each: list[int]
     weights = find_weights(model)
     with units_off(units, off):
         by_mask = logits(model)
-    with switched_off(weights, units.positions(off)):
+    with switched_off(weights, units.mask(off)):
         by_weight = logits(model)
     assert torch.equal(logits(model), whole)
     assert (by_mask - whole).abs().max() > 1e-3
@@ -157,7 +158,7 @@ def test_masks_of_ones_change_no_bit() -> None:
 def test_positions_of_a_neuron_are_its_rows_and_its_column() -> None:
     model = tiny_model("phi3")
     units = find_units(model, "neuron")
-    positions = units.positions({1: torch.tensor([4])})
+    positions = indices_of(units.mask({1: torch.tensor([4])}))
     weights = {w.name: w for w in find_weights(model)}
     (up, down) = positions
     _, _, columns = weights[up].shape

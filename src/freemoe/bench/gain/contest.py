@@ -31,7 +31,7 @@ from freemoe.evals.engine.scorer import Pair, Scorer
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.task import Grader, grade_choice
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.models.switching import count, switched_off
+from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 
 Method = Literal["base", "greedy", "learned", "lora", "full"]
@@ -101,14 +101,14 @@ def compete(job: Job) -> dict[str, Any]:
     elif job.method in ("greedy", "learned"):
         switches = _switches(job, model, weights, gradient, stop)
         found["seconds"] = time.perf_counter() - began
-        expert = switch_expert("expert", switches.positions)
+        expert = switch_expert("expert", switches.mask)
         found |= {
             "losses": list(switches.losses),
-            "numbers": count(switches.positions),
-            "share_off": count(switches.positions) / sum(w.size for w in weights),
+            "numbers": switches.mask.count,
+            "share_off": switches.mask.share(weights),
             "bytes": sum(t.numel() * t.element_size() for t in expert.to_tensors().values()),
         }
-        with switched_off(weights, switches.positions):
+        with switched_off(weights, switches.mask):
             after = _score(scorer, material.reported)
     else:
         if job.method == "lora":

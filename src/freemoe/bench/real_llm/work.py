@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from freemoe.bench.real_llm.cells import BASE, EVERYTHING, Cell
 from freemoe.bench.real_llm.data import MATERIALS, TEXTS, Parts, load_parts
 from freemoe.bench.real_llm.methods.structured import METHODS
 from freemoe.bench.real_llm.methods.weights import (
-    POSITIONS,
+    OFF,
     SHOTS,
     Stand,
     Trained,
@@ -30,11 +29,10 @@ from freemoe.bench.real_llm.protocol import Protocol
 from freemoe.core.environment import peak_memory_bytes
 from freemoe.core.errors import DataError
 from freemoe.core.runs import write_atomic
-from freemoe.domain_experts.expert import decode_positions
-from freemoe.domain_experts.structured.fitting import joined as union
 from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import find_weights
+from freemoe.models.weights import Weight, find_weights
 
 _PREFILL, _DECODE, _TIMED = 512, 16, 3
 
@@ -198,7 +196,9 @@ def _elsewhere(job: Job, stand: Stand) -> dict[str, Any]:
             with_adapter(stand, load_file(path), cell.rank)
         elif job.needs:
             stack.enter_context(
-                switched_off(stand.weights, joined([load_file(path) for _, path in job.needs if Path(path).exists()]))
+                switched_off(
+                    stand.weights, joined(stand.weights, [load_file(p) for _, p in job.needs if Path(p).exists()])
+                )
             )
         for column in columns:
             found[column] = _column(job, stand, column)
@@ -218,10 +218,7 @@ def _column(job: Job, stand: Stand, column: str) -> dict[str, Any]:
     return {"kind": data.kind, "ids": ids, "keys": keys, **per_document(data.kind, scores)}
 
 
-def joined(experts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Positions that any of several kept experts switches off."""
-    decoded = (
-        {k.removeprefix(POSITIONS): decode_positions(code) for k, code in tensors.items() if k.startswith(POSITIONS)}
-        for tensors in experts
-    )
-    return reduce(union, decoded, {})
+def joined(weights: Sequence[Weight], experts: Sequence[dict[str, Tensor]]) -> Mask:
+    """What any of several kept experts switches off."""
+    codes = ({k.removeprefix(OFF): code for k, code in found.items() if k.startswith(OFF)} for found in experts)
+    return Mask().union(*(Mask.decode(own, weights) for own in codes))

@@ -1,7 +1,7 @@
 """T4: how large an expert is against its base, and whether it comes back from disk bit by bit.
 
 One base is really built, written, loaded and compared. Of the published shapes no weights are at hand: a band expert
-is made with drawn numbers, as its size depends on shapes alone, and a switch expert with positions drawn at random, the
+is made with drawn numbers, as its size depends on shapes alone, and a switch expert with weights drawn at random, the
 hardest to code.
 """
 
@@ -26,9 +26,10 @@ from freemoe.bench.harness import Figure, Outcome, Settings
 from freemoe.bench.speed.shapes import random_model
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.runs import write_atomic
-from freemoe.domain_experts.expert import Expert, band_expert, encode_positions, switch_expert
+from freemoe.domain_experts.expert import Expert, band_expert, switch_expert
 from freemoe.domain_experts.rank.bands import Band, Rankings
-from freemoe.models.switching import Positions
+from freemoe.models.mask import Mask
+from freemoe.models.sorted_code import encode
 from freemoe.models.weights import Weight, find_weights
 
 # As published with the models: model_type, then what differs from the type's own defaults.
@@ -148,7 +149,7 @@ def _published(name: str, seed: int) -> tuple[list[Figure], dict[str, Any]]:
     @cache
     def coded(size: int) -> int:
         # Codes of equal sizes are equally long, up to a few bytes in a hundred thousand.
-        return len(encode_positions(_scattered(size, rng)))
+        return len(encode(_scattered(size, rng)))
 
     switch = {f"domain/0|switch|{w.name}": (torch.uint8, (coded(w.size),)) for w in weights}
     sizes = file_bytes(band), file_bytes(switch)
@@ -172,8 +173,9 @@ def _built(folder: Path, settings: Settings) -> tuple[list[Figure], dict[str, An
         norms = _norms(weights, rng)
         rankings = Rankings(weights, norms.__getitem__)
         band = band_expert("domain/0", BAND, rankings.ends(BAND), norms, weights)
-        switch = switch_expert("domain/0", {w.name: _scattered(w.size, rng) for w in weights})
-        expected = {"band": rankings.positions(BAND), "switch": switch.switches}
+        scattered = Mask.of_indices({w.name: _scattered(w.size, rng) for w in weights}, weights)
+        switch = switch_expert("domain/0", scattered)
+        expected = {"band": rankings.mask(BAND), "switch": scattered}
 
         name = str(dtype).removeprefix("torch.")
         model.save_pretrained(folder / name)
@@ -185,7 +187,7 @@ def _built(folder: Path, settings: Settings) -> tuple[list[Figure], dict[str, An
                 found, seconds[f"{kind}, loaded in {loaded}"] = _through_disk(
                     expert, folder / f"{kind}.safetensors", fresh
                 )
-                differ += count_differing(expected[kind], found)
+                differ += expected[kind].difference(found).count + found.difference(expected[kind]).count
         sizes = [(folder / f"{kind}.safetensors").stat().st_size for kind in ("band", "switch")]
         computed = [file_bytes(shapes_of(e.to_tensors())) for e in (band, switch)]
         if sizes != computed:
@@ -213,21 +215,10 @@ def _built(folder: Path, settings: Settings) -> tuple[list[Figure], dict[str, An
     return [exact, *figures], details
 
 
-def _through_disk(expert: Expert, path: Path, weights: list[Weight]) -> tuple[Positions, float]:
+def _through_disk(expert: Expert, path: Path, weights: list[Weight]) -> tuple[Mask, float]:
     """Write an expert and regenerate it from the file on another load of its base; also the seconds to regenerate."""
     write_atomic(path, save(expert.to_tensors()))
     described = json.loads(json.dumps(expert.describe()))
     began = time.perf_counter()
-    found = Expert.from_parts(described, load_file(path)).positions(weights)
+    found = Expert.from_parts(described, load_file(path)).mask(weights)
     return found, time.perf_counter() - began
-
-
-def count_differing(one: Positions, other: Positions) -> int:
-    """Weights that only one of two experts switches off."""
-    none = torch.empty(0, dtype=torch.int64)
-    total = 0
-    for name in dict.fromkeys([*one, *other]):
-        a, b = one.get(name, none), other.get(name, none)
-        if not torch.equal(a, b):
-            total += len(a) + len(b) - 2 * int(torch.isin(a, b).sum())
-    return total

@@ -26,6 +26,7 @@ from freemoe.domain_experts.purify.activations import parts
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.learned import Switches, _gather, _switch
+from freemoe.models.mask import Mask
 from freemoe.models.precision import held_in
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight, find_weights
@@ -104,7 +105,7 @@ def _switches(model: Any, weights: list[Weight], batch: AnswerBatch, half: bool)
     curvature = measure_curvature(model, weights, [batch], checkpointing="auto")
     most = sum(w.size for w in weights) // 100
     rate = curvature.small_cost(weights) * batch.answer_tokens**0.5
-    mask: dict[str, torch.Tensor] = {}
+    mask = Mask()
     line = math.inf
 
     def step() -> None:

@@ -188,7 +188,7 @@ def _ours(world: World, search: str, seed: int) -> Found:
             rankings: Rankings = rankings,
             table: Table = table,
         ) -> list[Score]:
-            with switched_off(world.weights, rankings.positions(by_name[name])):
+            with switched_off(world.weights, rankings.mask(by_name[name])):
                 scores = evaluator.score([split.documents[i] for i in numbers])
             table[name] += [s.value for s in scores]
             return scores
@@ -250,7 +250,7 @@ def _check_near(world: World, group: int, band: str, number: int) -> None:
     rankings = Rankings(world.weights, lambda tap: world.norms.norm(tap, group, 2))
     scorer = Scorer(world.model, world.tokenizer)
     document = world.splits[group].documents[number]
-    with switched_off(world.weights, rankings.positions(next(b for b in world.bands if b.name == band))):
+    with switched_off(world.weights, rankings.mask(next(b for b in world.bands if b.name == band))):
         values = sorted(s.loglikelihood for s in scorer.score(scorer.document_pairs(document)))
     if values[-1] - values[-2] > CLOSE:
         raise NumericError(

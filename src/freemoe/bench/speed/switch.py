@@ -16,10 +16,10 @@ from torch import Tensor
 from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, ratio
 from freemoe.bench.speed.shapes import llama_shape
 from freemoe.core.errors import NumericError
-from freemoe.domain_experts.expert import random_positions
-from freemoe.domain_experts.rank.bands import Band, band_positions
+from freemoe.domain_experts.rank.bands import Band, band_mask
+from freemoe.models.mask import Mask, random_mask
 from freemoe.models.switchboard import Switchboard
-from freemoe.models.switching import Positions, count, switch_off
+from freemoe.models.switching import switch_off
 from freemoe.models.weights import Weight, find_weights
 
 TARGET = 1.5
@@ -42,13 +42,14 @@ class Case:
         """As it is printed."""
         return f"band of {self.share:.0%} width" if self.kind == "band" else f"single switches, {self.share:.0%} off"
 
-    def positions(self, weights: list[Weight], seed: int) -> Positions:
+    def mask(self, weights: list[Weight], seed: int) -> Mask:
         """What the expert of a seed switches off."""
         if self.kind == "band":
             generator = torch.Generator().manual_seed(seed)
             norms = {w.tap: torch.rand(w.experts, w.columns, generator=generator) + 0.01 for w in weights}
-            return band_positions(Band("wanda", 0.0, self.share), weights, norms.__getitem__)
-        return random_positions({w.name: torch.arange(round(w.size * self.share)) for w in weights}, weights, seed)
+            return band_mask(Band("wanda", 0.0, self.share), weights, norms.__getitem__)
+        first = {w.name: torch.arange(round(w.size * self.share)) for w in weights}
+        return random_mask(Mask.of_indices(first, weights), seed)
 
 
 CASES = (Case("band", 0.1), Case("band", 0.05), Case("switches", 0.01))
@@ -74,13 +75,13 @@ def run(settings: Settings) -> Outcome:
 
 def _contest(weights: list[Weight], case: Case, settings: Settings) -> tuple[float, dict[str, Any]]:
     """Ratio of switching to copying, and what belongs beside it."""
-    experts = {name: case.positions(weights, settings.seed + i) for i, name in enumerate("ab")}
-    masked = {name: _masked(weights, positions) for name, positions in experts.items()}
+    experts = {name: case.mask(weights, settings.seed + i) for i, name in enumerate("ab")}
+    masked = {name: _masked(weights, mask) for name, mask in experts.items()}
     board = Switchboard(weights)
     first: list[float] = []
-    for name, positions in experts.items():
+    for name, mask in experts.items():
         began = time.perf_counter()
-        board.learn(name, positions)
+        board.learn(name, mask)
         board.switch(name)
         first.append(time.perf_counter() - began)
         _check(weights, masked[name])
@@ -100,7 +101,7 @@ def _contest(weights: list[Weight], case: Case, settings: Settings) -> tuple[flo
     _check(weights, masked[board.active])
     board.switch("b" if board.active == "a" else "a")
     _check(weights, masked[board.active])
-    held, off = board.held_bytes("a"), count(experts["a"])
+    held, off = board.held_bytes("a"), experts["a"].count
     base = sum(w.size * w.parameter.element_size() for w in weights)
     board.switch(None)
     _check(weights, _base(weights, masked))
@@ -116,11 +117,11 @@ def _contest(weights: list[Weight], case: Case, settings: Settings) -> tuple[flo
     }
 
 
-def _masked(weights: list[Weight], positions: Positions) -> dict[str, Tensor]:
-    """Copies of the weights with an expert's positions at zero."""
+def _masked(weights: list[Weight], mask: Mask) -> dict[str, Tensor]:
+    """Copies of the weights with what an expert has off at zero."""
     found = {w.name: w.parameter.detach().clone() for w in weights}
     for weight in weights:
-        found[weight.name].view(-1)[positions[weight.name]] = 0
+        found[weight.name].view(-1)[mask[weight.name].bools()] = 0
     return found
 
 
@@ -138,8 +139,8 @@ def _check(weights: list[Weight], expected: dict[str, Tensor]) -> None:
             raise NumericError(f"{weight.name} is not what the expert's masked copy says.")
 
 
-def _without_holding(weights: list[Weight], experts: dict[str, Positions]) -> float:
-    """Seconds of switching off and on again from positions alone, as a search does it."""
+def _without_holding(weights: list[Weight], experts: dict[str, Mask]) -> float:
+    """Seconds of switching off and on again from a mask alone, as a search does it."""
     began = time.perf_counter()
     switch_off(weights, experts["a"]).restore()
     return round(time.perf_counter() - began, 4)

@@ -24,7 +24,7 @@ def experts_of(recipe: EvalRecipe) -> Subject:
     rows: dict[str, Row] = {}
     for expert in dict.fromkeys([BASE, *recipe.experts]):
         if expert not in (BASE, AUTO):
-            moe.expert_positions(expert)
+            moe.require(expert)
         rows[expert] = _routed(moe) if expert == AUTO else under(lambda expert=expert: moe.expert(expert))
     return Subject(moe.model, moe.tokenizer, rows)
 

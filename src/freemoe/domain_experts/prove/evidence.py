@@ -13,19 +13,21 @@ Rows of a domain:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
+from freemoe.domain_experts.workbench import MakeMask
 from freemoe.evals.engine.evaluator import Score
 from freemoe.evals.statistics import Interval, mean_of_bootstraps
 from freemoe.evals.summary import figure, interval_as_json, summary
 from freemoe.evals.tasks.documents import Document
+from freemoe.models.mask import Mask
 from freemoe.models.weights import Weight
 
-# (unit name, positions to switch off, documents) -> scores
-ScoreUnder = Callable[[str, dict[str, Tensor], Sequence[Document]], Sequence[Score]]
+# (unit name, what makes the mask, documents) -> scores
+ScoreUnder = Callable[[str, MakeMask, Sequence[Document]], Sequence[Score]]
 
 
 def mean_scores(runs: Sequence[Sequence[Score]]) -> list[Score]:
@@ -49,12 +51,12 @@ def scatter(parts: Sequence[tuple[Sequence[int], Sequence[Score]]], default: Seq
     return row
 
 
-def where_off(positions: dict[str, Tensor], weights: Sequence[Weight]) -> list[dict[str, Any]]:
+def where_off(mask: Mask, weights: Sequence[Weight]) -> list[dict[str, Any]]:
     """Where in the network the switched-off weights lie: share per layer and sublayer."""
     cells: dict[tuple[int, str], list[int]] = {}
     for weight in weights:
         cell = cells.setdefault((weight.layer, weight.sublayer), [0, 0])
-        cell[0] += len(positions.get(weight.name, ()))
+        cell[0] += len(mask.get(weight.name, ()))
         cell[1] += weight.size
     return [
         {"layer": layer, "sublayer": sublayer, "off": off, "of": size}
@@ -67,9 +69,9 @@ def domain_evidence(
     known: Sequence[int],
     names: Sequence[str],
     routes: Sequence[tuple[str, str, float]],
-    experts: dict[str, dict[str, Tensor]],
-    candidates: dict[str, dict[str, Callable[[], dict[str, Tensor]]]],
-    controls: Callable[[str, int], dict[str, Tensor]],
+    experts: dict[str, MakeMask],
+    candidates: dict[str, dict[str, MakeMask]],
+    controls: Callable[[str, int], Mask],
     control_seeds: int,
     score: ScoreUnder,
     seed: int,
@@ -82,29 +84,29 @@ def domain_evidence(
         names: The domain's subdomains.
         routes: For each document the expert the router picked (``base`` where it abstained), the subdomain it saw, and
             its confidence.
-        experts: Positions of every accepted expert of the build, by subdomain.
-        candidates: Per subdomain, every candidate's positions, made when asked for; empty without the oracle.
-        controls: ``(subdomain, number) -> positions`` of a random mask of the expert's size.
+        experts: Every accepted expert of the build, by subdomain.
+        candidates: Every candidate per subdomain; empty without the oracle.
+        controls: ``(subdomain, number)`` -> a random mask of the expert's size.
         control_seeds: How many controls.
-        score: Scores documents under switched-off positions; journalled.
+        score: Scores documents with weights off; journalled.
         seed: Of the bootstrap.
     """
-    base = score("base", {}, documents)
+    base = score("base", Mask, documents)
     seen = [names[k] for k in known]
     groups = {name: at for name in names if (at := [i for i, own in enumerate(seen) if own == name])}
 
-    def under(unit: str, positions: dict[str, Tensor], indices: Sequence[int]) -> Sequence[Score]:
-        return score(unit, positions, [documents[i] for i in indices])
+    def under(unit: str, off: MakeMask, indices: Sequence[int]) -> Sequence[Score]:
+        return score(unit, off, [documents[i] for i in indices])
 
     own = {n: under(f"expert {n}", experts[n], g) for n, g in groups.items() if n in experts}
     expert = scatter([(groups[n], s) for n, s in own.items()], base)
     # Where no expert was accepted a control has nothing to match, and the row is left out.
     control_runs = [
-        scatter([(groups[n], under(f"control {r} {n}", controls(n, r), groups[n])) for n in own], base)
+        scatter([(groups[n], under(f"control {r} {n}", partial(controls, n, r), groups[n])) for n in own], base)
         for r in range(control_seeds if own else 0)
     ]
     asked = {name: candidates[name] for name in groups if candidates.get(name)}
-    swept = {n: {c: under(f"oracle {n} {c}", make(), groups[n]) for c, make in m.items()} for n, m in asked.items()}
+    swept = {n: {c: under(f"oracle {n} {c}", make, groups[n]) for c, make in m.items()} for n, m in asked.items()}
     picks = {name: _best_on_test(rows, base, groups[name]) for name, rows in swept.items()}
     table = {
         "base": base,
@@ -160,10 +162,10 @@ def _per_document(
 def _routed(
     routes: Sequence[tuple[str, str, float]],
     known: Sequence[str],
-    experts: dict[str, dict[str, Tensor]],
+    experts: dict[str, MakeMask],
     base: Sequence[Score],
     expert: Sequence[Score],
-    under: Callable[[str, dict[str, Tensor], Sequence[int]], Sequence[Score]],
+    under: Callable[[str, MakeMask, Sequence[int]], Sequence[Score]],
 ) -> list[Score]:
     """Every document under the expert that was picked for it; those sent to their own subdomain's are scored already."""
     routed = list(base)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from freemoe.domain_experts.candidates import SALIENCY, Subdomain
-from freemoe.domain_experts.expert import Expert, random_positions
+from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.prove.evidence import domain_evidence, where_off
 from freemoe.domain_experts.route.router import Router, calibration_errors
 from freemoe.domain_experts.route.subdomains import Subdomains, features
 from freemoe.domain_experts.structured.evidence import cut_evidence, unit_evidence
-from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits, joined
-from freemoe.domain_experts.workbench import Workbench
+from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits
+from freemoe.domain_experts.workbench import MakeMask, Workbench
 from freemoe.evals.engine.evaluator import Score
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import Document, FrozenChoice
-from freemoe.models.switching import count, share
+from freemoe.models.mask import Mask, random_mask
 from freemoe.recipes import BuildRecipe
 
 
@@ -35,18 +34,19 @@ def reported_evidence(
     recipe = bench.recipe
     # Regenerated from what is written to disk, so that the report is about the artefact.
     stored = {k: v for e in experts for k, v in e.to_tensors().items()}
-    accepted = {
-        e.name: Expert.from_parts(e.describe(), stored).positions(bench.weights) for e in experts if e.kind != "base"
+    accepted: dict[str, MakeMask] = {
+        e.name: partial(Expert.from_parts(e.describe(), stored).mask, bench.weights)
+        for e in experts
+        if e.kind != "base"
     }
     by_name = {s.name: s for s in subdomains}
 
-    def controls(name: str, number: int) -> dict[str, Tensor]:
+    def controls(name: str, number: int) -> Mask:
         seed, units = 1000 * (recipe.seed + 1) + number, by_name[name].units
         if units is not None and (choice := by_name[name].choice) is not None and choice.candidate == UNITS:
             # Random units, and where single weights are off too, as many random ones beside them.
-            singles = random_positions(units.singles, bench.weights, seed)
-            return joined(units.units.positions(units.random(units.best, seed)), singles)
-        return random_positions(accepted[name], bench.weights, seed)
+            return units.units.mask(units.random(units.best, seed)).union(random_mask(units.singles, seed))
+        return random_mask(accepted[name](), seed)
 
     found = []
     with bench.progress.stage("report", len(divided)) as advance:
@@ -56,7 +56,7 @@ def reported_evidence(
             seen = router.route(feature)
             routes = [("base" if router.abstains(r) else r.subdomain, r.subdomain, r.confidence) for r in seen]
             known = part.assign(documents, feature)
-            candidates = {n: {c: _deferred(by_name[n], c) for c in _candidates(by_name[n])} for n in part.names}
+            candidates = {n: {c: partial(by_name[n].mask, c) for c in _candidates(by_name[n])} for n in part.names}
             evidence = domain_evidence(
                 documents,
                 known,
@@ -66,7 +66,7 @@ def reported_evidence(
                 candidates if recipe.evidence.oracle else {},
                 controls,
                 recipe.evidence.controls,
-                lambda unit, positions, docs, domain=domain: bench.reported_scores(domain, unit, positions, docs),
+                lambda unit, off, docs, domain=domain: bench.reported_scores(domain, unit, off, docs),
                 recipe.seed,
             )
             evidence["router"] |= calibration_errors(seen, [domain] * len(seen), [part.names[k] for k in known])
@@ -87,8 +87,8 @@ def _units_of(
     """The curve of a subdomain's units on its reported documents, and what cutting them saves."""
     recipe = bench.recipe
 
-    def score(unit: str, positions: dict[str, Tensor], docs: Sequence[Document]) -> Sequence[Score]:
-        return bench.reported_scores(domain, f"curve {name} {unit}", positions, docs)
+    def score(unit: str, off: MakeMask, docs: Sequence[Document]) -> Sequence[Score]:
+        return bench.reported_scores(domain, f"curve {name} {unit}", off, docs)
 
     found = unit_evidence(units, documents, score, controls=recipe.evidence.controls, seed=recipe.seed)
     return {**found, "layout": recipe.units.layout, "cut": cut_evidence(bench.model, units)}
@@ -99,25 +99,21 @@ def _candidates(sub: Subdomain) -> list[str]:
     return [*(name for name, found in fitted if found is not None), *sub.bands]
 
 
-def _deferred(sub: Subdomain, candidate: str) -> Callable[[], dict[str, Tensor]]:
-    return lambda: sub.positions(candidate)
-
-
 def _domain_result(
     bench: Workbench,
     domain: str,
     part: Subdomains,
     by_name: dict[str, Subdomain],
-    accepted: dict[str, dict[str, Tensor]],
+    accepted: dict[str, MakeMask],
     evidence: dict[str, Any],
 ) -> dict[str, Any]:
     data = bench.domains[domain]
     subdomains = []
     for name in part.names:
         sub = by_name[name]
-        off = accepted.get(name, {})
+        off = accepted.get(name, Mask)()
         best = max(sub.verdicts, key=lambda v: v.gain)
-        shown = off or sub.positions(best.candidate)
+        shown = off or sub.mask(best.candidate)
         subdomains.append(
             {
                 "name": name,
@@ -125,8 +121,8 @@ def _domain_result(
                 "chosen": sub.choice.candidate if sub.choice else "base",
                 "verdict": _verdict_in_words(sub, bench.recipe),
                 "verdicts": [vars(v) for v in sub.verdicts],
-                "off": count(off),
-                "off_share": share(bench.weights, off),
+                "off": off.count,
+                "off_share": off.share(bench.weights),
                 "where_off": where_off(shown, bench.weights),
                 "where_off_is": "chosen" if off else f"best candidate, turned down: {best.candidate}",
                 "purification_curve": sub.curve,

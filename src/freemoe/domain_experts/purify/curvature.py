@@ -21,6 +21,7 @@ from torch import Tensor
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.gradients import Checkpointing, backward, finite, gradients_to
 from freemoe.domain_experts.rank.calibrate import calibrate
+from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight
 
@@ -141,7 +142,7 @@ class Forecast:
 def forecast(
     model: Any,
     weights: Sequence[Weight],
-    positions: dict[str, Tensor],
+    mask: Mask,
     curvature: Curvature,
     batches: Sequence[AnswerBatch],
     *,
@@ -152,7 +153,7 @@ def forecast(
     Args:
         model: A causal LM.
         weights: Weights that may be switched off.
-        positions: Those that are, by name.
+        mask: Those that are.
         curvature: Of the base.
         batches: Documents; the first few thousand answer tokens of them are used.
         checkpointing: As for ``gradients_to``.
@@ -160,7 +161,7 @@ def forecast(
     Returns:
         None where no weight is off.
     """
-    if not positions:
+    if not mask:
         return None
     used: list[AnswerBatch] = []
     for batch in batches:
@@ -170,18 +171,16 @@ def forecast(
 
     def take(weight: Weight, gradient: Tensor) -> None:
         nonlocal first
-        where = positions[weight.name].to(gradient.device)
-        own = weight.view().reshape(-1)[where].float()
-        first += float((own * finite(gradient.reshape(-1)[where].float(), weight)).sum(dtype=torch.float64))
+        off = mask[weight.name]
+        own = off.pick(weight.view()).float()
+        first += float((own * finite(off.pick(gradient).float(), weight)).sum(dtype=torch.float64))
 
-    chosen = [w for w in weights if w.name in positions]
+    chosen = [w for w in weights if w.name in mask]
     with gradients_to(model, chosen, take, checkpointing=checkpointing):
         backward(model, used)
-    lost = sum(
-        float(curvature.disturbance(w).reshape(-1)[positions[w.name].to(w.parameter.device)].sum()) for w in chosen
-    )
+    lost = sum(float(mask[w.name].pick(curvature.disturbance(w)).sum()) for w in chosen)
     before = mean_loss(model, used)
-    with switched_off(weights, {w.name: positions[w.name].to(w.parameter.device) for w in chosen}):
+    with switched_off(weights, mask):
         after = mean_loss(model, used)
     return Forecast(first, lost, before - after)
 

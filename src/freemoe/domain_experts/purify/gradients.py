@@ -20,6 +20,7 @@ from freemoe.domain_experts.purify.activations import bytes_per_token, fits, par
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.purify.strongest import strongest
 from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.spec import family_of, find_layers
 from freemoe.models.weights import Weight
 
@@ -163,7 +164,7 @@ class Leaders:
         self._share = spread * count / sum(w.size for w in weights)
         self._toll = toll
         self._names = [w.name for w in weights]
-        self._leaders: dict[str, tuple[Tensor, Tensor]] = {}
+        self._leaders: dict[str, tuple[TensorMask, Tensor]] = {}
 
     def take(self, weight: Weight, gradient: Tensor) -> None:
         """Add one batch's gradient ``(experts, rows, columns)`` of one weight; it is not kept.
@@ -176,28 +177,28 @@ class Leaders:
         if weight.name in self._leaders:
             # Their sums have paid the toll.
             where, sums = self._leaders[weight.name]
-            scores[where] = gains[where] + sums
+            where.put(scores, where.pick(gains) + sums)
         keep = min(weight.size, max(math.ceil(self._share * weight.size), _FEWEST))
-        where = torch.topk(scores, keep).indices.sort().values
-        self._leaders[weight.name] = where, scores[where]
+        where = TensorMask.of_indices(torch.topk(scores, keep).indices.sort().values, weight.size)
+        self._leaders[weight.name] = where, where.pick(scores)
 
     def _sums(self, name: str) -> Callable[[], Tensor]:
         return lambda: self._leaders[name][1]
 
-    def choose(self) -> tuple[dict[str, Tensor], float]:
+    def choose(self) -> tuple[Mask, float]:
         """The weights, and the sum of their scores.
 
         Returns:
-            Name of a weight to its sorted flat positions in (experts, rows, columns) order, those with none being absent;
-            and what switching them off should gain in nats per token.
+            Their mask, and what switching them off should gain in nats per token.
         """
         reached = [name for name in self._names if name in self._leaders]
-        picked = strongest([self._sums(name) for name in reached], self._count).positions
-        found = {name: self._leaders[name][0][at] for name, at in zip(reached, picked, strict=True) if len(at)}
-        gain = sum(
-            float(self._leaders[n][1][at].sum(dtype=torch.float64)) for n, at in zip(reached, picked, strict=True)
-        )
-        return found, gain
+        picked = strongest([self._sums(name) for name in reached], self._count).masks
+        found, gain = {}, 0.0
+        for name, at in zip(reached, picked, strict=True):
+            where, sums = self._leaders[name]
+            found[name] = at.within(where)
+            gain += float(at.pick(sums).sum(dtype=torch.float64))
+        return Mask(found), gain
 
 
 def noise_weights(
@@ -209,7 +210,7 @@ def noise_weights(
     spread: float,
     toll: Callable[[Weight], Tensor] | None = None,
     checkpointing: Checkpointing = False,
-) -> tuple[dict[str, Tensor], float]:
+) -> tuple[Mask, float]:
     """The ``count`` weights that stand against documents most, in one pass, and what that should gain; see `Leaders.choose`.
 
     Raises:

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from freemoe.core.errors import DataError, NumericError, RecipeError
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.curvature import Curvature, Forecast, forecast, measure_curvature
 from freemoe.domain_experts.purify.gradients import Checkpointing, noise_weights
-from freemoe.models.switching import Undo, count, switch_off
+from freemoe.models.mask import Mask
+from freemoe.models.switching import Undo, switch_off
 from freemoe.models.weights import Weight
 
 # A cut is a tiny share of the weights, so that a tensor can remember many times its fair part of it.
@@ -35,13 +35,13 @@ class Purified:
     """What a purification found.
 
     Attributes:
-        positions: Switched-off weights: name -> sorted flat positions in (experts, rows, columns) order.
+        mask: Switched-off weights.
         losses: Loss on the stopping documents, in nats per answer token: the base's, then one per round.
         best: Round that is kept; 0 is the base, and then nothing is switched off.
-        forecast: What the gradient of the base makes of these positions on stopping documents; None where none is off.
+        forecast: What the gradient of the base makes of this mask on stopping documents; None where none is off.
     """
 
-    positions: dict[str, Tensor]
+    mask: Mask
     losses: tuple[float, ...]
     best: int
     forecast: Forecast | None = None
@@ -125,7 +125,7 @@ def purify(
     losses = [mean_loss(model, stop)]
     before = losses[0]
     best, off, number = 0, 0, 0
-    kept: dict[str, Tensor] = {}
+    kept = Mask()
     try:
         curvature = measure_curvature(model, weights, parts[0], checkpointing=checkpointing)
         while off < int(budget * total):
@@ -145,7 +145,7 @@ def purify(
                 on_round(number, losses[-1], (off + rounds[-1].off) / total)
             if losses[-1] < losses[best]:
                 best = number
-                kept = joined(weights, rounds)
+                kept = joined(rounds)
             if number - best >= patience:
                 break
             if losses[-1] - before > rounds[-1].promise:
@@ -168,23 +168,23 @@ class Round:
     """What one round switched off, and what it promised.
 
     Attributes:
-        cuts: Positions by weight, one for every part of the documents.
+        cuts: What is off, one for every part of the documents.
         undos: The ways back, likewise.
         promise: Gain in nats per token that the gradients named.
         off: Weights that it switched off.
     """
 
-    cuts: list[dict[str, Tensor]] = field(default_factory=list)
+    cuts: list[Mask] = field(default_factory=list)
     undos: list[Undo] = field(default_factory=list)
     promise: float = 0.0
     off: int = 0
 
-    def cut(self, weights: Sequence[Weight], positions: dict[str, Tensor], promise: float) -> None:
+    def cut(self, weights: Sequence[Weight], mask: Mask, promise: float) -> None:
         """Switch weights off."""
-        self.undos.append(switch_off(weights, positions))
-        self.cuts.append(positions)
+        self.undos.append(switch_off(weights, mask))
+        self.cuts.append(mask)
         self.promise += promise
-        self.off += count(positions)
+        self.off += mask.count
 
     def restore(self) -> None:
         """Switch them on again."""
@@ -192,11 +192,6 @@ class Round:
             undo.restore()
 
 
-def joined(weights: Sequence[Weight], rounds: Sequence[Round]) -> dict[str, Tensor]:
-    """All positions of several rounds: name -> sorted positions on the CPU."""
-    found: dict[str, Tensor] = {}
-    for weight in weights:
-        places = [cut[weight.name] for r in rounds for cut in r.cuts if weight.name in cut]
-        if places:
-            found[weight.name] = torch.cat(places).sort().values.cpu()
-    return found
+def joined(rounds: Sequence[Round]) -> Mask:
+    """What several rounds have off together."""
+    return Mask().union(*(cut for r in rounds for cut in r.cuts))

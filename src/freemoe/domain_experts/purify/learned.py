@@ -34,7 +34,8 @@ from freemoe.domain_experts.purify.gradients import Checkpointing, backward, fin
 from freemoe.domain_experts.purify.greedy import OnRound, Purified, check_input
 from freemoe.domain_experts.purify.running_sums import KEPT, RunningSum, running_sum
 from freemoe.domain_experts.purify.strongest import strongest
-from freemoe.models.switching import count, switched_off
+from freemoe.models.mask import Mask, TensorMask
+from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight
 
 # A first step at this pace switches a half percent of the weights off, by noise alone: harmless, as they are near zero.
@@ -66,9 +67,9 @@ class Switches:
         mean: The running mean of gradients.
         evidence: The sum of its paced states.
         best: The same at the best look so far.
-        off: ``(n,)`` int64, sorted: which are off by now.
-        moved: ``(m,)`` int64: which of them the last step switched.
-        change: ``(m,)`` fp32: what that added to the weight: -w where it went off, +w where it came back.
+        off: Which are off by now.
+        moved: Which of them the last step switched.
+        change: ``(moved,)`` fp32: what that added to the weight: -w where it went off, +w where it came back.
         slope: dL of the last change, by the gradient that came after it.
     """
 
@@ -76,8 +77,8 @@ class Switches:
     mean: RunningSum
     evidence: RunningSum
     best: RunningSum
-    off: Tensor
-    moved: Tensor
+    off: TensorMask
+    moved: TensorMask
     change: Tensor
     slope: float = 0.0
 
@@ -86,7 +87,7 @@ class Switches:
         """All on, and knowing nothing yet; ``seed`` as for `running_sum`."""
         device = weight.parameter.device
         mean, evidence = (running_sum(weight.shape, seed, device) for _ in range(2))
-        none = torch.empty(0, dtype=torch.long, device=device)
+        none = TensorMask.of_bools(torch.zeros(weight.size, dtype=torch.bool, device=device))
         return Switches(weight, mean, evidence, evidence.copy(), none, none, torch.empty(0, device=device))
 
     def forget(self) -> None:
@@ -97,7 +98,7 @@ class Switches:
     def take(self, gradient: Tensor) -> None:
         """Add (a part of) a pass's gradient ``(E, R, C)`` to the mean; note what it says of the last change."""
         gradient = finite(gradient, self.weight)
-        self.slope += float((gradient.reshape(-1)[self.moved].float() * self.change).sum(dtype=torch.float64))
+        self.slope += float((self.moved.pick(gradient).float() * self.change).sum(dtype=torch.float64))
         self.mean.add(gradient, 1 - _MOMENTUM)
 
     def advance(self, rate: float) -> None:
@@ -119,13 +120,12 @@ class Switches:
         bent = own.square().mul_(curvature.of(self.weight))
         return (own * self.evidence.total()).sub_(bent).reshape(-1)
 
-    def switch(self, where: Tensor) -> None:
-        """Switch to the weights at ``where`` (sorted positions) being off, the others on."""
-        both, times = torch.cat([self.off, where]).unique(return_counts=True)
-        self.moved = both[times == 1]
-        own = self.weight.view().reshape(-1)[self.moved].float()
-        self.change = torch.where(torch.isin(self.moved, where), -own, own)
-        self.off = where
+    def switch(self, off: TensorMask) -> None:
+        """Switch to the weights of a mask being off, the others on."""
+        self.moved = self.off ^ off
+        own = self.moved.pick(self.weight.view()).float()
+        self.change = torch.where(self.moved.pick(off.bools()), -own, own)
+        self.off = off
 
 
 @dataclass
@@ -237,7 +237,7 @@ def learn(
         model, weights, gradient, stop, most, length, seed, checkpointing, on_round or (lambda *_: None)
     )
     expected = forecast(model, weights, kept, curvature, stop, checkpointing=checkpointing)
-    return Purified({name: p.cpu() for name, p in kept.items()}, tuple(losses), best, expected)
+    return Purified(kept.to("cpu"), tuple(losses), best, expected)
 
 
 class _Length(NamedTuple):
@@ -260,12 +260,11 @@ def _train(
     seed: int,
     checkpointing: Checkpointing,
     on_round: OnRound,
-) -> tuple[dict[str, Tensor], list[float], int, Curvature]:
+) -> tuple[Mask, list[float], int, Curvature]:
     """The steps: which weights the best round had off, the rounds' stopping losses, which round it was, the curvature."""
     losses = [mean_loss(model, stop)]
     best, step, standing = 0, 0, losses[0]
-    kept: dict[str, Tensor] = {}
-    mask: dict[str, Tensor] = {}
+    kept = mask = Mask()
     pace, line = Pace(), math.inf
     try:
         drawn = draw(gradient, length.step_tokens, seed)
@@ -291,7 +290,7 @@ def _train(
                 continue
             with switched_off(weights, mask):
                 losses.append(mean_loss(model, stop))
-            on_round(len(losses) - 1, losses[-1], count(mask) / sum(w.size for w in weights))
+            on_round(len(losses) - 1, losses[-1], mask.share(weights))
             if losses[-1] > standing:
                 pace.rose()
             standing = losses[-1]
@@ -304,7 +303,7 @@ def _train(
             if len(losses) - 1 - best >= length.patience:
                 break
     except NumericError as error:
-        raise NumericError(f"Learned switches, step {step}, {count(mask)} weights off: {error}") from None
+        raise NumericError(f"Learned switches, step {step}, {mask.count} weights off: {error}") from None
     return kept, losses, best, curvature
 
 
@@ -329,18 +328,13 @@ def _all(switches: dict[str, Switches], do: Callable[[Switches], None]) -> None:
         do(switch)
 
 
-def _switch(
-    switches: dict[str, Switches], curvature: Curvature, most: int, line: float
-) -> tuple[dict[str, Tensor], float]:
+def _switch(switches: dict[str, Switches], curvature: Curvature, most: int, line: float) -> tuple[Mask, float]:
     """Switch to the ``most`` highest scores above 0 being off.
 
     Returns:
-        Their positions, by weight, and the least of them; ``line`` is that of the last time, which spares a look.
+        Their mask, and the least of them; ``line`` is that of the last time, which spares a look.
     """
     picked = strongest([partial(s.scores, curvature) for s in switches.values()], most, hint=_NEAR * line)
-    mask = {}
-    for (name, switch), where in zip(switches.items(), picked.positions, strict=True):
-        switch.switch(where)
-        if len(where):
-            mask[name] = where
-    return mask, picked.line
+    for switch, off in zip(switches.values(), picked.masks, strict=True):
+        switch.switch(off)
+    return Mask(dict(zip(switches, picked.masks, strict=True))), picked.line

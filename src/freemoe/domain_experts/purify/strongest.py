@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from freemoe.models.mask import TensorMask
+
 # As many intervals as the upper 16 bits of an fp32 number tell apart.
 _INTERVALS = 1 << 16
 # A hint that lets so many times as many scores through as are wanted is not worth their memory.
@@ -19,18 +21,18 @@ class Picked(NamedTuple):
     """What was picked.
 
     Attributes:
-        positions: For every tensor the sorted positions of its scores that were.
+        masks: For every tensor, over its scores, which were.
         line: The least score that was picked: a hint where to look the next time; infinite where none was.
     """
 
-    positions: list[Tensor]
+    masks: list[TensorMask]
     line: float
 
 
 class _Found(NamedTuple):
-    """Some of one tensor's scores, and where they stand: sorted."""
+    """Some of one tensor's scores, and where they stand."""
 
-    at: Tensor
+    at: TensorMask
     values: Tensor
 
 
@@ -47,12 +49,12 @@ def strongest(scores: Sequence[Callable[[], Tensor]], count: int, above: float =
         hint: A score that about ``count`` are larger than, or some more.
 
     Returns:
-        The places; equal scores go to the earlier tensor and position.
+        The places; equal scores go to the earlier tensor and place.
     """
     if count < 1 or not scores:
-        return Picked([torch.empty(0, dtype=torch.long, device=make().device) for make in scores], math.inf)
+        return Picked([TensorMask.of_bools(torch.zeros_like(make(), dtype=torch.bool)) for make in scores], math.inf)
     found = _larger(scores, hint, _MOST * count) if above < hint < math.inf else None
-    if found is None or sum(len(f.at) for f in found) < count:
+    if found is None or sum(f.at.count for f in found) < count:
         found = _larger(scores, _floor(scores, count, above), None) or []
     return _first(found, count)
 
@@ -62,11 +64,11 @@ def _larger(scores: Sequence[Callable[[], Tensor]], line: float, most: int | Non
     found, number = [], 0
     for make in scores:
         flat = make()
-        at = (flat > line).nonzero().flatten()
-        number += len(at)
+        at = TensorMask.of_bools(flat > line)
+        number += at.count
         if most is not None and number > most:
             return None
-        found.append(_Found(at, flat[at]))
+        found.append(_Found(at, at.pick(flat)))
     return found
 
 
@@ -92,15 +94,15 @@ def _first(found: Sequence[_Found], count: int) -> Picked:
     line = together.kthvalue(len(together) - count + 1).values
     # Of several scores equal to the last one that gets in, the first places do.
     room = count - int((together > line).sum())
-    positions = []
+    masks = []
     for at, values in found:
         here = line.to(values.device)
         chosen = values > here
         equal = (values == here).nonzero().flatten()[:room]
         room -= len(equal)
         chosen[equal] = True
-        positions.append(at[chosen])
-    return Picked(positions, float(line))
+        masks.append(at.keep(chosen))
+    return Picked(masks, float(line))
 
 
 def _interval(values: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from freemoe.core.threads import on_threads
 from freemoe.domain_experts.rank.importance import METRICS, check_finite, patch_scores, seeded, spread_patches
+from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.weights import Weight
 from freemoe.recipes import BandSection
 
@@ -172,21 +173,18 @@ def _count(mask: Any) -> int:
     return int(torch.count_nonzero(mask) if isinstance(mask, Tensor) else np.count_nonzero(mask))
 
 
-def positions_from_mask(mask: Tensor, band: Band, weight: Weight) -> Tensor:
-    """Sorted flat positions in (experts, rows, columns) order, from a mask over ranked units ``(E, G, N)``."""
+def spread(ranked: Tensor, band: Band, weight: Weight) -> TensorMask:
+    """The mask of a weight from booleans over ranked units ``(E, G, N)``."""
     side = band.patch
     if band.scope == "layer":
-        mask = mask.view(weight.experts, -(-weight.rows // side), -(-weight.columns // side))
-    mask = spread_patches(mask, side, weight.rows, weight.columns).flatten()
-    if mask.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(mask.numpy()))
-    return mask.nonzero().flatten()
+        ranked = ranked.view(weight.experts, -(-weight.rows // side), -(-weight.columns // side))
+    return TensorMask.of_bools(spread_patches(ranked, side, weight.rows, weight.columns))
 
 
-def positions_between(
+def mask_between(
     band: Band, weight: Weight, norm: Norm | None, lower: Tensor | None, upper: Tensor | None
-) -> Tensor:
-    """Positions that a band switches off of one weight, from the columns at its ends: no sorting.
+) -> TensorMask:
+    """What a band switches off of one weight, from the columns at its ends: no sorting.
 
     Args:
         band: The rule.
@@ -194,16 +192,13 @@ def positions_between(
         norm: Norms of its input, where the rule needs them.
         lower: ``(E, G)``, as for `inside`.
         upper: ``(E, G)``, as for `inside`.
-
-    Returns:
-        ``(n,)`` int64, ascending, flat in (experts, rows, columns).
     """
-    return positions_from_mask(inside(band_scores(band, weight, norm), lower, upper), band, weight)
+    return spread(inside(band_scores(band, weight, norm), lower, upper), band, weight)
 
 
-def band_positions(band: Band, weights: Sequence[Weight], norm: Norm | None) -> dict[str, Tensor]:
-    """Weights that a band switches off: name -> sorted flat positions. Ranks anew; see `Rankings` for many bands."""
-    return Rankings(weights, norm, [band]).positions(band)
+def band_mask(band: Band, weights: Sequence[Weight], norm: Norm | None) -> Mask:
+    """What a band switches off. Ranks anew; see `Rankings` for many bands."""
+    return Rankings(weights, norm, [band]).mask(band)
 
 
 Ends = tuple[Tensor | None, Tensor | None]
@@ -213,7 +208,7 @@ Ends = tuple[Tensor | None, Tensor | None]
 class Rankings:
     """The rankings of one subdomain: each weight is sorted once for all bands that share a ranking.
 
-    What is kept of a ranking is the columns at the ends of the bands, a few integers per row; a band's positions come
+    What is kept of a ranking is the columns at the ends of the bands, a few integers per row; a band's mask comes
     from comparing with the scores there.
 
     Args:
@@ -232,13 +227,15 @@ class Rankings:
         """Drop what is kept of the rankings."""
         self._columns.clear()
 
-    def positions(self, band: Band) -> dict[str, Tensor]:
-        """Weights that the band switches off: name -> sorted flat positions."""
+    def mask(self, band: Band) -> Mask:
+        """Weights that the band switches off."""
         known = {w.name: w for w in self.weights}
-        return {
-            name: positions_between(band, known[name], self.norm, lower, upper)
-            for name, (lower, upper) in self.ends(band).items()
-        }
+        return Mask(
+            {
+                name: mask_between(band, known[name], self.norm, lower, upper)
+                for name, (lower, upper) in self.ends(band).items()
+            }
+        )
 
     def ends(self, band: Band) -> dict[str, Ends]:
         """What a band expert stores of every weight that it touches."""

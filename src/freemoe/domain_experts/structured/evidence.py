@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from freemoe.core.errors import FreeMoEError
@@ -13,6 +14,7 @@ from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import UnitsOff
 from freemoe.evals.summary import summary
 from freemoe.evals.tasks.documents import Document
+from freemoe.models.mask import Mask
 
 
 def no_worse(row: dict[str, Any]) -> bool:
@@ -33,7 +35,7 @@ def unit_evidence(
     Args:
         found: What structured purification found; nothing is chosen here any more.
         documents: Opened reported documents of the subdomain.
-        score: Scores documents under switched-off positions; journalled.
+        score: Scores documents with weights off; journalled.
         controls: Draws of random units per share.
         seed: Of the bootstrap and the draws.
 
@@ -42,16 +44,16 @@ def unit_evidence(
         ``largest_share``: the largest share whose interval does not leave the base for the worse, 0 where all do.
     """
     units, curve = found.units, found.curve
-    base = score("base", {}, documents)
+    base = score("base", Mask, documents)
 
     def row(name: str, off: UnitsOff) -> dict[str, Any]:
-        return summary(score(name, units.positions(off), documents), base, documents, seed)
+        return summary(score(name, partial(units.mask, off), documents), base, documents, seed)
 
     points = []
     for i, point in enumerate(curve.points):
         rivals = {n: row(f"{n} {point.asked}", off) for n, off in found.rivals[i].items()}
         runs = [
-            score(f"random {r} {point.asked}", units.positions(found.random(i, 1000 * (seed + 1) + r)), documents)
+            score(f"random {r} {point.asked}", partial(units.mask, found.random(i, 1000 * (seed + 1) + r)), documents)
             for r in range(controls)
         ]
         if runs:
@@ -77,7 +79,7 @@ def unit_evidence(
         "looks": [list(look) for look in curve.looks],
         "points": points,
         "largest_share": max(good, default=0.0),
-        "singles": sum(len(where) for where in found.singles.values()),
+        "singles": found.singles.count,
     }
 
 

@@ -16,8 +16,9 @@ from freemoe.domain_experts.structured.ranking import worth
 from freemoe.domain_experts.structured.rivals import random_scores, rival_scores
 from freemoe.domain_experts.structured.training import Curve, OnLook, Point, train_units
 from freemoe.domain_experts.structured.units import Units, UnitsOff, lowest
+from freemoe.models.mask import Mask
 from freemoe.models.precision import compute_dtype, held_in
-from freemoe.models.switching import Positions, switched_off
+from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight
 from freemoe.recipes import SaliencySection, UnitSection
 
@@ -48,7 +49,7 @@ class FoundUnits:
 
     units: Units
     curve: Curve
-    singles: Positions = field(default_factory=dict)
+    singles: Mask = field(default_factory=Mask)
     single_losses: tuple[float, ...] = ()
     rivals: tuple[Mapping[str, UnitsOff], ...] = ()
 
@@ -68,9 +69,9 @@ class FoundUnits:
         """The stopping loss from the base on, look by look."""
         return (self.curve.base, *(loss for _, _, loss in self.curve.looks), *self.single_losses)
 
-    def positions(self) -> Positions:
+    def mask(self) -> Mask:
         """All weights that the candidate switches off."""
-        return joined(self.units.positions(self.point.off), self.singles)
+        return self.units.mask(self.point.off).union(self.singles)
 
     def random(self, number: int, seed: int) -> UnitsOff:
         """The control: as many units per layer as a point has, drawn at random."""
@@ -93,10 +94,10 @@ class FoundUnits:
         for i, rivals in enumerate(self.rivals):
             for name, off in rivals.items():
                 found |= {f"rival|{i}|{name}|{layer}": numbers for layer, numbers in off.items()}
-        return found | {f"single|{name}": where.cpu() for name, where in self.singles.items()}
+        return found | {f"single|{name}": code for name, code in self.singles.encode().items()}
 
     @staticmethod
-    def from_tensors(units: Units, tensors: dict[str, Tensor]) -> FoundUnits:
+    def from_tensors(units: Units, weights: Sequence[Weight], tensors: dict[str, Tensor]) -> FoundUnits:
         """Inverse of `to_tensors`."""
         rows = tensors["points"].tolist()
         offs: list[dict[int, Tensor]] = [{} for _ in rows]
@@ -117,7 +118,9 @@ class FoundUnits:
         points = tuple(Point(s, a, off, loss) for (s, a, loss), off in zip(rows, offs, strict=True))
         looks = tuple((int(step), share, loss) for step, share, loss in tensors["looks"].tolist())
         curve = Curve(float(tensors["base"]), points, looks, start)
-        return FoundUnits(units, curve, singles, tuple(tensors["single_losses"].tolist()), tuple(rivals))
+        return FoundUnits(
+            units, curve, Mask.decode(singles, weights), tuple(tensors["single_losses"].tolist()), tuple(rivals)
+        )
 
 
 def documents_to_fit(section: UnitSection, stop_share: float, share: float, documents: int, tokens: int) -> float:
@@ -133,14 +136,6 @@ def documents_to_fit(section: UnitSection, stop_share: float, share: float, docu
     step = min(share * documents, max(1.0, section.step_tokens * documents / max(1, tokens)))
     looks = 4 + len(section.off) * (1 + 1.5 * math.ceil(section.steps / section.every))
     return 3 * (2 * share * documents + len(section.off) * section.steps * step) + looks * stop_share * documents
-
-
-def joined(one: Positions, other: Positions) -> Positions:
-    """Positions that are in one or in the other."""
-    both = dict(one)
-    for name, where in other.items():
-        both[name] = torch.cat([both[name].to(where.device), where]).unique() if name in both else where
-    return both
 
 
 def fit_units(
@@ -199,10 +194,10 @@ def fit_units(
     found = FoundUnits(units, curve, rivals=rivals)
     if not singles:
         return found
-    with switched_off(weights, _on(model.device, units.positions(found.point.off))):
+    with switched_off(weights, units.mask(found.point.off)):
         task = Task(model, weights, gradient, stop, text, seed, on_round or (lambda *_: None))
         inside = method_of(saliency, text, weights).run(task, saliency)
-    return FoundUnits(units, curve, dict(inside.positions), tuple(inside.losses[1:]), rivals)
+    return FoundUnits(units, curve, inside.mask, tuple(inside.losses[1:]), rivals)
 
 
 def _as_many(units: Units, point: Point, layout: str) -> list[int] | int:
@@ -210,7 +205,3 @@ def _as_many(units: Units, point: Point, layout: str) -> list[int] | int:
     if layout == "even" and units.kind != "layer":
         return [len(point.off.get(layer.number, ())) for layer in units.layers]
     return units.number_off(point.off)
-
-
-def _on(device: torch.device, positions: Positions) -> Positions:
-    return {name: where.to(device) for name, where in positions.items()}

@@ -55,7 +55,7 @@ def shrink(model: Any, units: Units, off: UnitsOff, *, pad: bool = False) -> Any
             state = _with_zeros(state, units, off, kept)
         for layer in units.layers:
             for part in layer.parts:
-                _cut(state, part, part.indices(kept[layer.number]))
+                _cut(state, part, part.numbers(kept[layer.number]))
         if units.kind == "expert":
             _cut_routers(model, state, units, kept)
         _say_width(model, config.get_text_config(), units, width)
@@ -97,7 +97,7 @@ def _with_zeros(state: dict[str, Tensor], units: Units, off: UnitsOff, kept: dic
         for part in layer.parts:
             axis = _axis(part)
             state[part.weight.name] = state[part.weight.name].index_fill(
-                axis, part.indices(filling).to(state[part.weight.name].device), 0
+                axis, part.numbers(filling).to(state[part.weight.name].device), 0
             )
     return state
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import FamilyError, RecipeError
+from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.spec import Family, family_of, find_layers
 from freemoe.models.weights import Weight, find_weights
 
@@ -39,17 +40,13 @@ class Part:
     axis: Literal["rows", "columns", "experts"]
     members: Tensor
 
-    def indices(self, units: Tensor) -> Tensor:
+    def numbers(self, units: Tensor) -> Tensor:
         """Sorted rows, columns or experts of some units."""
         return self.members[units].flatten().sort().values
 
-    def positions(self, units: Tensor) -> Tensor:
-        """Sorted flat positions of some units in (experts, rows, columns) order."""
-        at, (_, rows, columns) = self.indices(units), self.weight.shape
-        if self.axis == "columns":
-            return (torch.arange(rows)[:, None] * columns + at).flatten()
-        size = columns if self.axis == "rows" else rows * columns
-        return (at[:, None] * size + torch.arange(size)).flatten()
+    def mask(self, units: Tensor) -> TensorMask:
+        """The single weights of some units."""
+        return TensorMask.of_lines(self.weight.shape, self.axis, self.numbers(units))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,21 +97,23 @@ class Units:
         """Units of every layer."""
         return [layer.count for layer in self.layers]
 
-    def positions(self, off: UnitsOff) -> dict[str, Tensor]:
-        """The single weights of units that are off: name -> sorted flat positions, as `switching` takes them."""
+    def mask(self, off: UnitsOff) -> Mask:
+        """The single weights of units that are off."""
         self.check(off)
-        return {
-            part.weight.name: part.positions(off[layer.number].cpu())
-            for layer in self.layers
-            if layer.number in off and len(off[layer.number])
-            for part in layer.parts
-        }
+        return Mask(
+            {
+                part.weight.name: part.mask(off[layer.number].cpu())
+                for layer in self.layers
+                if layer.number in off and len(off[layer.number])
+                for part in layer.parts
+            }
+        )
 
     def lines(self, off: UnitsOff) -> dict[str, tuple[str, Tensor]]:
         """The same as whole rows, columns or experts: name -> axis and sorted numbers."""
         self.check(off)
         return {
-            part.weight.name: (part.axis, part.indices(off[layer.number].cpu()))
+            part.weight.name: (part.axis, part.numbers(off[layer.number].cpu()))
             for layer in self.layers
             if layer.number in off and len(off[layer.number])
             for part in layer.parts

@@ -75,4 +75,4 @@ def routed(job: Job) -> dict[str, Any]:
 
 def _under(stand: Stand, path: str) -> AbstractContextManager[Any]:
     """Another task's expert; one that stopped at its start switches nothing off and left no file."""
-    return switched_off(stand.weights, joined([load_file(path)] if Path(path).exists() else []))
+    return switched_off(stand.weights, joined(stand.weights, [load_file(path)] if Path(path).exists() else []))

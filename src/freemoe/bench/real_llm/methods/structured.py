@@ -18,7 +18,7 @@ from torch import Tensor
 from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.real_llm.methods.weights import METHODS, Stand, Trained, lora, purify, trained_in
 from freemoe.domain_experts.expert import Expert, unit_expert
-from freemoe.domain_experts.structured.fitting import joined, multiple_of
+from freemoe.domain_experts.structured.fitting import multiple_of
 from freemoe.domain_experts.structured.measure import cost
 from freemoe.domain_experts.structured.ranking import worth
 from freemoe.domain_experts.structured.rivals import rival_scores
@@ -26,7 +26,8 @@ from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.training import train_units
 from freemoe.domain_experts.structured.units import Units, UnitsOff, find_units, lowest, numbers_off
 from freemoe.evals.engine.scorer import Scorer
-from freemoe.models.switching import Positions, switched_off
+from freemoe.models.mask import Mask
+from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from freemoe.recipes import UnitSection
 
@@ -103,11 +104,11 @@ def structured(stand: Stand, *, layout: str = "even", singles: bool = False) -> 
         losses, facts = [], {"layout": layout}
     else:
         off, losses, facts = _train(stand, units, layout)
-    inside: Positions = {}
+    inside = Mask()
     if singles:
-        with switched_off(stand.weights, units.positions(off)):
+        with switched_off(stand.weights, units.mask(off)):
             found = purify(stand, "learned", SINGLES)
-        inside, losses = dict(found.positions), [*losses, *found.losses[1 if losses else 0 :]]
+        inside, losses = found.mask, [*losses, *found.losses[1 if losses else 0 :]]
     return _cut(stand, units, off, inside, losses, facts)
 
 
@@ -144,7 +145,7 @@ def ranked(stand: Stand, rival: str) -> Trained:
     """A rival's neurons, as many in every layer as `structured` switches off, from one pass over the same documents."""
     units = find_units(stand.model, KIND)
     off, measured = _ranked(stand, units, rival)
-    found = _cut(stand, units, off, {}, [], {"layout": "even", "speed": {}})
+    found = _cut(stand, units, off, Mask(), [], {"layout": "even", "speed": {}})
     found.tensors |= measured
     return found
 
@@ -153,7 +154,7 @@ def wanda_lora(stand: Stand) -> Trained:
     """LoRA on the smaller model that is left once the neurons least by wanda's score are cut out."""
     units = find_units(stand.model, KIND)
     off, _ = _ranked(stand, units, "wanda")
-    cut = _cut(stand, units, off, {}, [], {"layout": "even"})
+    cut = _cut(stand, units, off, Mask(), [], {"layout": "even"})
     dense = stand.model
     stand.model = shrink(dense, units, off)
     # One table of embeddings for both: it is not trained, and tokens are counted where they enter it.
@@ -185,12 +186,12 @@ def _ranked(stand: Stand, units: Units, rival: str) -> tuple[UnitsOff, dict[str,
 
 
 def _cut(
-    stand: Stand, units: Units, off: UnitsOff, singles: Positions, losses: list[float], facts: dict[str, Any]
+    stand: Stand, units: Units, off: UnitsOff, singles: Mask, losses: list[float], facts: dict[str, Any]
 ) -> Trained:
     """What neurons (and single weights) off ship, and how fast the model is without them."""
     kept = unit_expert(_NAME, KIND, units.lines(off), singles).to_tensors()
     inside = sum(len(off[layer.number]) * layer.weights_of_one for layer in units.layers if layer.number in off)
-    weights = inside + sum(map(len, singles.values()))
+    weights = inside + singles.count
     facts = {"units": {"off": units.number_off(off), "of": units.total, "share": units.share_off(off)}, **facts}
     if "speed" not in facts:
         facts["speed"] = cut_speed(stand, units, off)
@@ -198,13 +199,13 @@ def _cut(
     @contextmanager
     def applied() -> Any:
         with ExitStack() as stack:
-            stack.enter_context(switched_off(stand.weights, joined(units.positions(off), singles)))
+            stack.enter_context(switched_off(stand.weights, units.mask(off).union(singles)))
             yield
 
     return Trained(
         applied,
         losses,
-        numbers=units.number_off(off) + sum(map(len, singles.values())),
+        numbers=units.number_off(off) + singles.count,
         bytes=sum(t.numel() * t.element_size() for t in kept.values()),
         share_off=weights / sum(w.size for w in stand.weights),
         tensors=kept,

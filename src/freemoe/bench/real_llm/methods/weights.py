@@ -19,7 +19,6 @@ from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.real_llm.data import Parts
 from freemoe.bench.real_llm.protocol import Protocol
 from freemoe.core.registry import Registry
-from freemoe.domain_experts.expert import encode_positions
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
 from freemoe.domain_experts.purify.methods import METHODS as PURIFICATIONS
 from freemoe.domain_experts.purify.methods import Task
@@ -28,8 +27,9 @@ from freemoe.domain_experts.rank.calibrate import calibrate
 from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
+from freemoe.models.mask import Mask
 from freemoe.models.precision import held_in
-from freemoe.models.switching import count, switched_off
+from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight
 from freemoe.recipes import BandSection, SaliencySection
 
@@ -38,8 +38,8 @@ SHOTS = 5
 BANDS = BandSection(start=0.0, end=1.0, step=0.05, ratio=0.05, p="2", scope="row")
 # A tiny base far from home has far to go, and its steps cost little: it takes so many times as many.
 _TINY_TIMES = 5
-POSITIONS = "off|"
-"""How the name of a tensor with coded positions begins; what follows is the weight's name."""
+OFF = "off|"
+"""How the name of a tensor with a coded mask begins; what follows is the weight's name."""
 
 
 @dataclass(eq=False)
@@ -137,15 +137,14 @@ def trained_in(stand: Stand) -> AbstractContextManager[None]:
 # ----------------------------------------------------------------------------------- switched off
 
 
-def switches(stand: Stand, positions: dict[str, Tensor], **more: Any) -> Trained:
-    """A result that is nothing but positions that are off."""
-    kept = {POSITIONS + name: encode_positions(where) for name, where in positions.items() if len(where)}
-    off = count(positions)
+def switches(stand: Stand, mask: Mask, **more: Any) -> Trained:
+    """A result that is nothing but weights that are off."""
+    kept = {OFF + name: code for name, code in mask.encode().items()}
     return Trained(
-        lambda: switched_off(stand.weights, positions),
-        numbers=off,
+        lambda: switched_off(stand.weights, mask),
+        numbers=mask.count,
         bytes=sum(t.numel() for t in kept.values()),
-        share_off=off / sum(w.size for w in stand.weights),
+        share_off=mask.share(stand.weights),
         tensors=kept,
         **more,
     )
@@ -155,7 +154,7 @@ def purified(stand: Stand) -> Trained:
     """Signed purification of the cell's way (`purification.METHODS`) and budget."""
     looks: list[float] = []
     found = purify(stand, stand.cell.method, stand.cell.budget, looks)
-    return switches(stand, found.positions, losses=list(found.losses), facts={"best_round": found.best, "off": looks})
+    return switches(stand, found.mask, losses=list(found.losses), facts={"best_round": found.best, "off": looks})
 
 
 def purify(stand: Stand, method: str, budget: float, looks: list[float] | None = None) -> Any:
@@ -193,7 +192,7 @@ def banded(stand: Stand) -> Trained:
     rankings = Rankings(stand.weights, lambda tap: norms.norm(tap, 0, 2.0), bands)
     held, shown = {}, {}
     for band in bands:
-        with switched_off(stand.weights, rankings.positions(band)):
+        with switched_off(stand.weights, rankings.mask(band)):
             held[band.name] = [s.value for s in stand.scores(stand.data.stop)]
             shown[band.name] = stand.scores(stand.data.reported)
     base = [s.value for s in stand.scores(stand.data.stop)]
@@ -207,8 +206,8 @@ def banded(stand: Stand) -> Trained:
         "oracle": per_document(stand.data.kind, shown[oracle]),
     }
     # "No band" always competes.
-    positions = rankings.positions(by_name[best]) if sum(held[best]) > sum(base) else {}
-    return switches(stand, positions, facts=facts)
+    mask = rankings.mask(by_name[best]) if sum(held[best]) > sum(base) else Mask()
+    return switches(stand, mask, facts=facts)
 
 
 def per_document(kind: str, scores: Sequence[Score]) -> dict[str, list[float]]:

@@ -1,0 +1,384 @@
+"""What is switched off, as a value: a compact mask per weight.
+
+A mask is held as packed bits or, where few weights are off, as 16-bit places within blocks of 65,536, whichever is
+smaller. Places are flat and in a weight's canonical order (experts, rows, columns), rows being outputs. As int64
+indices they are made for one weight at a time, and never leave ``freemoe.models``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freemoe.core.errors import FreeMoEError
+from freemoe.models.sorted_code import decode, encode
+
+AXES = ("rows", "columns", "experts")
+"""Along which whole lines of a weight can be off."""
+
+# What 16 bits count.
+_BLOCK = 1 << 16
+# Bytes of a place within a block, and of a block's end.
+_PLACE, _END = 2, 8
+
+
+class MaskError(FreeMoEError, ValueError):
+    """Indices that are no mask, or a mask that does not fit its weight."""
+
+
+class Sized(Protocol):
+    """What has a name and a number of weights: a ``Weight``."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the model."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many single weights it has."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TensorMask:
+    """Which of one weight's numbers are off.
+
+    Attributes:
+        size: Numbers of the weight.
+        count: Those that are off.
+        bits: ``(ceil(size / 8),)`` uint8, the first number in the highest bit; None where places are smaller.
+        places: ``(count,)`` int16, the 16 bits of every place within its block; None where bits are smaller.
+        ends: ``(blocks + 1,)`` int64: how many places lie before each block; None beside ``bits``.
+    """
+
+    size: int
+    count: int
+    bits: Tensor | None = None
+    places: Tensor | None = None
+    ends: Tensor | None = None
+
+    @classmethod
+    def of_indices(cls, indices: Tensor, size: int) -> TensorMask:
+        """The mask of flat indices.
+
+        Args:
+            indices: ``(n,)`` int64, ascending, each once.
+            size: Numbers of the weight.
+
+        Raises:
+            MaskError: Indices that are of another type or shape, unsorted, repeated or out of range.
+        """
+        _check(indices, size)
+        if not _few(len(indices), size):
+            bools = torch.zeros(size, dtype=torch.bool, device=indices.device)
+            return cls(size, len(indices), bits=_pack(bools.index_fill_(0, indices, True)))
+        starts = torch.arange(0, size + _BLOCK, _BLOCK, device=indices.device)
+        places = (
+            torch.from_numpy(indices.numpy().astype(np.uint16).view(np.int16)) if _on_cpu(indices) else _low(indices)
+        )
+        return cls(size, len(indices), places=places, ends=torch.searchsorted(indices, starts))
+
+    @classmethod
+    def of_bools(cls, off: Tensor) -> TensorMask:
+        """The mask of booleans of any shape, True where off."""
+        flat = off.reshape(-1)
+        count = int(torch.count_nonzero(flat))
+        if _few(count, len(flat)):
+            return cls.of_indices(_where(flat), len(flat))
+        return cls(len(flat), count, bits=_pack(flat))
+
+    @classmethod
+    def of_lines(cls, shape: tuple[int, int, int], axis: str, numbers: Tensor) -> TensorMask:
+        """Whole rows, columns or experts.
+
+        Args:
+            shape: Of the weight: (experts, rows, columns).
+            axis: One of `AXES`; rows are counted over all experts.
+            numbers: ``(n,)`` int64, which of them are off.
+        """
+        experts, rows, columns = shape
+        off = torch.zeros((experts * rows, columns), dtype=torch.bool)
+        if axis == "columns":
+            off[:, numbers] = True
+        else:
+            off.view(len_of(shape, axis), -1)[numbers] = True
+        return cls.of_bools(off)
+
+    @classmethod
+    def decode(cls, code: Tensor, size: int) -> TensorMask:
+        """Inverse of `encode`.
+
+        Raises:
+            ArtifactError: A code that is cut short.
+            MaskError: A code that reaches beyond ``size``.
+        """
+        return cls.of_indices(decode(code), size)
+
+    def encode(self) -> Tensor:
+        """The mask in about as many bits as its entropy: ``(bytes,)`` uint8, for disks (`sorted_code`)."""
+        return encode(self.indices())
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes."""
+        return sum(t.numel() * t.element_size() for t in (self.bits, self.places, self.ends) if t is not None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        held = self.bits if self.bits is not None else self.places
+        assert held is not None
+        return held.device
+
+    def to(self, device: Any) -> TensorMask:
+        """The same mask on a device."""
+        bits, places, ends = (None if t is None else t.to(device) for t in (self.bits, self.places, self.ends))
+        return TensorMask(self.size, self.count, bits, places, ends)
+
+    def indices(self, device: Any = None) -> Tensor:
+        """``(count,)`` int64, ascending, on a device; its own by default. For this package's own use."""
+        if self.bits is not None:
+            bits = self.bits if device is None else self.bits.to(device)
+            return _where(_unpack(bits, self.size))
+        assert self.places is not None
+        assert self.ends is not None
+        places, ends = (t if device is None else t.to(device) for t in (self.places, self.ends))
+        found = places.long() & (_BLOCK - 1)
+        blocks = torch.arange(0, (len(ends) - 1) * _BLOCK, _BLOCK, device=found.device)
+        return found.add_(blocks.repeat_interleave(ends.diff(), output_size=self.count))
+
+    def bools(self, device: Any = None) -> Tensor:
+        """``(size,)`` bool, True where off."""
+        if self.bits is not None:
+            return _unpack(self.bits if device is None else self.bits.to(device), self.size)
+        where = self.indices(device)
+        return torch.zeros(self.size, dtype=torch.bool, device=where.device).index_fill_(0, where, True)
+
+    def pick(self, numbers: Tensor) -> Tensor:
+        """``(count,)``: what stands where it is off, of a tensor with ``size`` numbers in canonical order."""
+        return numbers.reshape(-1)[self.indices(numbers.device)]
+
+    def put(self, flat: Tensor, values: Tensor) -> None:
+        """Inverse of `pick`, into a flat tensor."""
+        flat.index_copy_(0, self.indices(flat.device), values)
+
+    def keep(self, chosen: Tensor) -> TensorMask:
+        """Some of its places: ``chosen`` is ``(count,)`` bool."""
+        return TensorMask.of_indices(self.indices(chosen.device)[chosen], self.size)
+
+    def within(self, outer: TensorMask) -> TensorMask:
+        """What it says of the ``outer.count`` places of another mask, as a mask of that one's weight."""
+        return TensorMask.of_indices(outer.indices(self.device)[self.indices()], outer.size)
+
+    def runs(self, length: int) -> Tensor:
+        """``(size / length,)`` int64: how many are off in every run of ``length`` numbers."""
+        return torch.bincount(self.indices() // length, minlength=self.size // length)
+
+    def __or__(self, other: TensorMask) -> TensorMask:
+        return self._with(other, torch.logical_or)
+
+    def __xor__(self, other: TensorMask) -> TensorMask:
+        return self._with(other, torch.logical_xor)
+
+    def __sub__(self, other: TensorMask) -> TensorMask:
+        return self._with(other, torch.gt)
+
+    def _with(self, other: TensorMask, rule: Callable[[Tensor, Tensor], Tensor]) -> TensorMask:
+        if other.size != self.size:
+            raise MaskError(f"A mask of {self.size} numbers cannot be joined with one of {other.size}.")
+        return TensorMask.of_bools(rule(self.bools(), other.bools(self.device)))
+
+    def same(self, other: TensorMask) -> bool:
+        """Whether the same numbers are off, wherever the two are."""
+        if (self.size, self.count) != (other.size, other.count):
+            return False
+        # What is smaller depends on size and count alone.
+        pairs = ((self.bits, other.bits), (self.places, other.places), (self.ends, other.ends))
+        return all(a is None or (b is not None and torch.equal(a.cpu(), b.cpu())) for a, b in pairs)
+
+
+class Mask(Mapping[str, TensorMask]):
+    """What is off in a model: name of a weight to its mask; weights that nothing is off of are absent.
+
+    Args:
+        tensors: By name; empty ones are left out.
+    """
+
+    def __init__(self, tensors: Mapping[str, TensorMask] = MappingProxyType({})) -> None:
+        self._tensors = {name: mask for name, mask in tensors.items() if mask.count}
+
+    @classmethod
+    def of_indices(cls, indices: Mapping[str, Tensor], weights: Sequence[Sized]) -> Mask:
+        """The mask of flat indices per weight; see `TensorMask.of_indices`.
+
+        Raises:
+            MaskError: A weight that is not among ``weights``, or indices that are no mask of it; names the weight.
+        """
+        sizes = {w.name: w.size for w in weights}
+        found = {}
+        for name, where in indices.items():
+            if name not in sizes:
+                raise unknown_weight(name, list(sizes))
+            try:
+                found[name] = TensorMask.of_indices(where, sizes[name])
+            except MaskError as error:
+                raise MaskError(f"{name}: {error}") from None
+        return cls(found)
+
+    def __getitem__(self, name: str) -> TensorMask:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"Mask({self.count} off in {len(self)} weights, {self.bytes} bytes)"
+
+    @property
+    def count(self) -> int:
+        """Single weights that are off."""
+        return sum(mask.count for mask in self.values())
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes."""
+        return sum(mask.bytes for mask in self.values())
+
+    def share(self, weights: Sequence[Sized]) -> float:
+        """Single weights that are off as a share of all of ``weights``, 0 to 1; 0 where there are none."""
+        size = sum(w.size for w in weights)
+        return self.count / size if size else 0.0
+
+    def to(self, device: Any) -> Mask:
+        """The same mask on a device."""
+        return Mask({name: mask.to(device) for name, mask in self.items()})
+
+    def union(self, *others: Mask) -> Mask:
+        """What is off here or in any other."""
+        found = dict(self._tensors)
+        for other in others:
+            for name, mask in other.items():
+                found[name] = found[name] | mask if name in found else mask
+        return Mask(found)
+
+    def difference(self, other: Mask) -> Mask:
+        """What is off here, and not there."""
+        return Mask({name: mask - other[name] if name in other else mask for name, mask in self.items()})
+
+    def same(self, other: Mask) -> bool:
+        """Whether the same weights are off, wherever the two masks are."""
+        return self.keys() == other.keys() and all(mask.same(other[name]) for name, mask in self.items())
+
+    def check(self, weights: Sequence[Sized]) -> None:
+        """Check that it fits ``weights``.
+
+        Raises:
+            MaskError: With the weight's name and the numbers.
+        """
+        sizes = {w.name: w.size for w in weights}
+        for name, mask in self.items():
+            if name not in sizes:
+                raise unknown_weight(name, list(sizes))
+            if mask.size != sizes[name]:
+                raise MaskError(
+                    f"The mask of {name} is of {mask.size} weights, but it has {sizes[name]}: it was made for another base."
+                )
+
+    def encode(self) -> dict[str, Tensor]:
+        """Name to its code; see `TensorMask.encode`."""
+        return {name: mask.encode() for name, mask in self.items()}
+
+    @classmethod
+    def decode(cls, codes: Mapping[str, Tensor], weights: Sequence[Sized]) -> Mask:
+        """Inverse of `encode`.
+
+        Raises:
+            ArtifactError: A code that is cut short.
+            MaskError: A code of an unknown weight, or that reaches beyond it.
+        """
+        return cls.of_indices({name: decode(code) for name, code in codes.items()}, weights)
+
+
+def unknown_weight(name: str, known: Sequence[str]) -> MaskError:
+    """The error for a mask of a weight that is not there."""
+    return MaskError(
+        f"A mask for {name!r}, which is not among the {len(known)} weights given (the first is "
+        f"{next(iter(known), None)!r}). Use the sublayers and layers that the mask was made for."
+    )
+
+
+def len_of(shape: tuple[int, int, int], axis: str) -> int:
+    """How many lines a weight (experts, rows, columns) has along one of `AXES`."""
+    experts, rows, columns = shape
+    return {"rows": experts * rows, "columns": columns, "experts": experts}[axis]
+
+
+def random_mask(mask: Mask, seed: int) -> Mask:
+    """The control: as many numbers per weight as a mask has, drawn at random."""
+    drawn = {}
+    for i, (name, own) in enumerate(mask.items()):
+        rng = np.random.default_rng([seed, i])
+        picked = np.sort(rng.choice(own.size, size=own.count, replace=False))
+        drawn[name] = TensorMask.of_indices(torch.from_numpy(picked).long(), own.size)
+    return Mask(drawn)
+
+
+def _check(indices: Tensor, size: int) -> None:
+    if indices.dtype != torch.int64 or indices.ndim != 1:
+        raise MaskError(f"Indices have type {indices.dtype} and shape {tuple(indices.shape)}; (n,) torch.int64 needed.")
+    if not len(indices):
+        return
+    ascending = indices[1:] > indices[:-1]
+    if not bool(ascending.all()):
+        at = int((~ascending).nonzero()[0])
+        raise MaskError(
+            f"Indices must ascend, each once: number {at} is {int(indices[at])}, the next is {int(indices[at + 1])}."
+        )
+    low, high = int(indices[0]), int(indices[-1])
+    if low < 0 or high >= size:
+        raise MaskError(f"Indices reach from {low} to {high}, but there are {size} weights: 0 to {size - 1} allowed.")
+
+
+def _few(count: int, size: int) -> bool:
+    return _PLACE * count + _END * (-(-size // _BLOCK) + 1) < size / 8
+
+
+def _on_cpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def _low(indices: Tensor) -> Tensor:
+    low = indices & (_BLOCK - 1)
+    return torch.where(low < _BLOCK // 2, low, low - _BLOCK).to(torch.int16)
+
+
+def _where(flat: Tensor) -> Tensor:
+    # numpy looks through booleans several times faster.
+    return torch.from_numpy(np.flatnonzero(flat.numpy())) if _on_cpu(flat) else flat.nonzero().flatten()
+
+
+def _pack(flat: Tensor) -> Tensor:
+    if _on_cpu(flat):
+        return torch.from_numpy(np.packbits(flat.numpy()))
+    eights = torch.nn.functional.pad(flat.to(torch.uint8), (0, -len(flat) % 8)).view(-1, 8)
+    return (eights << torch.arange(7, -1, -1, dtype=torch.uint8, device=flat.device)).sum(1, dtype=torch.uint8)
+
+
+def _unpack(bits: Tensor, size: int) -> Tensor:
+    if _on_cpu(bits):
+        return torch.from_numpy(np.unpackbits(bits.numpy(), count=size).view(np.bool_))
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=bits.device)
+    return ((bits[:, None] >> shifts) & 1).flatten()[:size].bool()

@@ -1,0 +1,169 @@
+"""Masks against plain sets of numbers, in both forms, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core.errors import ArtifactError
+from freemoe.models.mask import AXES, Mask, MaskError, TensorMask, random_mask
+from freemoe.models.weights import find_weights
+from tests.masks import indices_of, mask_of
+from tests.tiny import tiny_model
+
+BLOCK = 1 << 16
+SIZES = (1, 7, 8, 9, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 17)
+SHARES = (0.0, 0.001, 0.02, 0.0625, 0.1, 0.5, 1.0)
+
+
+def drawn(size: int, share: float, seed: int = 0) -> set[int]:
+    return {
+        i for i, x in enumerate(torch.rand(size, generator=torch.Generator().manual_seed(seed)).tolist()) if x < share
+    }
+
+
+def made(numbers: set[int], size: int) -> TensorMask:
+    return TensorMask.of_indices(torch.tensor(sorted(numbers), dtype=torch.int64), size)
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("size", SIZES)
+def test_numbers_come_back_from_every_form(size: int, share: float) -> None:
+    numbers = drawn(size, share) | {size - 1}
+    mask = made(numbers, size)
+    wanted = torch.zeros(size, dtype=torch.bool)
+    wanted[sorted(numbers)] = True
+    assert mask.indices().tolist() == sorted(numbers)
+    assert mask.indices().dtype == torch.int64
+    assert torch.equal(mask.bools(), wanted)
+    assert (mask.count, len(mask), mask.size) == (len(numbers), len(numbers), size)
+    for other in (TensorMask.of_bools(wanted), TensorMask.decode(mask.encode(), size), mask.to("cpu")):
+        assert other.same(mask)
+        assert (other.bits is None) == (mask.bits is None)
+    # Never more than one bit per weight, or 16 bits per place, and what says where blocks end.
+    blocks = 8 * (-(-size // BLOCK) + 1)
+    assert mask.bytes <= min(-(-size // 8), 2 * mask.count + blocks)
+
+
+def test_few_are_places_and_many_are_bits() -> None:
+    few, many = made(drawn(4 * BLOCK, 0.01), 4 * BLOCK), made(drawn(4 * BLOCK, 0.1), 4 * BLOCK)
+    assert few.bits is None
+    assert many.places is None
+    assert few.bytes < 4 * BLOCK / 8 / 5
+    assert many.bytes == 4 * BLOCK / 8
+
+
+@pytest.mark.parametrize("size", [9, BLOCK + 5])
+@pytest.mark.parametrize("shares", [(0.0, 0.01), (0.01, 0.3), (0.3, 0.3), (0.01, 0.01), (1.0, 0.2)])
+def test_joining_equals_sets(size: int, shares: tuple[float, float]) -> None:
+    a, b = (drawn(size, share, seed) for seed, share in enumerate(shares))
+    for one, other, expected in ((a, b, a | b), (b, a, a | b)):
+        assert set((made(one, size) | made(other, size)).indices().tolist()) == expected
+    assert set((made(a, size) ^ made(b, size)).indices().tolist()) == a ^ b
+    assert set((made(a, size) - made(b, size)).indices().tolist()) == a - b
+    assert made(a, size).same(made(set(a), size))
+    assert made(a, size).same(made(b, size)) == (a == b)
+    with pytest.raises(MaskError, match=f"{size} numbers cannot be joined with one of {size + 1}"):
+        made(a, size) | made(b, size + 1)
+
+
+def test_values_are_picked_put_kept_and_counted() -> None:
+    values = torch.arange(24.0)
+    mask = made({1, 5, 6, 20}, 24)
+    assert mask.pick(values.reshape(2, 3, 4)).tolist() == [1, 5, 6, 20]
+    mask.put(values, torch.tensor([-1.0, -5.0, -6.0, -20.0]))
+    assert values.tolist() == [-v if v in (1, 5, 6, 20) else v for v in range(24)]
+    kept = mask.keep(torch.tensor([True, False, False, True]))
+    assert kept.same(made({1, 20}, 24))
+    assert made({0, 3}, 4).within(mask).same(kept)
+    assert mask.runs(8).tolist() == [3, 0, 1]
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_lines_are_whole_rows_columns_or_experts(axis: str) -> None:
+    shape, numbers = (3, 4, 5), [0, 2]
+    off = torch.zeros(shape, dtype=torch.bool)
+    for n in numbers:
+        (off.view(12, 5)[n] if axis == "rows" else off[:, :, n] if axis == "columns" else off[n]).fill_(True)
+    assert TensorMask.of_lines(shape, axis, torch.tensor(numbers)).same(TensorMask.of_bools(off))
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (torch.tensor([3, 2]), "must ascend, each once: number 0 is 3, the next is 2"),
+        (torch.tensor([1, 5, 5]), "number 1 is 5, the next is 5"),
+        (torch.tensor([-1, 5]), "from -1 to 5, but there are 1024 weights"),
+        (torch.tensor([0, 1024]), "from 0 to 1024, but there are 1024 weights: 0 to 1023"),
+        (torch.tensor([1], dtype=torch.int32), "torch.int32"),
+        (torch.tensor([[1]]), r"\(1, 1\)"),
+    ],
+)
+def test_indices_that_are_no_mask(where: torch.Tensor, message: str) -> None:
+    weights = find_weights(tiny_model("llama"))
+    with pytest.raises(MaskError, match=f"{weights[0].name}: .*{message}"):
+        mask_of({weights[0].name: where}, weights)
+    assert issubclass(MaskError, ValueError)
+
+
+def test_a_model_s_mask_counts_joins_and_travels() -> None:
+    weights = find_weights(tiny_model("llama"))
+    a, b, c = (w.name for w in weights[:3])
+    one = mask_of({a: torch.arange(100), b: torch.arange(0), c: torch.tensor([4])}, weights)
+    assert list(one) == [a, c]
+    assert one.count == 101
+    assert one.share(weights) == 101 / sum(w.size for w in weights)
+    assert one.bytes == sum(m.bytes for m in one.values())
+    assert (Mask().share([]), Mask().count, bool(Mask())) == (0.0, 0, False)
+    two = mask_of({a: torch.arange(90, 110), b: torch.tensor([3])}, weights)
+    assert {n: len(w) for n, w in one.union(two).items()} == {a: 110, c: 1, b: 1}
+    assert indices_of(one.difference(two))[a].tolist() == list(range(90))
+    assert one.difference(one).same(Mask())
+    assert Mask.decode(one.encode(), weights).same(one)
+    assert not one.same(two)
+    assert "101 off in 2 weights" in repr(one)
+
+
+def test_codes_of_other_weights_are_refused() -> None:
+    weights = find_weights(tiny_model("llama"))
+    code = mask_of({weights[0].name: torch.tensor([1000])}, weights).encode()[weights[0].name]
+    with pytest.raises(MaskError, match=r"'gone'.*14 weights"):
+        Mask.decode({"gone": code}, weights)
+    small = min(weights, key=lambda w: w.size)
+    with pytest.raises(MaskError, match=f"{small.name}: .*{small.size} weights"):
+        Mask.decode({small.name: code}, weights)
+    with pytest.raises(ArtifactError, match="cut short"):
+        Mask.decode({weights[0].name: code[:-1]}, weights)
+
+
+def test_a_random_mask_has_as_many_in_the_same_weights() -> None:
+    weights = find_weights(tiny_model("llama"))
+    own = mask_of({weights[0].name: torch.arange(100), weights[4].name: torch.tensor([7])}, weights)
+    a, b, c = (random_mask(own, seed) for seed in (1, 1, 2))
+    assert a.same(b)
+    assert not a.same(c)
+    assert {k: len(v) for k, v in a.items()} == {k: len(v) for k, v in own.items()}
+    a.check(weights)
+    whole = mask_of({weights[0].name: torch.arange(weights[0].size)}, weights)
+    assert random_mask(whole, 0).same(whole)
+    mean = float(a[weights[0].name].indices().float().mean()) / weights[0].size
+    assert math.isclose(mean, 0.5, abs_tol=0.12)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_anything_drawn_survives_what_accelerators_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ways without numpy, which other devices take, give the same."""
+    rng = random.Random(seed)
+    size = rng.choice(SIZES)
+    numbers = drawn(size, rng.choice(SHARES), seed)
+    plain = made(numbers, size)
+    not_cpu: Any = lambda tensor: False  # noqa: E731
+    monkeypatch.setattr("freemoe.models.mask._on_cpu", not_cpu)
+    other = made(numbers, size)
+    assert other.same(plain)
+    assert other.indices().tolist() == plain.indices().tolist() == sorted(numbers)
+    assert TensorMask.of_bools(plain.bools()).same(plain)
