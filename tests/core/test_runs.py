@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from freemoe.core import runs
-from freemoe.core.environment import environment, peak_memory_bytes
+from freemoe.core.environment import environment
 from freemoe.core.errors import ArtifactError
+from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.runs import MANIFEST, Journal, Quiet, RunFolder, write_atomic
 from tests.core.test_journal import full_disk, inside, never
 
@@ -327,7 +328,7 @@ def test_the_environment_tells_versions_and_nothing_private() -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells the peak of a process alone")
 def test_the_peak_of_a_process_is_its_own() -> None:
     held = bytearray(b"x") * 2**29
-    asked = [sys.executable, "-c", "from freemoe.core.environment import peak_memory_bytes; print(peak_memory_bytes())"]
+    asked = [sys.executable, "-c", "from freemoe.core.memory import peak_memory_bytes; print(peak_memory_bytes())"]
     child = int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
     assert child < len(held) <= peak_memory_bytes()
 

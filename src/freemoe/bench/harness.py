@@ -11,6 +11,8 @@ import json
 import math
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from freemoe.core.environment import environment
+from freemoe.core.errors import FreeMoEError
 from freemoe.core.registry import Registry
 from freemoe.core.runs import Progress, Quiet, write_atomic
 
@@ -121,6 +124,9 @@ BENCHES.add(
 )
 BENCHES.add("tomoe-speed", "freemoe.bench.tomoe.speed", "a converted model against its dense one (T8)")
 BENCHES.add("tomoe-quality", "freemoe.bench.tomoe.quality", "what a conversion keeps, beside its rivals (T9)")
+BENCHES.add(
+    "memory", "freemoe.bench.speed.memory", "peak memory of every stage above the base; at 7B and 70B by arithmetic"
+)
 BENCHES.add("purify-step", "freemoe.bench.speed.purify_step", "a step of learned switches against LoRA's (T18)")
 BENCHES.add(
     "real", "freemoe.bench.real_llm.running", "a real LLM: switches, LoRA and others, cell by cell (T13, T14, T17)"
@@ -163,6 +169,23 @@ def in_turns(sides: dict[str, Callable[[], Any]], repeats: int, warm: bool = Tru
 def ratio(seconds: dict[str, list[float]], over: str, under: str) -> float:
     """Median over rounds of ``over``'s time divided by ``under``'s in the same round."""
     return statistics.median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))
+
+
+def in_own_process(module: str, asked: Sequence[Any]) -> Any:
+    """What ``weigh(*asked)`` of a module returns in a process of its own; all of it plain data.
+
+    Raises:
+        FreeMoEError: The process failed; with the end of what it said.
+    """
+    code = (
+        "import importlib, json, sys; from freemoe.core.memory import keep_memory_low; keep_memory_low(); "
+        "print(json.dumps(importlib.import_module(sys.argv[1]).weigh(*json.loads(sys.argv[2]))))"
+    )
+    command = [sys.executable, "-c", code, module, json.dumps(asked)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FreeMoEError(f"The process that weighs {asked[0]!r} failed: {done.stderr.strip()[-800:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def run_bench(name: str, settings: Settings) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from freemoe.cli import (
     trim,
 )
 from freemoe.core.errors import FreeMoEError
+from freemoe.core.memory import keep_memory_low
 from freemoe.core.version import __version__
 
 app = typer.Typer(
@@ -50,6 +51,7 @@ def _version(
 
 def main() -> None:
     """Entry point: errors made on purpose are printed as a message, without a traceback; exit code 2."""
+    keep_memory_low()
     try:
         app(prog_name="freemoe")
     except FreeMoEError as error:

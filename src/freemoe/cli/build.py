@@ -109,7 +109,7 @@ def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, as_json: b
 def print_plan(recipe: BuildRecipe, as_json: bool) -> None:
     """Print what a build would do: units of work, memory, time."""
     calm_libraries()
-    from freemoe.domain_experts.dry_run import plan
+    from freemoe.domain_experts.cost.dry_run import plan
 
     found = plan(recipe)
     print_outlook(found, as_json)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from freemoe.core.artifacts import write_manifest
-from freemoe.core.environment import environment, peak_memory_bytes
+from freemoe.core.environment import environment
+from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.runs import Progress, Quiet, RunFolder, write_atomic
 from freemoe.core.version import __version__
 

@@ -309,7 +309,7 @@ class Mask(Mapping[str, TensorMask]):
             ArtifactError: A code that is cut short.
             MaskError: A code of an unknown weight, or that reaches beyond it.
         """
-        return cls.of_indices({name: decode(code) for name, code in codes.items()}, weights)
+        return Mask().union(*(cls.of_indices({name: decode(code)}, weights) for name, code in codes.items()))
 
 
 def unknown_weight(name: str, known: Sequence[str]) -> MaskError:

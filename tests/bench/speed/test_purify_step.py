@@ -10,9 +10,9 @@ from freemoe.models.weights import find_weights
 
 
 def test_figures_of_a_quick_run(monkeypatch) -> None:
-    real = bench._memory
+    real = bench.in_own_process
     # One process is enough to see that such a process works.
-    monkeypatch.setattr(bench, "_memory", lambda name, settings: real(name, settings) if name == "switches" else 1e9)
+    monkeypatch.setattr(bench, "in_own_process", lambda m, asked: real(m, asked) if asked[0] == "switches" else 10**9)
     outcome = bench.run(Settings(quick=True))
     assert [f.target for f in outcome.figures[:4]] == [1.6, None, None, 3.0]
     assert len(outcome.figures) == 8

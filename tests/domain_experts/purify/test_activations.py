@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from freemoe.core import environment
+from freemoe.core import memory
 from freemoe.domain_experts.purify import activations, gradients
 from freemoe.domain_experts.purify.activations import bytes_per_token, fits, parts
 from freemoe.domain_experts.purify.batches import AnswerBatch, rows_of
@@ -150,10 +150,10 @@ def test_what_fits_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_container_leaves_less_than_the_machine(tmp_path: Path) -> None:
-    assert 0 < environment.available_memory_bytes() < 1 << 50
-    assert environment._left_in_container(tmp_path) == []
+    assert 0 < memory.available_memory_bytes() < 1 << 50
+    assert memory._left_in_container(tmp_path) == []
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("70\n")
-    assert environment._left_in_container(tmp_path) == []
+    assert memory._left_in_container(tmp_path) == []
     (tmp_path / "memory.max").write_text("100\n")
-    assert environment._left_in_container(tmp_path) == [30]
+    assert memory._left_in_container(tmp_path) == [30]

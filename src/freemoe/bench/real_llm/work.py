@@ -26,8 +26,8 @@ from freemoe.bench.real_llm.methods.weights import (
     with_adapter,
 )
 from freemoe.bench.real_llm.protocol import Protocol
-from freemoe.core.environment import peak_memory_bytes
 from freemoe.core.errors import DataError
+from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.runs import write_atomic
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.mask import Mask

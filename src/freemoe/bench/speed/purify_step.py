@@ -7,10 +7,7 @@ turns in one process, peak memory in a process for each side.
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -18,10 +15,9 @@ from typing import Any
 import torch
 
 from freemoe.bench.gain.rivals import with_lora
-from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, ratio
+from freemoe.bench.harness import Figure, Outcome, Settings, in_own_process, in_turns, ratio
 from freemoe.bench.speed.shapes import random_model
-from freemoe.core.environment import peak_memory_bytes
-from freemoe.core.errors import FreeMoEError
+from freemoe.core.memory import peak_memory_bytes
 from freemoe.domain_experts.purify.activations import parts
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.purify.curvature import measure_curvature
@@ -59,7 +55,7 @@ def run(settings: Settings) -> Outcome:
     """Time all sides in turns, then weigh each in a process of its own."""
     sides = {name: _side(name, settings) for name in SIDES}
     seconds = in_turns(sides, settings.rounds)
-    memory = {name: _memory(name, settings) for name in SIDES}
+    memory = {name: in_own_process(__name__, [name, settings.quick, settings.seed, settings.model]) for name in SIDES}
     figures = (
         Figure("step of learned switches over LoRA r=1", ratio(seconds, SIDES[0], SIDES[1]), TIME, "lower"),
         Figure("the same over PEFT's own step, all logits at once", ratio(seconds, SIDES[0], SIDES[2])),
@@ -137,20 +133,9 @@ def _lora(model: Any, weights: list[Weight], batch: AnswerBatch, seed: int, whol
     return step
 
 
-def _memory(name: str, settings: Settings) -> float:
-    """Peak bytes of a process that takes two steps of one side."""
-    asked = json.dumps([name, settings.quick, settings.seed, settings.model])
-    command = [sys.executable, "-c", "from freemoe.bench.speed.purify_step import weigh; weigh()", asked]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise FreeMoEError(f"The process that weighs {name!r} failed: {done.stderr.strip()[-500:]}")
-    return float(done.stdout.split()[-1])
-
-
-def weigh() -> None:
-    """Print the peak memory of two steps of the side that the command line names, in bytes."""
-    name, quick, seed, model = json.loads(sys.argv[1])
+def weigh(name: str, quick: bool, seed: int, model: str | None) -> int:
+    """Peak memory of this process after two steps of a side, in bytes."""
     step = _side(name, Settings(quick=quick, seed=seed, model=model))
     step()
     step()
-    print(peak_memory_bytes())
+    return peak_memory_bytes()

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from freemoe.core.environment import available_memory_bytes
+from freemoe.core.memory import available_memory_bytes, free_now
 from freemoe.domain_experts.purify.batches import AnswerBatch
 from freemoe.evals.engine.output_head import ending_at
 
@@ -48,6 +48,8 @@ def bytes_per_token(model: Any, length: int = _SAMPLE) -> float:
             longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _SAMPLE
             size = max(2, min(_SAMPLE, longest))
             found = (_kept(model, size) - _kept(model, size // 2)) / (size - size // 2)
+            # What two short rows leave behind is torn to pieces, and would lie below all that follows.
+            free_now()
         if found > 0:
             known[model.dtype] = found
     return found + _eager(model) * max(0, length - _SAMPLE)

@@ -179,7 +179,8 @@ class Leaders:
             where, sums = self._leaders[weight.name]
             where.put(scores, where.pick(gains) + sums)
         keep = min(weight.size, max(math.ceil(self._share * weight.size), _FEWEST))
-        where = TensorMask.of_indices(torch.topk(scores, keep).indices.sort().values, weight.size)
+        # Where torch looks for the largest it takes sixteen bytes for each of all scores.
+        (where,) = strongest([lambda: scores], keep, above=-math.inf).masks
         self._leaders[weight.name] = where, where.pick(scores)
 
     def _sums(self, name: str) -> Callable[[], Tensor]:

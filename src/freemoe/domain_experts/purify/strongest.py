@@ -13,6 +13,8 @@ from freemoe.models.mask import TensorMask
 
 # As many intervals as the upper 16 bits of an fp32 number tell apart.
 _INTERVALS = 1 << 16
+# Scores that are sorted into intervals at a time: on the way each takes many times its own memory.
+_PART = 1 << 20
 # A hint that lets so many times as many scores through as are wanted is not worth their memory.
 _MOST = 8
 
@@ -76,8 +78,8 @@ def _floor(scores: Sequence[Callable[[], Tensor]], count: int, above: float) -> 
     """A line, ``above`` or higher, that at least ``count`` scores are larger than, or all that are larger than ``above``."""
     counts = torch.zeros(_INTERVALS, dtype=torch.long)
     for make in scores:
-        flat = make()
-        counts += torch.bincount(_interval(flat[flat > above]), minlength=_INTERVALS).cpu()
+        for part in make().split(_PART):
+            counts += torch.bincount(_interval(part[part > above]), minlength=_INTERVALS).cpu()
     # How many scores lie in each interval or above it.
     reached = counts.flip(0).cumsum(0).flip(0)
     if int(reached[0]) <= count:

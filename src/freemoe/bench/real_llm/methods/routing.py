@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from freemoe.bench.real_llm.data import TASKS, load_parts
 from freemoe.bench.real_llm.methods.weights import Stand
 from freemoe.bench.real_llm.work import Job, joined
-from freemoe.core.environment import peak_memory_bytes
+from freemoe.core.memory import peak_memory_bytes
 from freemoe.domain_experts.route.router import train_on_subdomains
 from freemoe.domain_experts.route.subdomains import Subdomains, features
 from freemoe.models.checkpoints.loading import load_base

@@ -4,7 +4,7 @@ import pytest
 
 from freemoe.core.artifacts import fingerprint
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.domain_experts.dry_run import plan
+from freemoe.domain_experts.cost.dry_run import plan
 from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.prove.card import gain_text, headlines, model_card
@@ -37,7 +37,12 @@ def test_a_plan_counts_the_activations_of_a_training_pass(world, tmp_path):
         return int(plan(recipe)["memory"].split()[1].replace(",", ""))
 
     assert memory(8192) > memory(512) + 10
-    assert memory(8192, "magnitude") == memory(512, "magnitude")
+    # What is kept for a backward pass is what makes the difference; a search keeps nothing.
+    assert memory(8192) - memory(512) > 2 * (memory(8192, "magnitude") - memory(512, "magnitude"))
+    found = plan(task_recipe(world, tmp_path / "out", search={"metrics": ["magnitude"]}))
+    assert "band search" in found["memory"]
+    assert "greedy" not in found["memory"]
+    assert found["fits"] == "1 device of 8 GiB, or this machine"
 
 
 def test_a_plan_finds_bad_input(world, tmp_path):

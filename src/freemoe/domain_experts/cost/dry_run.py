@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from freemoe.domain_experts.purify.activations import bytes_per_token, most_held
-from freemoe.domain_experts.purify.gradients import gradients_to
+from freemoe.domain_experts.cost.memory import FITTED, fitting, stage_peaks
+from freemoe.domain_experts.purify.activations import free_bytes
 from freemoe.domain_experts.purify.methods import method_of
-from freemoe.domain_experts.purify.running_sums import state_bytes
 from freemoe.domain_experts.rank.bands import grid
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.route.subdomains import divide, features
@@ -18,7 +17,7 @@ from freemoe.domain_experts.structured.fitting import documents_to_fit
 from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import Document
-from freemoe.models.precision import compute_dtype, held_in
+from freemoe.models.precision import compute_dtype
 from freemoe.recipes import BuildRecipe
 
 
@@ -52,9 +51,8 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     }
     evidence = 2 + recipe.evidence.controls + ((bands + fitted) if recipe.evidence.oracle else 0)
     seconds = per_document * (reference * sum(passes.values()) + purified + reported * evidence)
-    parameters = sum(p.numel() * p.element_size() for p in bench.model.parameters())
-    trained = _bytes_to_purify(bench) if fitted else 0
-    orders = sum(w.size for w in bench.weights) * 2 if bands else 0
+    ways = FITTED if recipe.saliency.method in ("auto", "both") else (recipe.saliency.method,)
+    stages = ("scoring", *(("calibration", "band search") if bands else ()), *(ways if fitted else ()), "report")
     return {
         "domains": ", ".join(
             f"{n} ({len(d.reference)} reference, {len(d.reported)} reported)" for n, d in bench.domains.items()
@@ -66,7 +64,7 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
             f"{len(subdomains) * bands} candidate bands, {len(subdomains) * fitted} purifications, "
             f"{round(reference * passes['search'])} document scores to search, {round(reported * evidence)} to report"
         ),
-        "memory": f"about {(parameters + trained + orders) / 2**20:,.0f} MiB beside the libraries",
+        **_memory(bench, stages),
         "time": f"about {_words(seconds)} on this machine, from one batch of this model ({per_document * 1000:.1f} ms a document)",
         "output": recipe.output,
     }
@@ -88,22 +86,30 @@ def _documents_to_fit(bench: Workbench, documents: Sequence[Document], labels: S
     return total
 
 
-def _bytes_to_purify(bench: Workbench) -> int:
-    """Memory of purification beside the model.
-
-    A pass's activations; the mean, the evidence and its best state; one weight's gradient and its ranking; copies of the weights in
-    the format that passes multiply in.
-    """
-    section = bench.recipe.saliency
-    compute = compute_dtype(section.compute, bench.model)
-    nothing = gradients_to(bench.model, bench.weights, lambda *_: None, checkpointing=False)
-    with held_in(bench.model, compute), nothing:
-        a_token = bytes_per_token(bench.model)
-    held = min(most_held(bench.model), int(bench.recipe.batch_tokens * a_token))
-    largest = max(w.size * (w.parameter.element_size() + 16) for w in bench.weights)
-    state = 3 * sum(state_bytes(w.shape) for w in bench.weights)
+def _memory(bench: Workbench, stages: Sequence[str]) -> dict[str, str]:
+    """The base and the largest moment of every stage above it, and on what that fits."""
+    recipe = bench.recipe
+    base = sum(p.numel() * p.element_size() for p in bench.model.parameters())
+    compute = compute_dtype(recipe.saliency.compute, bench.model)
+    # Purification multiplies copies where it does so in another format.
     copies = 0 if compute is None else sum(w.size * compute.itemsize for w in bench.weights)
-    return held + largest + copies + (0 if section.method == "greedy" else state)
+    step = recipe.saliency.step
+    peaks = stage_peaks(
+        bench.model, bench.weights, recipe.batch_tokens, recipe.bands.ratio, recipe.saliency.budget, step
+    )
+    above = {stage: peaks[stage].said + copies * (stage in FITTED) for stage in stages}
+    total = base + max(above.values())
+    parts = ", ".join(f"{stage} {_mebibytes(size)}" for stage, size in above.items())
+    return {
+        "memory": f"about {_mebibytes(total)} MiB beside the libraries: the base {_mebibytes(base)}, above it {parts}",
+        "fits": f"{fitting(total)}, or this machine"
+        if total < free_bytes(bench.model.device) + base
+        else fitting(total),
+    }
+
+
+def _mebibytes(size: float) -> str:
+    return f"{size / 2**20:,.0f}"
 
 
 def _seconds_per_document(bench: Workbench) -> float:

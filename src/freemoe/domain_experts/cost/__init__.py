@@ -1,0 +1,1 @@
+"""What a build takes, before it is run: time, work and memory."""
