@@ -16,7 +16,7 @@ from freemoe.core.errors import ArtifactError
 from freemoe.core.registry import Registry
 
 if TYPE_CHECKING:
-    from freemoe.core.runs import Progress
+    from freemoe.core.run.progress import Progress
     from freemoe.evals.engine.answering import Opened
     from freemoe.evals.evaluation import Subject
     from freemoe.recipes import EvalRecipe

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from freemoe.core.runs import Journal
+from freemoe.core.run.journal import Journal
 from tests.cli.conftest import Done, Freemoe
 
 LAW = ["--domain", "law=law.jsonl"]

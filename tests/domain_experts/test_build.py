@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from freemoe.core.artifacts import MANIFEST, fingerprint, read_manifest
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, FreeMoEError
-from freemoe.core.runs import interrupted
+from freemoe.core.run.folder import interrupted
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.mixture import FreeMoE

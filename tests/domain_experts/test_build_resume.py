@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.core.runs import Journal
+from freemoe.core.run.journal import Journal
 from freemoe.domain_experts import build as build_file
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.purify import methods as purification
@@ -133,7 +133,7 @@ def test_killed_without_warning(world, unbroken, tmp_path):
     (tmp_path / "recipe.yaml").write_text(dump(recipe))
     script = f"""
 import os, signal
-from freemoe.core.runs import Journal
+from freemoe.core.run.journal import Journal
 unit, count = Journal.unit, 0
 def dying(journal, name, work):
     global count

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import DataError, NumericError
-from freemoe.core.runs import RunFolder
+from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts.candidates import make_subdomains, purify_all
 from freemoe.domain_experts.purify import methods as purification
 from freemoe.domain_experts.purify.greedy import Purified

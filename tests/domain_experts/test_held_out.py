@@ -14,7 +14,7 @@ import pytest
 
 from freemoe.core.artifacts import MANIFEST, read_manifest, write_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
-from freemoe.core.runs import Quiet
+from freemoe.core.run.progress import Quiet
 from freemoe.domain_experts.build import build
 from freemoe.evals.held_out import SEEN_FILE, read_record
 from freemoe.evals.seen import words

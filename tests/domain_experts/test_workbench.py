@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import DataError
-from freemoe.core.runs import RunFolder
+from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.purify.batches import mean_loss
 from freemoe.domain_experts.select.scores import ReportedScores

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, NumericError, RecipeError
-from freemoe.core.runs import RunFolder
+from freemoe.core.run.folder import RunFolder
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import ConvertRecipe, dump, load_recipe, recipe_from
 from freemoe.systems import SYSTEMS, system_of
@@ -135,7 +135,7 @@ def test_a_killed_run_comes_to_the_same_model(
     base: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """Killed right after its n-th unit of work was written, and run again."""
-    from freemoe.core.runs import Journal
+    from freemoe.core.run.journal import Journal
 
     own = recipe(base, tmp_path / "out")
     units = 0

@@ -21,8 +21,9 @@ from typing import Any, Literal
 
 from freemoe.core.environment import environment
 from freemoe.core.errors import FreeMoEError
+from freemoe.core.files import write_atomic
 from freemoe.core.registry import Registry
-from freemoe.core.runs import Progress, Quiet, write_atomic
+from freemoe.core.run.progress import Progress, Quiet
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def _counts(text: str) -> int | dict[str, int]:
 def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
     """Run a build, write its report, print what was found."""
     calm_libraries()
-    from freemoe.core.runs import interrupted
+    from freemoe.core.run.folder import interrupted
     from freemoe.domain_experts.build import build
     from freemoe.domain_experts.prove.card import headlines
     from freemoe.report.html import write_report

@@ -63,7 +63,7 @@ def _begin(values: Mapping[str, Any]) -> dict[str, Any]:
 def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
     """Convert, write the report, print what was found."""
     calm_libraries()
-    from freemoe.core.runs import interrupted
+    from freemoe.core.run.folder import interrupted
     from freemoe.report.conversion import write_conversion_report
     from freemoe.tomoe.card import headlines, rows
     from freemoe.tomoe.convert import convert

@@ -82,7 +82,7 @@ def _layers(text: str) -> str | list[int]:
 def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
     """Run a trim, draw its Pareto list, print what was found."""
     calm_libraries()
-    from freemoe.core.runs import interrupted
+    from freemoe.core.run.folder import interrupted
     from freemoe.hookmoe.card import headlines
     from freemoe.hookmoe.trim import trim
     from freemoe.report.figures.plan_figures import write_pareto

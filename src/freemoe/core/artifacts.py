@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import ArtifactError
-from freemoe.core.runs import MANIFEST, RUNNING, write_atomic
+from freemoe.core.files import MANIFEST, write_atomic
+from freemoe.core.run.folder import RUNNING
 
 FORMAT = 3
 """Of what is written; since 3 experts can hold whole units."""

@@ -15,8 +15,10 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from freemoe.core.runs import Progress, RunFolder, digest, write_atomic
-from freemoe.core.skeleton import Made, carry_out
+from freemoe.core.files import digest, write_atomic
+from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.progress import Progress
+from freemoe.core.run.skeleton import Made, carry_out
 from freemoe.domain_experts.candidates import choose_all, make_expert, make_subdomains, purify_all, shrink_all
 from freemoe.domain_experts.mixture import KIND
 from freemoe.domain_experts.prove.card import model_card

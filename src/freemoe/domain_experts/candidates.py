@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import DataError, NumericError, RecipeError
-from freemoe.core.runs import RunFolder
+from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts.expert import Expert, band_expert, switch_expert, unit_expert
 from freemoe.domain_experts.purify.curvature import Forecast
 from freemoe.domain_experts.purify.greedy import OnRound

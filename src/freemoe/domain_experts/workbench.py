@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from freemoe.core.artifacts import fingerprint
-from freemoe.core.runs import Progress, Quiet, RunFolder, digest
+from freemoe.core.files import digest
+from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.progress import Progress, Quiet
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
 from freemoe.domain_experts.select.scores import ReportedScores
 from freemoe.evals.engine.evaluator import Evaluator, Score

@@ -18,8 +18,9 @@ import torch
 from freemoe.core.artifacts import MANIFEST
 from freemoe.core.environment import environment
 from freemoe.core.errors import ArtifactError
+from freemoe.core.files import digest, write_atomic
 from freemoe.core.registry import unknown_name
-from freemoe.core.runs import Progress, Quiet, digest, write_atomic
+from freemoe.core.run.progress import Progress, Quiet
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer

@@ -14,7 +14,7 @@ from typing import Any
 
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import DataError
-from freemoe.core.runs import write_atomic
+from freemoe.core.files import write_atomic
 from freemoe.evals.seen import WHY, Seen
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.task import DomainData

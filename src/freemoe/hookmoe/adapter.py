@@ -23,7 +23,7 @@ from torch import Tensor
 
 from freemoe.core.artifacts import read_manifest, require_base
 from freemoe.core.errors import ArtifactError
-from freemoe.core.runs import write_atomic
+from freemoe.core.files import write_atomic
 from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS
 from freemoe.hookmoe.hooks.hook import Hook, Hooks
 from freemoe.hookmoe.plans.apply import applied, plan_of, probe

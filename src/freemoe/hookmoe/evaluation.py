@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.core.runs import Progress, Quiet
+from freemoe.core.run.progress import Progress, Quiet
 from freemoe.evals.evaluation import Subject, only_known, under
 from freemoe.evals.held_out import Record, read_record, set_aside_text
 from freemoe.hookmoe.adapter import load_adapter, load_trimmed

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.runs import write_atomic
+from freemoe.core.files import write_atomic
 from freemoe.hookmoe.plans.plan import Plan
 from freemoe.models.spec import family_of
 

@@ -19,8 +19,10 @@ import torch
 
 from freemoe.core.artifacts import fingerprint
 from freemoe.core.errors import DataError
-from freemoe.core.runs import Progress, RunFolder, digest
-from freemoe.core.skeleton import Made, carry_out
+from freemoe.core.files import digest
+from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.progress import Progress
+from freemoe.core.run.skeleton import Made, carry_out
 from freemoe.evals.held_out import keep_record
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND

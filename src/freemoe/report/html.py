@@ -13,7 +13,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from freemoe.core.runs import write_atomic
+from freemoe.core.files import write_atomic
 from freemoe.domain_experts.prove.card import ROWS
 from freemoe.report.figures.all_figures import svgs
 from freemoe.report.figures.drawing import ROW_COLOURS

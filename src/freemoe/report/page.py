@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from freemoe.core.runs import write_atomic
+from freemoe.core.files import write_atomic
 from freemoe.report.figures.drawing import to_svg
 from freemoe.report.html import REPORT
 

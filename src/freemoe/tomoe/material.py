@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from freemoe.core.errors import DataError
-from freemoe.core.runs import Progress, Quiet, RunFolder, digest
+from freemoe.core.files import digest
+from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.progress import Progress, Quiet
 from freemoe.evals.seen import Seen
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import Sublayers, find_sublayers

@@ -17,7 +17,7 @@ from freemoe.bench.gain.materials import MATERIALS
 from freemoe.bench.gain.rivals import Schedule
 from freemoe.bench.harness import Settings
 from freemoe.core.errors import DataError
-from freemoe.core.runs import Quiet
+from freemoe.core.run.progress import Quiet
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.statistics import over_seeds
 from freemoe.evals.tasks.domains import load_domain

@@ -28,7 +28,7 @@ from freemoe.bench.real_llm.methods.weights import METHODS, Stand, per_document,
 from freemoe.bench.real_llm.protocol import quick_protocol
 from freemoe.bench.real_llm.work import Job, joined
 from freemoe.core.errors import DataError, NumericError
-from freemoe.core.runs import write_atomic
+from freemoe.core.files import write_atomic
 from freemoe.domain_experts.route.router import Router
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sorted_code import encode

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from freemoe.core.runs import Journal, RunFolder
+from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.journal import Journal
 from freemoe.domain_experts import build as build_module
 from freemoe.domain_experts.rank.calibrate import calibrate, parts_of
 from freemoe.domain_experts.workbench import prepare

@@ -15,7 +15,7 @@ from pathlib import Path
 from freemoe.assets import DOMAINS, SPLITS, tiny_base
 from freemoe.bench.gain.contest import cores, one_thread_each
 from freemoe.core.errors import DataError
-from freemoe.core.runs import Progress
+from freemoe.core.run.progress import Progress
 
 # Seeds of training, none of them the shipped base's. Their items of the benchmark have seeds of their own.
 SEEDS = (101, 102, 103)

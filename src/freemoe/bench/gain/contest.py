@@ -21,7 +21,7 @@ import torch
 from freemoe.bench.gain.materials import MATERIALS, MODEL, needed
 from freemoe.bench.gain.rivals import Schedule, tune, with_lora
 from freemoe.core.memory import peak_memory_bytes
-from freemoe.core.runs import Progress
+from freemoe.core.run.progress import Progress
 from freemoe.domain_experts.expert import switch_expert
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, mean_loss
 from freemoe.domain_experts.purify.greedy import purify

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.runs import digest, write_atomic
+from freemoe.core.files import digest, write_atomic
 
 BASE, ALL, EVERYTHING = "base", "tasks", "all"
 

@@ -15,7 +15,7 @@ import torch
 from freemoe.bench.gain.rivals import Schedule
 from freemoe.bench.real_llm.cells import Cell
 from freemoe.core.errors import DataError
-from freemoe.core.runs import write_atomic
+from freemoe.core.files import write_atomic
 
 FORMAT = 1
 VERSIONS: dict[str, int] = {

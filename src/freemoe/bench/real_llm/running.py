@@ -32,7 +32,7 @@ from freemoe.bench.real_llm.protocol import (
 )
 from freemoe.bench.real_llm.work import Job
 from freemoe.core.errors import DataError, FreeMoEError
-from freemoe.core.runs import Progress
+from freemoe.core.run.progress import Progress
 
 
 @dataclass(eq=False)

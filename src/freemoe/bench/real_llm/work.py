@@ -27,8 +27,8 @@ from freemoe.bench.real_llm.methods.weights import (
 )
 from freemoe.bench.real_llm.protocol import Protocol
 from freemoe.core.errors import DataError
+from freemoe.core.files import write_atomic
 from freemoe.core.memory import peak_memory_bytes
-from freemoe.core.runs import write_atomic
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off

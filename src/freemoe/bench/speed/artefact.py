@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from freemoe.bench.harness import Figure, Outcome, Settings
 from freemoe.bench.speed.shapes import random_model
 from freemoe.core.errors import FreeMoEError
-from freemoe.core.runs import write_atomic
+from freemoe.core.files import write_atomic
 from freemoe.domain_experts.expert import Expert, band_expert, switch_expert
 from freemoe.domain_experts.rank.bands import Band, Rankings
 from freemoe.models.mask import Mask

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from freemoe.core.runs import Progress, Quiet
+from freemoe.core.run.progress import Progress, Quiet
 from freemoe.text.blocks import Blocks
 
 

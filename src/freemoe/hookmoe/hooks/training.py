@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from freemoe.core.errors import NumericError
-from freemoe.core.runs import Progress, Quiet
+from freemoe.core.run.progress import Progress, Quiet
 from freemoe.hookmoe.hooks.teacher import Teacher, divergence, logits_of
 from freemoe.hookmoe.hooks.upper_half import inputs_of, upper
 from freemoe.hookmoe.measure import measure

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freemoe.core.runs import Progress, Quiet
+from freemoe.core.run.progress import Progress, Quiet
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.layers import decoder_layers
 from freemoe.text.blocks import Blocks

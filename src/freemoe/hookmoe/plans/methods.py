@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from freemoe.core.errors import RecipeError
-from freemoe.core.runs import Journal, Progress
+from freemoe.core.run.journal import Journal
+from freemoe.core.run.progress import Progress
 from freemoe.hookmoe.hooks.hook import allocate
 from freemoe.hookmoe.hooks.teacher import Teacher
 from freemoe.hookmoe.measure import measure

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from freemoe.core.errors import DataError
-from freemoe.core.runs import RunFolder
+from freemoe.core.run.folder import RunFolder
 from freemoe.recipes import ConvertRecipe
 from freemoe.text.blocks import Blocks
 from freemoe.tomoe.devices import Devices

@@ -18,8 +18,8 @@ from torch import Tensor
 from freemoe.bench.real_llm.data import find_material
 from freemoe.bench.real_llm.methods.splitting import Split, divide, mixture, train_routers
 from freemoe.bench.real_llm.work import Job
+from freemoe.core.files import write_atomic
 from freemoe.core.memory import peak_memory_bytes
-from freemoe.core.runs import write_atomic
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.checkpoints.saving import save_checkpoint
 from freemoe.recipes import ConvertRecipe, TrimRecipe, recipe_from

@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from freemoe.core import runs
 from freemoe.core.environment import environment
 from freemoe.core.errors import ArtifactError
+from freemoe.core.files import MANIFEST, write_atomic
 from freemoe.core.memory import peak_memory_bytes
-from freemoe.core.runs import MANIFEST, Journal, Quiet, RunFolder, write_atomic
-from tests.core.test_journal import full_disk, inside, never
+from freemoe.core.run import folder as run_folder
+from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.journal import Journal
+from freemoe.core.run.progress import Quiet
+from tests.core.run.test_journal import full_disk, inside, never
 
 RECIPE = {"command": "build", "seed": 0, "bands": {"p": "2", "step": 0.1}, "domains": {"math": ["gsm8k"]}}
 
@@ -85,7 +88,7 @@ def test_another_recipe_is_refused_and_the_fields_are_named(tmp_path: Path) -> N
 
 def test_another_version_is_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started(tmp_path / "out")
-    monkeypatch.setattr(runs, "versions", lambda packages: {"freemoe": "0.0.1", "torch": torch.__version__})
+    monkeypatch.setattr(run_folder, "versions", lambda packages: {"freemoe": "0.0.1", "torch": torch.__version__})
     with pytest.raises(ArtifactError, match=r"differs in: .*versions\.freemoe"):
         RunFolder(tmp_path / "out", RECIPE)
 
@@ -270,7 +273,7 @@ def test_tensors_written_but_not_yet_journalled_are_made_again(tmp_path: Path, m
 WORKER = """
 import sys, time
 from pathlib import Path
-from freemoe.core.runs import RunFolder
+from freemoe.core.run.folder import RunFolder
 run = RunFolder(sys.argv[1], {"command": "build"})
 run.journal.unit("u", lambda: 1)
 print("began", flush=True)
@@ -303,11 +306,11 @@ def test_a_folder_that_another_process_writes_is_refused(
     run = RunFolder(tmp_path / "out", {"command": "build"}, **options)
     assert ("u" in run.journal) is options.get("resume", True)
     folder = run.publish()
-    assert not (folder / runs.RUNNING).exists()
+    assert not (folder / run_folder.RUNNING).exists()
 
 
 def test_without_locks_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "fcntl", None)
+    monkeypatch.setattr(run_folder, "fcntl", None)
     started(tmp_path / "out").publish()
     assert (tmp_path / "out").is_dir()
 

@@ -15,8 +15,10 @@ from typing import Any, Protocol
 
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.environment import environment
+from freemoe.core.files import write_atomic
 from freemoe.core.memory import peak_memory_bytes
-from freemoe.core.runs import Progress, Quiet, RunFolder, write_atomic
+from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.progress import Progress, Quiet
 from freemoe.core.version import __version__
 
 RESULT_FORMAT = 1

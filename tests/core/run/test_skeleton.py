@@ -11,8 +11,10 @@ import pytest
 
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.core.runs import Progress, RunFolder, write_atomic
-from freemoe.core.skeleton import Made, carry_out
+from freemoe.core.files import write_atomic
+from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.progress import Progress
+from freemoe.core.run.skeleton import Made, carry_out
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from freemoe.core.errors import ArtifactError
-from freemoe.core.runs import Journal, digest, write_atomic
+from freemoe.core.files import digest, write_atomic
+from freemoe.core.run.journal import Journal
 
 
 def never() -> Any:

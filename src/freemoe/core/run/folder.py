@@ -1,7 +1,6 @@
-"""A run folder: a journal of finished units of work, so that a run that was killed goes on where it stopped.
+"""The folder of a run, which is ``OUTPUT.partial`` while it lasts.
 
-While a run lasts its folder is ``OUTPUT.partial``; it becomes ``OUTPUT`` in one rename when all is written, so that
-a folder named ``OUTPUT`` is always whole.
+It becomes ``OUTPUT`` in one rename when all is written, so that a folder named ``OUTPUT`` is always whole.
 """
 
 from __future__ import annotations
@@ -10,18 +9,17 @@ import contextlib
 import errno
 import hashlib
 import json
-import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from freemoe.core.environment import DECIDING, versions
 from freemoe.core.errors import ArtifactError, DataError
-
-log = logging.getLogger(__name__)
+from freemoe.core.files import MANIFEST, digest, disk_error, write_atomic
+from freemoe.core.run.journal import Journal
 
 # Where there are no such locks (Windows), two runs on one folder are not told apart.
 try:
@@ -29,130 +27,8 @@ try:
 except ImportError:
     fcntl = None
 
-MANIFEST = "freemoe_config.json"
-"""The file that makes a folder an artefact (`artifacts`); only such a folder is ever replaced."""
-
 RUNNING = "running.pid"
 """In a working folder: the process that writes it, locked while that one lives."""
-
-
-class Progress(Protocol):
-    """Where long work reports how far it is; the command line draws bars from it."""
-
-    def stage(self, name: str, total: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-        """Open a stage of ``total`` steps; yields a function that takes finished steps."""
-        ...
-
-    def say(self, line: str) -> None:
-        """Print a line that stays."""
-        ...
-
-
-class Quiet:
-    """A progress that shows nothing but log lines."""
-
-    @contextlib.contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Open a stage that draws nothing."""
-        log.debug("%s: %d steps", name, total)
-        yield lambda steps: None
-
-    def say(self, line: str) -> None:
-        """Log the line."""
-        log.info("%s", line)
-
-
-def digest(value: object) -> str:
-    """Short stable hash of anything JSON can hold."""
-    return hashlib.sha256(
-        json.dumps(value, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    ).hexdigest()[:16]
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, and survives a power cut."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise _disk_error(error, path) from error
-
-
-def _disk_error(error: OSError, path: Path) -> ArtifactError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ArtifactError(
-            f"The disk is full: {path} could not be written. Free some space and run the same command again; finished "
-            "work is kept and not done twice."
-        )
-    return ArtifactError(f"{path} could not be written: {error.strerror or error}.")
-
-
-class Journal:
-    """An append-only file of finished units: one JSON line each, ``{"unit", "value", "sum"}``.
-
-    A line that was cut short by a crash does not count; neither does anything behind it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._values: dict[str, Any] = {}
-        self.reused = 0
-        self.done = 0
-        if path.exists():
-            whole = self._read()
-            if whole < path.stat().st_size:
-                log.warning("The journal's last entry was cut short by a crash; that unit is done again.")
-                with path.open("r+b") as stream:
-                    stream.truncate(whole)
-
-    def _read(self) -> int:
-        """Load whole entries; return how many bytes they take."""
-        whole = 0
-        with self.path.open("rb") as stream:
-            for line in stream:
-                try:
-                    entry = json.loads(line)
-                    good = line.endswith(b"\n") and entry["sum"] == digest([entry["unit"], entry["value"]])
-                except (ValueError, KeyError, TypeError):
-                    good = False
-                if not good:
-                    return whole
-                self._values[entry["unit"]] = entry["value"]
-                whole += len(line)
-        return whole
-
-    def __contains__(self, unit: str) -> bool:
-        return unit in self._values
-
-    def unit(self, name: str, work: Callable[[], Any]) -> Any:
-        """Return the unit's value: from the journal if it is finished, else by doing the work and writing it down.
-
-        The value is what JSON gives back, so that a resumed run sees the same as an unbroken one.
-        """
-        if name in self._values:
-            self.reused += 1
-            return self._values[name]
-        value = json.loads(json.dumps(work()))
-        line = json.dumps({"unit": name, "value": value, "sum": digest([name, value])}) + "\n"
-        whole = self.path.stat().st_size if self.path.exists() else 0
-        try:
-            with self.path.open("ab") as stream:
-                stream.write(line.encode())
-                stream.flush()
-                os.fsync(stream.fileno())
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.truncate(self.path, whole)
-            raise _disk_error(error, self.path) from error
-        self._values[name] = value
-        self.done += 1
-        return value
 
 
 def _partial_of(output: Path) -> Path:
@@ -221,7 +97,7 @@ class RunFolder:
         try:
             self.partial.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _disk_error(error, self.partial) from error
+            raise disk_error(error, self.partial) from error
         if self._claim is None:
             self._claim = _claim(self.partial)
         if not mark.exists():
@@ -271,7 +147,7 @@ class RunFolder:
         try:
             path.parent.mkdir(exist_ok=True)
         except OSError as error:
-            raise _disk_error(error, path.parent) from error
+            raise disk_error(error, path.parent) from error
         blob = save({k: v.contiguous() for k, v in work().items()})
         write_atomic(path, blob)
         seen = self.journal.unit(name, lambda: {"sha256": hashlib.sha256(blob).hexdigest()})
@@ -318,7 +194,7 @@ class RunFolder:
                 old.rmdir()
             if isinstance(error, ArtifactError):
                 raise
-            raise _disk_error(error, self.output) from error
+            raise disk_error(error, self.output) from error
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(self.output / "units", ignore_errors=True)
@@ -340,7 +216,7 @@ def _claim(partial: Path) -> int | None:
     try:
         opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise _disk_error(error, path) from error
+        raise disk_error(error, path) from error
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

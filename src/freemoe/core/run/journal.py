@@ -1,0 +1,77 @@
+"""The journal of a run: finished units of work, so that what was killed goes on where it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from freemoe.core.files import digest, disk_error
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """An append-only file of finished units: one JSON line each, ``{"unit", "value", "sum"}``.
+
+    A line that was cut short by a crash does not count; neither does anything behind it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._values: dict[str, Any] = {}
+        self.reused = 0
+        self.done = 0
+        if path.exists():
+            whole = self._read()
+            if whole < path.stat().st_size:
+                log.warning("The journal's last entry was cut short by a crash; that unit is done again.")
+                with path.open("r+b") as stream:
+                    stream.truncate(whole)
+
+    def _read(self) -> int:
+        """Load whole entries; return how many bytes they take."""
+        whole = 0
+        with self.path.open("rb") as stream:
+            for line in stream:
+                try:
+                    entry = json.loads(line)
+                    good = line.endswith(b"\n") and entry["sum"] == digest([entry["unit"], entry["value"]])
+                except (ValueError, KeyError, TypeError):
+                    good = False
+                if not good:
+                    return whole
+                self._values[entry["unit"]] = entry["value"]
+                whole += len(line)
+        return whole
+
+    def __contains__(self, unit: str) -> bool:
+        return unit in self._values
+
+    def unit(self, name: str, work: Callable[[], Any]) -> Any:
+        """Return the unit's value: from the journal if it is finished, else by doing the work and writing it down.
+
+        The value is what JSON gives back, so that a resumed run sees the same as an unbroken one.
+        """
+        if name in self._values:
+            self.reused += 1
+            return self._values[name]
+        value = json.loads(json.dumps(work()))
+        line = json.dumps({"unit": name, "value": value, "sum": digest([name, value])}) + "\n"
+        whole = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("ab") as stream:
+                stream.write(line.encode())
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, whole)
+            raise disk_error(error, self.path) from error
+        self._values[name] = value
+        self.done += 1
+        return value
