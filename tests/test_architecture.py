@@ -23,7 +23,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Lowest first. A room may import from rooms of its own floor (but see SYSTEMS) and from the floors below.
 FLOORS = (
     ("core",),
-    ("recipes",),
+    ("recipes", "results"),
     ("models", "text", "kernels"),
     ("evals",),
     ("domain_experts", "tomoe", "hookmoe"),

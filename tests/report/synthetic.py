@@ -130,6 +130,13 @@ def make_domain(
         "reference_documents": 40 * len(chosen),
         "reported_documents": 30 * len(chosen),
         "rows": {n: _row(rng, n, base, 30 * len(chosen), text, any(c != "base" for c in chosen)) for n in rows},
+        "router": {
+            "domain_accuracy": 0.97,
+            "subdomain_accuracy": 0.9,
+            "abstained": 0.06,
+            "domain_ece": 0.012,
+            "subdomain_ece": 0.045,
+        },
         "subdomains": subdomains,
         "documents": documents,
     }
@@ -153,6 +160,7 @@ def make_result(domains: list[dict[str, Any]] | None = None, threshold: float = 
         "base": {
             "name": "some/base",
             "revision": None,
+            "origin": None,
             "fingerprint": "ab12" * 16,
             "model_type": "llama",
             "dtype": "float32",
@@ -161,6 +169,7 @@ def make_result(domains: list[dict[str, Any]] | None = None, threshold: float = 
             "layers": 5,
         },
         "domains": domains,
+        "overall": {},
         "router": {
             "documents": 280,
             "domain_accuracy": 0.975,
@@ -173,6 +182,13 @@ def make_result(domains: list[dict[str, Any]] | None = None, threshold: float = 
             "measured": "5-fold, on reference documents that the routing model did not see",
             "p50_ms": 0.0652,
             "p95_ms": 0.0934,
+        },
+        "seen": {
+            "file": "seen.safetensors",
+            "documents": 280,
+            "hashes": {"keys": 280, "questions": 280, "runs": 0},
+            "share_of_runs": 1.0,
+            "bytes": 4519,
         },
         "environment": {
             "python": "3.11.7",

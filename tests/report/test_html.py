@@ -233,7 +233,7 @@ def test_write_report_stands_beside_the_result(tmp_path, result):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "needs the folder of a finished build"),
+        (None, "the folder of a finished run is needed"),
         ("{", "damaged"),
         ("[]", "a result is a mapping"),
         ('{"kind": "soup"}', "of kind 'soup'"),

@@ -19,6 +19,7 @@ from freemoe.cli import (
     merge,
     report,
     run,
+    schema,
     trim,
 )
 from freemoe.core.errors import FreeMoEError
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 for command in (build.COMMAND, convert.COMMAND, trim.COMMAND, evaluate.COMMAND):
     command.register(app)
-for module in (lm_eval, generate, merge, inspect, report, demo, listing, bench, run):
+for module in (lm_eval, generate, merge, inspect, report, demo, listing, schema, bench, run):
     module.register(app)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -76,7 +75,9 @@ def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, as_json:
         report = write_conversion_report(folder)
     except KeyboardInterrupt:
         raise stopped(interrupted(recipe.output)) from None
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    from freemoe.results import read_result
+
+    result = read_result(folder)
     if as_json:
         print_json({"folder": str(folder), "report": str(report), "headlines": headlines(result), "result": result})
         return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import typer
@@ -29,9 +28,10 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         require_artefact(artefact)
         from freemoe.evals.held_out import record_text
+        from freemoe.results import read_result
         from freemoe.systems import system_of
 
-        result = json.loads((artefact / "result.json").read_text(encoding="utf-8"))
+        result = read_result(artefact)
         if as_json:
             print_json(result)
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,9 @@ def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bo
         folder = trim(recipe, progress=Bars(quiet or as_json), overwrite=overwrite, resume=resume)
     except KeyboardInterrupt:
         raise stopped(interrupted(recipe.output)) from None
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    from freemoe.results import read_result
+
+    result = read_result(folder)
     picture, report = write_pareto(result, folder), write_trimmed_report(folder)
     if as_json:
         print_json({"folder": str(folder), "headlines": headlines(result), "result": result})

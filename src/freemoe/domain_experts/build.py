@@ -34,6 +34,7 @@ from freemoe.evals.seen import Seen
 from freemoe.evals.tasks.documents import FrozenChoice, digest_documents
 from freemoe.models.checkpoints.loading import origin
 from freemoe.recipes import BuildRecipe, dump
+from freemoe.results.build import BuildResult
 
 # Batches of a calibration after which its sums are written down.
 CALIBRATION_PART = 32
@@ -61,6 +62,7 @@ def build(
         recipe,
         dump(recipe),
         functools.partial(_steps, recipe),
+        BuildResult,
         model_card,
         progress=progress,
         overwrite=overwrite,

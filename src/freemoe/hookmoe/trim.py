@@ -42,6 +42,7 @@ from freemoe.hookmoe.plans.plan import Plan
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe, dump
+from freemoe.results.trim import TrimResult
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def trim(recipe: TrimRecipe, *, progress: Progress | None = None, overwrite: boo
         recipe,
         dump(recipe),
         functools.partial(_steps, recipe),
+        TrimResult,
         model_card,
         progress=progress,
         overwrite=overwrite,

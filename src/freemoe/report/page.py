@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from freemoe.core.files import write_atomic
 from freemoe.report.figures.drawing import to_svg
 from freemoe.report.html import REPORT
+from freemoe.results import read_result
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
@@ -33,7 +34,7 @@ td:first-child,th:first-child{text-align:left}td:not(:last-child){white-space:no
 def write_page(folder: str | Path, page: Callable[[dict[str, Any]], str]) -> Path:
     """Read an artefact's ``result.json`` and write its page, ``report.html``, beside it."""
     path = Path(folder)
-    result = json.loads((path / "result.json").read_text(encoding="utf-8"))
+    result = read_result(path)
     write_atomic(path / REPORT, page(result).encode())
     return path / REPORT
 

@@ -6,13 +6,13 @@ no oracle, no bands, a subdomain without reported documents.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.prove.card import ROWS
+from freemoe.results import read_result
 
 FORMAT = 1
 KIND = "domain-experts"
@@ -42,17 +42,7 @@ def load_result(folder: str | Path) -> dict[str, Any]:
     Raises:
         ArtifactError: When there is no result, or it is damaged, of another kind or of another format.
     """
-    path = Path(folder)
-    path = path if path.suffix == ".json" else path / "result.json"
-    if not path.is_file():
-        near = path.parent.with_name(path.parent.name + ".partial")
-        hint = f" An unfinished run stands at {str(near)!r}: run its command again first." if near.exists() else ""
-        raise ArtifactError(f"{str(path)!r} is not a file; a report needs the folder of a finished build.{hint}")
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ArtifactError(f"{str(path)!r} is damaged ({error}). Copy the artefact again or build it anew.") from None
-    return check_result(result, str(path))
+    return check_result(read_result(folder), str(folder))
 
 
 def check_result(result: Any, source: str = "the result") -> dict[str, Any]:

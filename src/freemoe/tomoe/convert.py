@@ -25,6 +25,7 @@ from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
 from freemoe.evals.held_out import keep_record
 from freemoe.recipes import ConvertRecipe, dump
+from freemoe.results.convert import ConvertResult
 from freemoe.tomoe.card import model_card
 from freemoe.tomoe.devices import Devices
 from freemoe.tomoe.export import export
@@ -76,6 +77,7 @@ def convert(
         recipe,
         dump(recipe),
         functools.partial(_steps, recipe, devices),
+        ConvertResult,
         model_card,
         progress=progress,
         overwrite=overwrite,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from freemoe.core.artifacts import read_manifest, require_base
 from freemoe.models.checkpoints.loading import load_base
+from freemoe.results import read_result
 from freemoe.tomoe.card import rows
 
 
@@ -20,7 +20,7 @@ def inspect_converted(folder: Path, base: str | None = None) -> dict[str, Any]:
     manifest = read_manifest(folder)
     if base is not None:
         require_base(manifest, load_base(base)[0])
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    result = read_result(folder)
     parameters, length = result["parameters"], result["blocks"]["length"]
     return {
         "artefact": str(folder),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel
 
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError
@@ -28,6 +29,13 @@ class Plain:
 
     def model_dump(self, *, mode: str) -> dict[str, Any]:
         return asdict(self)
+
+
+class Doubled(BaseModel):
+    """What is checked of its result."""
+
+    kind: Literal["doubled"]
+    sum: int
 
 
 class System:
@@ -51,7 +59,20 @@ class System:
         return Made("fingerprint", {"sum": sum(numbers)}, {"numbers": numbers}, {"documents": 0}, {"bytes": 1})
 
     def run(self, **how: Any) -> Path:
-        return carry_out("doubled", self.recipe, "number: 1\n", self.steps, lambda r: f"sum {r['sum']}", **how)
+        return carry_out("doubled", self.recipe, "number: 1\n", self.steps, Doubled, lambda r: f"sum {r['sum']}", **how)
+
+
+def test_a_result_of_another_type_is_said_and_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Doubled, "model_validate", Halved.model_validate)
+    with pytest.warns(UserWarning, match=r"(?s)not what `freemoe schema doubled` says.*half"):
+        folder = System(Plain(str(tmp_path / "out"))).run()
+    assert json.loads((folder / "result.json").read_text())["sum"] == 2
+
+
+class Halved(BaseModel):
+    half: float
 
 
 def test_everything_is_written_and_vouched_for(tmp_path: Path) -> None:

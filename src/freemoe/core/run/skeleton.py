@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +23,15 @@ from freemoe.core.run.progress import Progress, Quiet
 from freemoe.core.version import __version__
 
 RESULT_FORMAT = 1
-"""Of ``result.json``."""
+"""Of ``result.json``; raised when an entry that was there is called otherwise or means something else."""
+
+
+class ResultType(Protocol):
+    """The type of a ``result.json`` (`freemoe.results`)."""
+
+    def model_validate(self, obj: Any) -> Any:
+        """Raise a ``ValueError`` unless plain data is of this type."""
+        ...
 
 
 class Recipe(Protocol):
@@ -72,6 +81,7 @@ def carry_out(
     recipe: Recipe,
     spelled: str,
     steps: Callable[[RunFolder, Progress], Made],
+    result_type: ResultType,
     card: Callable[[dict[str, Any]], str],
     *,
     progress: Progress | None = None,
@@ -85,6 +95,7 @@ def carry_out(
         recipe: Everything that decides the result.
         spelled: The recipe as YAML.
         steps: Do the work, and write tensors into the run's working folder.
+        result_type: What the result must be. Where it is not, that is said, and the work of hours is written all the same.
         card: The model card, from the result.
         progress: Where to report.
         overwrite: Replace a finished artefact of the same name.
@@ -129,8 +140,13 @@ def carry_out(
         **made.manifest,
         "seen": made.seen,
     }
+    written = json.dumps(result, indent=1) + "\n"
+    try:
+        result_type.model_validate(json.loads(written))
+    except ValueError as error:
+        warnings.warn(f"result.json is not what `freemoe schema {kind}` says: {error}", stacklevel=2)
     write_atomic(run.partial / "recipe.yaml", spelled.encode())
-    write_atomic(run.partial / "result.json", (json.dumps(result, indent=1) + "\n").encode())
+    write_atomic(run.partial / "result.json", written.encode())
     write_atomic(run.partial / "README.md", card(result).encode())
     write_manifest(run.partial, manifest)
     return run.publish()

@@ -1,0 +1,15 @@
+"""What runs write into ``result.json``, typed: one file per system, as `recipes` has one for what they read."""
+
+from freemoe.results.build import BuildResult
+from freemoe.results.common import Interval, Result, read_result
+from freemoe.results.convert import ConvertResult
+from freemoe.results.trim import TrimResult
+
+RESULTS: dict[str, type[Result]] = {
+    "domain-experts": BuildResult,
+    "converted": ConvertResult,
+    "trimmed-moe": TrimResult,
+}
+"""By the artefact's kind."""
+
+__all__ = ["RESULTS", "BuildResult", "ConvertResult", "Interval", "Result", "TrimResult", "read_result"]

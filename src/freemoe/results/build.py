@@ -1,0 +1,115 @@
+"""The result of ``freemoe build``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from freemoe.results.common import Interval, Part, Result
+
+
+class BaseFacts(Part):
+    """The base."""
+
+    name: str
+    revision: str | None
+    origin: str | None = Field(description="What it was before it was loaded, e.g. a quantised GGUF.")
+    fingerprint: str
+    model_type: str
+    dtype: str
+    parameters: int
+    weights: int = Field(description="Single weights that might be switched off.")
+    layers: int
+
+
+class Row(Part):
+    """One row of a domain's table; what it is held against is the base's, on the same documents."""
+
+    score: float = Field(description="Per cent right, or perplexity.")
+    gain: Interval = Field(description="Points; of text, nats per token.")
+    ratio: Interval | None = Field(None, description="Perplexity over the base's; text only.")
+    documents: int
+    won: int | None = Field(None, description="Wrong under the base, right here; where every answer is right or wrong.")
+    lost: int | None = None
+    mcnemar_p: float | None = None
+    seeds: list[float] | None = Field(None, description="Gains of the controls' single draws.")
+
+
+class Verdict(Part):
+    """What one metric's winner showed on documents that did not choose it."""
+
+    metric: str
+    candidate: str
+    gain: float
+    p: float
+    tested: int
+    holm: float | None = Field(description="p after Holm's correction over all tests of the build.")
+
+
+class WhereOff(Part):
+    """Switched-off weights of one sublayer."""
+
+    layer: int
+    sublayer: str
+    off: int
+    of: int
+
+
+class ForecastFacts(Part):
+    """What the base's gradient and curvature said of the candidate, and what it did; nats per token."""
+
+    first_order: float
+    disturbance: float
+    measured: float
+
+
+class SubdomainResult(Part):
+    """One subdomain."""
+
+    name: str
+    reference_documents: int
+    chosen: str = Field(description="The accepted candidate, or base.")
+    verdict: str
+    verdicts: list[Verdict]
+    off: int
+    off_share: float
+    where_off: list[WhereOff]
+    where_off_is: str
+    purification_curve: list[float] = Field(description="Stopping loss, the base's first.")
+    forecast: ForecastFacts | None
+    bands: dict[str, tuple[str, float, float]] = Field(description="Candidate -> metric, start and end of the band.")
+    rows: dict[str, Row]
+    candidates: dict[str, float] = Field(
+        description="Figure of every candidate on the reported documents: the oracle's."
+    )
+    oracle_candidate: str | None = None
+    units: dict[str, Any] | None = Field(None, description="Curve, rivals, size and speed of units that are off.")
+
+
+class DomainResult(Part):
+    """One domain."""
+
+    name: str
+    metric: str
+    unit: Literal["points", "perplexity"]
+    notes: list[str]
+    by: str = Field(description="What its subdomains were made by.")
+    reference_documents: int
+    reported_documents: int
+    rows: dict[str, Row]
+    router: dict[str, float | None]
+    subdomains: list[SubdomainResult]
+    documents: list[dict[str, Any]] = Field(
+        description="Every reported document: its route, and its figure in every row."
+    )
+
+
+class BuildResult(Result):
+    """What ``freemoe build`` writes."""
+
+    kind: Literal["domain-experts"]
+    base: BaseFacts
+    domains: list[DomainResult]
+    overall: dict[str, Any] = Field(description="Mean over domains per row, with intervals.")
+    router: dict[str, Any] = Field(description="On reference documents that the routing model did not see.")

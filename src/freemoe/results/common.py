@@ -1,0 +1,89 @@
+"""What every ``result.json`` has, and how it is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from freemoe.core.errors import ArtifactError
+from freemoe.core.run.skeleton import RESULT_FORMAT
+
+
+class Part(BaseModel):
+    """A piece of a result: frozen, and nothing in it that has no name here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Interval(Part):
+    """A figure with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Cost(BaseModel):
+    """What a run took; systems tell more of it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    wall_seconds: float = Field(description="Of the last process; what was resumed is not in it.")
+    peak_memory_bytes: int
+    units_done: int = Field(description="Units of work done by the last process.")
+    units_reused: int = Field(description="Units taken from the journal.")
+
+
+class SeenRecord(Part):
+    """The record of what the making saw, which is never scored as held out."""
+
+    file: str
+    documents: int
+    hashes: dict[str, int] = Field(description="Hashes kept, by kind.")
+    share_of_runs: float = Field(description="Share of a text's runs of tokens whose hashes are kept.")
+    bytes: int
+
+
+class Result(Part):
+    """The part of ``result.json`` that the skeleton of a run writes."""
+
+    format: Literal[1]
+    kind: str
+    freemoe: str = Field(description="Version that wrote it.")
+    created: str
+    recipe: dict[str, Any]
+    seen: SeenRecord
+    environment: dict[str, Any]
+    cost: Cost
+
+
+def read_result(folder: str | Path) -> dict[str, Any]:
+    """The ``result.json`` of a folder, or that file itself, as plain data.
+
+    Raises:
+        ArtifactError: There is none, it is damaged, or a newer freemoe wrote it.
+    """
+    path = Path(folder)
+    path = path if path.suffix == ".json" else path / "result.json"
+    if not path.is_file():
+        near = path.parent.with_name(path.parent.name + ".partial")
+        hint = f" An unfinished run stands at {str(near)!r}: run its command again first." if near.exists() else ""
+        raise ArtifactError(f"{str(path)!r} is not a file; the folder of a finished run is needed.{hint}")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ArtifactError(f"{str(path)!r} is damaged ({error}). Copy the artefact again or make it anew.") from None
+    if not isinstance(found, dict):
+        raise ArtifactError(
+            f"{str(path)!r}: a result is a mapping, got {type(found).__name__}. Make the artefact anew."
+        )
+    written = found.get("format")
+    if isinstance(written, int) and written > RESULT_FORMAT:
+        raise ArtifactError(
+            f"{str(path)!r} is of format {written}, and this freemoe reads up to {RESULT_FORMAT}. Install the freemoe that "
+            f"wrote it ({found.get('freemoe', 'unknown')})."
+        )
+    return found

@@ -1,0 +1,54 @@
+"""The result of ``freemoe convert``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from freemoe.results.common import Part, Result
+
+
+class DenseFacts(Part):
+    """The dense base."""
+
+    name: str
+    fingerprint: str
+    model_type: str
+
+
+class BlockCounts(Part):
+    """Tokens of the text's parts, in blocks of a length."""
+
+    length: int
+    train: int
+    held_out: int
+    test: int
+
+
+class LayerFacts(Part):
+    """What one layer keeps."""
+
+    query_dims: int
+    value_dims: int
+    head_dim: int
+    widths: list[int] = Field(description="Neurons of every expert.")
+    union: int = Field(description="Neurons that any expert has.")
+    width: int = Field(description="Neurons of the dense layer.")
+
+
+class ConvertResult(Result):
+    """What ``freemoe convert`` writes."""
+
+    kind: Literal["converted"]
+    base: DenseFacts
+    blocks: BlockCounts
+    parameters: dict[str, Any] = Field(description="Of linears and in all, dense and active, nominal and at run time.")
+    layers: list[LayerFacts]
+    usage: list[list[float]] = Field(description="Per layer, the share of tokens that every expert is given.")
+    scores: dict[str, dict[str, Any]] = Field(
+        description="Dense, converted and every rival on the test part, block by block."
+    )
+    rivals: dict[str, dict[str, float]] = Field(description="The variant of every rival that held-out text chose.")
+    history: dict[str, Any] = Field(description="Columns and rows of the training.")
+    held_out_curve: list[dict[str, float]]

@@ -1,0 +1,51 @@
+"""The result of ``freemoe trim``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from freemoe.results.common import Part, Result
+
+
+class MixtureFacts(Part):
+    """The mixture as it came."""
+
+    name: str
+    fingerprint: str
+    family: str
+    plan: str
+    act: float = Field(description="Mean number of active experts per layer.")
+    experts: list[int | None] = Field(description="Per layer; None where there is no mixture.")
+
+
+class Hooks(Part):
+    """The hooks, by the layer that they stand in."""
+
+    widths: dict[str, int]
+    residual_kl: dict[str, float]
+    losses: dict[str, list[float]]
+
+
+class TestRows(Part):
+    """The test part of the text."""
+
+    tokens: int
+    rows: dict[str, dict[str, Any]] = Field(
+        description="Loss, divergence from the full model, use of experts; what was won back."
+    )
+
+
+class TrimResult(Result):
+    """What ``freemoe trim`` writes."""
+
+    kind: Literal["trimmed-moe"]
+    base: MixtureFacts
+    plan: dict[str, Any] = Field(description="The plan, and how it was found.")
+    rescale: dict[str, Any] = Field(description="The rule for router weights, and every rule on held-out text.")
+    hooks: Hooks
+    cost_of_a_token: dict[str, Any]
+    test: TestRows
+    speed: dict[str, Any]
+    text: dict[str, Any]

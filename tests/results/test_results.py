@@ -1,0 +1,75 @@
+"""Types of results: what they refuse, their schemas, and reading. That runs write what is typed, every run in the tests checks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from freemoe.cli import app
+from freemoe.core.errors import ArtifactError
+from freemoe.core.run.skeleton import RESULT_FORMAT
+from freemoe.results import RESULTS, BuildResult, Result, TrimResult, read_result
+from freemoe.systems import SYSTEMS
+from tests.report.synthetic import make_result
+
+
+def test_every_system_has_a_typed_result() -> None:
+    assert list(RESULTS) == SYSTEMS.names()
+    for kind, result in RESULTS.items():
+        assert issubclass(result, Result)
+        assert result.model_json_schema()["properties"]["kind"]["const"] == kind
+        assert result.model_json_schema()["properties"]["format"]["const"] == RESULT_FORMAT
+
+
+def test_a_result_is_what_its_type_says_and_nothing_else() -> None:
+    whole = json.loads(json.dumps(make_result()))
+    assert BuildResult.model_validate(whole).domains[0].rows["base"].documents > 0
+    with pytest.raises(ValidationError, match="unheard_of"):
+        BuildResult.model_validate({**whole, "unheard_of": 1})
+    domain = {**whole["domains"][0], "unit": "furlongs"}
+    with pytest.raises(ValidationError, match=r"domains\.0\.unit"):
+        BuildResult.model_validate({**whole, "domains": [domain]})
+    lacking = {k: v for k, v in whole.items() if k != "router"}
+    with pytest.raises(ValidationError, match="router"):
+        BuildResult.model_validate(lacking)
+    with pytest.raises(ValidationError, match="kind"):
+        TrimResult.model_validate(whole)
+
+
+def test_schemas_are_printed() -> None:
+    done = CliRunner().invoke(app, ["schema", "converted"])
+    assert json.loads(done.output)["title"] == "ConvertResult"
+    done = CliRunner().invoke(app, ["schema"])
+    assert list(json.loads(done.output)) == list(RESULTS)
+    done = CliRunner().invoke(app, ["schema", "convert"])
+    assert "Did you mean 'converted'" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (None, "is not a file; the folder of a finished run is needed"),
+        ("{", "is damaged"),
+        ("[]", "a result is a mapping, got list"),
+        (json.dumps({"format": 99, "freemoe": "7.0"}), r"format 99, and this freemoe reads up to 1\. .*7\.0"),
+    ],
+)
+def test_what_cannot_be_read_says_why(tmp_path: Path, written: str | None, message: str) -> None:
+    if written is not None:
+        (tmp_path / "result.json").write_text(written)
+    with pytest.raises(ArtifactError, match=message):
+        read_result(tmp_path)
+
+
+def test_a_folder_and_its_file_are_read_and_an_unfinished_run_is_named(tmp_path: Path) -> None:
+    known: dict[str, Any] = {"format": 1, "kind": "converted"}
+    (tmp_path / "result.json").write_text(json.dumps(known))
+    assert read_result(tmp_path) == read_result(tmp_path / "result.json") == known
+    (tmp_path / "other.partial").mkdir()
+    with pytest.raises(ArtifactError, match=r"unfinished run stands at .*other\.partial"):
+        read_result(tmp_path / "other")
