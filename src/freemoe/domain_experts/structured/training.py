@@ -12,8 +12,8 @@ as fast from there, when those do better at the same number of units off.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -160,54 +160,90 @@ def train_units(
     if not budgets or list(budgets) != sorted(set(budgets)):
         raise RecipeError(f"units.off is {list(budgets)}: shares must ascend, each once, e.g. 0.1,0.2,0.3.")
     targets = [numbers_off(units, b, layout, multiple) for b in budgets]
-    looks: list[tuple[int, float, float]] = []
-
-    def look(scores: Scores, number: Sequence[int] | int) -> tuple[float, dict[int, Tensor]]:
-        off = lowest(units, scores.values, number)
-        return _loss_under(model, units, off, stop), off
-
+    training = _Training(
+        model, units, draw(gradient, step_tokens, seed), stop, steps, every, patience, pace, checkpointing, on_look
+    )
     base = mean_loss(model, stop)
     worths = worth(model, units, gradient)
     starts = {name: Scores.start(order, worths) for name, order in orders(worths).items()}
-    first = {name: look(scores, targets[0])[0] for name, scores in starts.items()}
+    first = {name: training.look(scores, targets[0])[0] for name, scores in starts.items()}
     start = min(first, key=lambda name: first[name])
     scores = starts[start]
-    drawn = draw(gradient, step_tokens, seed)
     points: list[Point] = []
     before: Sequence[int] | int = 0 if isinstance(targets[0], int) else [0] * len(units.layers)
-    done = 0
     for asked, target in zip(budgets, targets, strict=True):
-        trusted, speed, waited = scores.copy(), pace, 0
-        best_loss, best = look(trusted, target)
-        for number in range(1, steps + 1):
-            opened = 1 - max(0.0, 1 - number / max(1, round(steps * _OPEN))) ** 3
-            asked_now = _between(before, target, opened)
-            off = lowest(units, scores.values, asked_now)
-            scores.step(_slopes(model, units, off, next(drawn), checkpointing), speed * _cosine(number, steps))
-            done += 1
-            if number % every and number < steps:
+        scores, loss, off = training.open(scores, before, target)
+        points.append(Point(units.share_off(off), asked, off, loss))
+        before = target
+    return Curve(base, tuple(points), tuple(training.looks), start)
+
+
+@dataclass(eq=False)
+class _Training:
+    """What the budgets of one training share, as `train_units` is given it.
+
+    Attributes:
+        drawn: Steps of documents, endless.
+        looks: (step, share off, stopping loss) of every look so far.
+        done: Steps so far, over all budgets.
+    """
+
+    model: Any
+    units: Units
+    drawn: Iterator[list[AnswerBatch]]
+    stop: Sequence[AnswerBatch]
+    steps: int
+    every: int
+    patience: int
+    pace: float
+    checkpointing: Checkpointing
+    on_look: OnLook | None
+    looks: list[tuple[int, float, float]] = field(default_factory=list)
+    done: int = 0
+
+    def look(self, scores: Scores, number: Sequence[int] | int) -> tuple[float, dict[int, Tensor]]:
+        """Stopping loss with so many of the lowest units off, and which these are."""
+        off = lowest(self.units, scores.values, number)
+        with units_off(self.units, off):
+            return mean_loss(self.model, self.stop), off
+
+    def open(
+        self, scores: Scores, before: Sequence[int] | int, target: Sequence[int] | int
+    ) -> tuple[Scores, float, dict[int, Tensor]]:
+        """Train one budget, from the last one's on: the scores to go on from, its best stopping loss, the units off there."""
+        trusted, speed, waited = scores.copy(), self.pace, 0
+        best_loss, best = self.look(trusted, target)
+        for number in range(1, self.steps + 1):
+            opened = 1 - max(0.0, 1 - number / max(1, round(self.steps * _OPEN))) ** 3
+            now = _between(before, target, opened)
+            off = lowest(self.units, scores.values, now)
+            slopes = _slopes(self.model, self.units, off, next(self.drawn), self.checkpointing)
+            scores.step(slopes, speed * _cosine(number, self.steps))
+            self.done += 1
+            if number % self.every and number < self.steps:
                 continue
-            loss, off = look(scores, asked_now)
-            held, held_off = (best_loss, best) if opened == 1 else look(trusted, asked_now)
+            loss, off = self.look(scores, now)
+            held, held_off = (best_loss, best) if opened == 1 else self.look(trusted, now)
             if loss < held:
                 trusted = scores.copy()
             else:
                 scores, speed = trusted.copy(), speed / 2
                 loss, off = held, held_off
-            looks.append((done, units.share_off(off), loss))
-            if on_look:
-                on_look(done, loss, units.share_off(off))
+            self._tell(loss, off)
             if opened < 1:
-                best_loss, best = look(trusted, target)
+                best_loss, best = self.look(trusted, target)
                 continue
             waited = 0 if loss < best_loss else waited + 1
             best_loss, best = loss, off
-            if waited >= patience:
+            if waited >= self.patience:
                 break
-        scores = trusted.copy()
-        points.append(Point(units.share_off(best), asked, best, best_loss))
-        before = target
-    return Curve(base, tuple(points), tuple(looks), start)
+        return trusted.copy(), best_loss, best
+
+    def _tell(self, loss: float, off: dict[int, Tensor]) -> None:
+        share = self.units.share_off(off)
+        self.looks.append((self.done, share, loss))
+        if self.on_look:
+            self.on_look(self.done, loss, share)
 
 
 def _cosine(step: int, steps: int) -> float:
@@ -220,11 +256,6 @@ def _between(before: Sequence[int] | int, target: Sequence[int] | int, opened: f
         return before + math.ceil(opened * (target - before))
     assert not isinstance(before, int)
     return [b + math.ceil(opened * (t - b)) for b, t in zip(before, target, strict=True)]
-
-
-def _loss_under(model: Any, units: Units, off: dict[int, Tensor], batches: Sequence[AnswerBatch]) -> float:
-    with units_off(units, off):
-        return mean_loss(model, batches)
 
 
 def _slopes(
