@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,43 @@ def test_forgetting_does_not_change_what_is_measured() -> None:
         fast_gradients(model, find_weights(model), [batch(1, 20)], checkpointing)
         kept.append(bytes_per_token(model))
     assert kept[0] == kept[1] == kept[2] > 1000
+
+
+class Marked(torch.autograd.Function):
+    """A step of the graph that lives as long as its token does."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, token: object) -> torch.Tensor:
+        ctx.token = token
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0], None
+
+
+class Token:
+    """Held by a graph."""
+
+
+def test_what_was_measured_is_freed() -> None:
+    model = wide()
+    alive: list[weakref.ref[Token]] = []
+
+    def mark(module: Any, args: Any, output: Any) -> Any:
+        token = Token()
+        alive.append(weakref.ref(token))
+        hidden = output[0] if isinstance(output, tuple) else output
+        marked = Marked.apply(hidden, token)
+        return (marked, *output[1:]) if isinstance(output, tuple) else marked
+
+    handle = model.model.layers[0].register_forward_hook(mark)
+    with gradients.gradients_to(model, find_weights(model), lambda *_: None, checkpointing=False):
+        assert bytes_per_token(model) > 1000
+    handle.remove()
+    gc.collect()
+    assert len(alive) == 2
+    assert [ref() for ref in alive] == [None, None]
 
 
 def test_what_fits_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,8 @@ def _kept(model: Any, length: int) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in mine:
             kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        # An output that is kept as it is would hold the very node that keeps it: neither would ever be freed.
+        return tensor.detach()
 
     ids = torch.zeros(1, length, dtype=torch.long, device=model.device)
     with (
