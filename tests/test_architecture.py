@@ -7,14 +7,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 import freemoe
+from freemoe.domain_experts.purify.methods import METHODS
 from freemoe.domain_experts.rank.importance import METRICS as METRIC_REGISTRY
 from freemoe.domain_experts.select.search import SEARCHES
-from freemoe.recipes import METRICS, SearchSection
+from freemoe.recipes import METRICS
+from freemoe.recipes.build import PURIFICATIONS
+from freemoe.recipes.build import SEARCHES as SEARCH_NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "freemoe"
@@ -270,8 +272,8 @@ def test_a_wrong_public_name_is_an_attribute_error() -> None:
 
 def test_names_that_recipes_allow_are_the_registries() -> None:
     assert sorted(METRICS) == sorted(METRIC_REGISTRY.names())
-    fields = SearchSection.model_fields
-    assert sorted(get_args(fields["method"].annotation)) == sorted(SEARCHES.names())
+    assert sorted(SEARCH_NAMES) == sorted(SEARCHES.names())
+    assert sorted(PURIFICATIONS) == sorted(["auto", *METHODS.names()])
 
 
 def test_indices_of_masks_stay_with_the_models() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.core.registry import Registry
+from freemoe.results import BuildResult, ConvertResult, Result, TrimResult
 
 if TYPE_CHECKING:
     from freemoe.core.run.progress import Progress
@@ -27,6 +28,7 @@ class System:
     """One row.
 
     Attributes:
+        result: Its typed result.
         load: Folder, base or None for the artefact's own, dtype, device -> something that answers.
         inspect: Folder, and a base to check it against or None -> what it holds, as plain data.
         tables: Result -> tables (`rich`) and lines for the terminal.
@@ -36,6 +38,7 @@ class System:
             measured again; None where an artefact has no text.
     """
 
+    result: type[Result]
     load: Callable[[Path, str | None, str, str], Opened]
     inspect: Callable[[Path, str | None], dict[str, Any]]
     tables: Callable[[dict[str, Any]], tuple[list[Any], list[str]]]
@@ -233,16 +236,25 @@ def _own_text_of_trim(*where: Any) -> tuple[Any, dict[str, Any]]:
 
 SYSTEMS.add(
     "domain-experts",
-    System(_load_experts, _inspect_experts, _tables_of_experts, _page_of_experts, _subject_of_experts),
+    System(BuildResult, _load_experts, _inspect_experts, _tables_of_experts, _page_of_experts, _subject_of_experts),
     "experts of domains behind a router, on a base (freemoe build, demo)",
 )
 SYSTEMS.add(
     "converted",
-    System(_load_converted, _inspect_converted, _tables_of_conversion, _page_of_conversion, _subject_of_conversion),
+    System(
+        ConvertResult,
+        _load_converted,
+        _inspect_converted,
+        _tables_of_conversion,
+        _page_of_conversion,
+        _subject_of_conversion,
+    ),
     "a dense model made a token-level mixture (freemoe convert)",
 )
 SYSTEMS.add(
     "trimmed-moe",
-    System(_load_trimmed, _inspect_trimmed, _tables_of_trim, _page_of_trim, _subject_of_trim, _own_text_of_trim),
+    System(
+        TrimResult, _load_trimmed, _inspect_trimmed, _tables_of_trim, _page_of_trim, _subject_of_trim, _own_text_of_trim
+    ),
     "a mixture that runs fewer experts, with hooks (freemoe trim)",
 )

@@ -7,7 +7,6 @@ import json
 import typer
 
 from freemoe.cli.common import out
-from freemoe.core.registry import unknown_name
 
 HELP = """Print the JSON schema of what a run writes into result.json.
 
@@ -28,9 +27,8 @@ def register(app: typer.Typer) -> None:
         dry_run: bool = typer.Option(False, "--dry-run", help="Accepted everywhere; schema only ever prints."),
         as_json: bool = typer.Option(False, "--json", help="Accepted everywhere; schema is JSON."),
     ) -> None:
-        from freemoe.results import RESULTS
+        from freemoe.systems import SYSTEMS
 
-        if kind is not None and kind not in RESULTS:
-            raise unknown_name("kind of artefact", kind, list(RESULTS))
-        found = {name: result.model_json_schema() for name, result in RESULTS.items() if kind in (None, name)}
+        kinds = SYSTEMS.names() if kind is None else [kind]
+        found = {name: SYSTEMS.get(name).result.model_json_schema() for name in kinds}
         out.print_json(json.dumps(found if kind is None else found[kind]))

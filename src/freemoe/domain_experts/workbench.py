@@ -12,7 +12,7 @@ from freemoe.core.artifacts import fingerprint
 from freemoe.core.files import digest
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, Quiet
-from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
+from freemoe.domain_experts.purify.batches import AnswerBatch, Row, answer_batches, gold_rows
 from freemoe.domain_experts.select.scores import ReportedScores
 from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer
@@ -46,14 +46,9 @@ class Workbench:
     run: RunFolder | None = None
     progress: Progress = field(default_factory=Quiet)
 
-    def rows(self, documents: Sequence[Document]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Prompt and gold answer of every document, as `answer_batches` takes them."""
-        found = []
-        for document in documents:
-            pair = self.scorer.gold_pair(document)
-            ids, _ = self.scorer.fit(pair, document.task)
-            found.append((ids, pair.continuation))
-        return found
+    def rows(self, documents: Sequence[Document]) -> list[Row]:
+        """Prompt and gold answer of every document."""
+        return gold_rows(self.scorer, documents)
 
     def batches(self, documents: Sequence[Document], labels: Sequence[int] | None = None) -> list[AnswerBatch]:
         """Padded batches of prompts with their gold answers."""

@@ -86,6 +86,11 @@ class TensorMask:
         return cls(size, len(indices), places=places, ends=torch.searchsorted(indices, starts))
 
     @classmethod
+    def nothing(cls, size: int, device: Any = None) -> TensorMask:
+        """The mask of a weight of which all is on."""
+        return cls.of_indices(torch.empty(0, dtype=torch.int64, device=device), size)
+
+    @classmethod
     def of_bools(cls, off: Tensor) -> TensorMask:
         """The mask of booleans of any shape, True where off."""
         flat = off.reshape(-1)
@@ -224,16 +229,7 @@ class Mask(Mapping[str, TensorMask]):
         Raises:
             MaskError: A weight that is not among ``weights``, or indices that are no mask of it; names the weight.
         """
-        sizes = {w.name: w.size for w in weights}
-        found = {}
-        for name, where in indices.items():
-            if name not in sizes:
-                raise unknown_weight(name, list(sizes))
-            try:
-                found[name] = TensorMask.of_indices(where, sizes[name])
-            except MaskError as error:
-                raise MaskError(f"{name}: {error}") from None
-        return cls(found)
+        return cls._made(TensorMask.of_indices, indices, weights)
 
     def __getitem__(self, name: str) -> TensorMask:
         return self._tensors[name]
@@ -309,7 +305,22 @@ class Mask(Mapping[str, TensorMask]):
             ArtifactError: A code that is cut short.
             MaskError: A code of an unknown weight, or that reaches beyond it.
         """
-        return Mask().union(*(cls.of_indices({name: decode(code)}, weights) for name, code in codes.items()))
+        return cls._made(TensorMask.decode, codes, weights)
+
+    @classmethod
+    def _made(
+        cls, make: Callable[[Tensor, int], TensorMask], parts: Mapping[str, Tensor], weights: Sequence[Sized]
+    ) -> Mask:
+        sizes = {w.name: w.size for w in weights}
+        found = {}
+        for name, part in parts.items():
+            if name not in sizes:
+                raise unknown_weight(name, list(sizes))
+            try:
+                found[name] = make(part, sizes[name])
+            except MaskError as error:
+                raise MaskError(f"{name}: {error}") from None
+        return cls(found)
 
 
 def unknown_weight(name: str, known: Sequence[str]) -> MaskError:

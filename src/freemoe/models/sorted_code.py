@@ -49,7 +49,7 @@ def decode(code: Tensor) -> Tensor:
     ones = np.flatnonzero(np.unpackbits(data[split:])) if count >= 0 else np.empty(0, dtype=np.int64)
     used = int(ones[-1]) + 1 if len(ones) else 0
     if len(ones) != count or len(data) != split + -(-used // 8):
-        raise ArtifactError("The positions of an expert are cut short or edited. Copy the artefact again.")
+        raise ArtifactError("A mask's code is cut short or edited. Copy the artefact again.")
     low = np.unpackbits(data[_HEAD:split], count=count * k).reshape(count, k)
     gaps = (np.diff(ones, prepend=-1) - 1) << k
     for bit in range(k):

@@ -12,8 +12,18 @@ from freemoe.recipes.sections import BatchTokens, Device, Dtype, Output, Revisio
 METRICS = ["saliency", "wanda", "magnitude", "random"]
 """Names that ``search.metrics`` may hold; a metric that is registered elsewhere adds its own."""
 
+PURIFICATIONS = ["auto", "greedy", "learned", "both"]
+"""Names that ``saliency.method`` may hold; the same."""
+
+SEARCHES = ["exhaustive", "halving"]
+"""Names that ``search.method`` may hold; the same."""
+
 ROUTERS = ["linear", "centroid"]
 """Names that ``router.level2`` may hold; the same."""
+
+
+def _one_of(kind: str, names: list[str]) -> AfterValidator:
+    return AfterValidator(lambda name: check_name(kind, name, names))
 
 
 class DataSection(Section):
@@ -105,7 +115,7 @@ class BandSection(Section):
 class SaliencySection(Section):
     """Signed purification: weights ranked by w * dL/dw, switched off greedily or with learned switches."""
 
-    method: Literal["auto", "greedy", "learned", "both"] = Field(
+    method: Annotated[str, _one_of("way of signed purification", PURIFICATIONS)] = Field(
         default="auto",
         description="Signed purification: greedy, learned, both; auto: learned, but greedy for questions to a base of fewer than 17M weights.",
     )
@@ -205,8 +215,9 @@ class SearchSection(Section):
         description="saliency, wanda, magnitude, random: rankings that compete, comma-separated; with units none unless said "
         "(saliency then switches off single weights of what is left).",
     )
-    method: Literal["exhaustive", "halving"] = Field(
-        default="halving", description="Every band on every document (the papers), or the better half on twice as many."
+    method: Annotated[str, _one_of("search", SEARCHES)] = Field(
+        default="halving",
+        description="exhaustive: every band on every document (the papers); halving: the better half on twice as many.",
     )
     objective: Literal["accuracy", "loglikelihood"] = Field(default="accuracy", description="What the search compares.")
     select: Literal["guarded", "argmax"] = Field(default="guarded", description="guarded, or argmax as in the papers.")
@@ -231,7 +242,7 @@ class SearchSection(Section):
 class RouterSection(Section):
     """The two-level router (MoDE Eq. 8-9)."""
 
-    level2: str = Field(
+    level2: Annotated[str, _one_of("router level", ROUTERS)] = Field(
         default="linear", description="Router's second level: linear, or the nearest centroid (MoDE Eq. 4)."
     )
     precision: float = Field(
@@ -240,11 +251,6 @@ class RouterSection(Section):
         le=1,
         description="The router abstains below the confidence that gives this share of right routes.",
     )
-
-    @field_validator("level2")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        return check_name("router level", value, ROUTERS)
 
 
 class EvidenceSection(Section):

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import ArtifactError
+from freemoe.core.run.skeleton import RESULT_FORMAT
+from freemoe.domain_experts.mixture import KIND
 from freemoe.domain_experts.prove.card import ROWS
 from freemoe.results import read_result
 
-FORMAT = 1
-KIND = "domain-experts"
 COMPARED = tuple(row for row in ROWS if row != "base")
 
 # What a row may and may not be read as.
@@ -55,9 +55,9 @@ def check_result(result: Any, source: str = "the result") -> dict[str, Any]:
         raise ArtifactError(f"{source}: a result is a mapping, got {type(result).__name__}. Build the artefact anew.")
     if result.get("kind") != KIND:
         raise ArtifactError(f"{source} is of kind {result.get('kind')!r}; reports are made of {KIND!r}.")
-    if result.get("format") != FORMAT:
+    if result.get("format") != RESULT_FORMAT:
         raise ArtifactError(
-            f"{source} has format {result.get('format')!r}; this freemoe reads format {FORMAT}. Install a freemoe that fits."
+            f"{source} has format {result.get('format')!r}; this freemoe reads format {RESULT_FORMAT}. Install a freemoe that fits."
         )
     missing = [name for name in ("recipe", "base", "domains", "router", "environment", "cost") if name not in result]
     if not missing:

@@ -5,11 +5,4 @@ from freemoe.results.common import Interval, Result, read_result
 from freemoe.results.convert import ConvertResult
 from freemoe.results.trim import TrimResult
 
-RESULTS: dict[str, type[Result]] = {
-    "domain-experts": BuildResult,
-    "converted": ConvertResult,
-    "trimmed-moe": TrimResult,
-}
-"""By the artefact's kind."""
-
-__all__ = ["RESULTS", "BuildResult", "ConvertResult", "Interval", "Result", "TrimResult", "read_result"]
+__all__ = ["BuildResult", "ConvertResult", "Interval", "Result", "TrimResult", "read_result"]

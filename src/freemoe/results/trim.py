@@ -28,7 +28,7 @@ class Hooks(Part):
     losses: dict[str, list[float]]
 
 
-class TestRows(Part):
+class TestPart(Part):
     """The test part of the text."""
 
     tokens: int
@@ -46,6 +46,6 @@ class TrimResult(Result):
     rescale: dict[str, Any] = Field(description="The rule for router weights, and every rule on held-out text.")
     hooks: Hooks
     cost_of_a_token: dict[str, Any]
-    test: TestRows
+    test: TestPart
     speed: dict[str, Any]
     text: dict[str, Any]

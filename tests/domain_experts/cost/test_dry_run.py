@@ -8,6 +8,8 @@ from freemoe.domain_experts.cost.dry_run import plan
 from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.prove.card import gain_text, headlines, model_card
+from freemoe.domain_experts.purify.methods import METHODS
+from freemoe.recipes.build import PURIFICATIONS
 from tests.domain_experts.conftest import read_result, task_recipe, text_recipe
 
 
@@ -43,6 +45,17 @@ def test_a_plan_counts_the_activations_of_a_training_pass(world, tmp_path):
     assert "band search" in found["memory"]
     assert "greedy" not in found["memory"]
     assert found["fits"] == "1 device of 8 GiB, or this machine"
+
+
+def test_a_plan_knows_a_way_of_purification_from_elsewhere(world, tmp_path):
+    METHODS.add("elsewhere", METHODS.get("greedy"), "another package's")
+    try:
+        found = plan(task_recipe(world, tmp_path / "out", saliency={"method": "elsewhere"}))
+    finally:
+        METHODS._entries.pop("elsewhere")
+        PURIFICATIONS.remove("elsewhere")
+    # What it takes is not known: both that are known are counted.
+    assert {"greedy", "learned"} <= set(found["memory"].split())
 
 
 def test_a_plan_finds_bad_input(world, tmp_path):

@@ -17,10 +17,11 @@ import torch
 from freemoe.bench.harness import Figure, Outcome, Settings, in_own_process
 from freemoe.bench.speed.artefact import stand_in
 from freemoe.bench.speed.scorer import word_tokenizer
+from freemoe.bench.speed.shapes import random_model
 from freemoe.core.memory import free_now, peak_memory_bytes, reset_peak_memory, used_memory_bytes
 from freemoe.domain_experts.cost.memory import STAGES, Peaks, stage_peaks
 from freemoe.domain_experts.expert import Expert, switch_expert
-from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
+from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, gold_rows
 from freemoe.domain_experts.purify.greedy import purify
 from freemoe.domain_experts.purify.learned import learn
 from freemoe.domain_experts.rank.bands import Band, Rankings
@@ -73,8 +74,7 @@ class Bench:
     @property
     def batches(self) -> list[AnswerBatch]:
         """The documents in batches of `TOKENS`."""
-        pairs = [self.scorer.gold_pair(d) for d in self.documents]
-        rows = [(self.scorer.fit(p)[0], p.continuation) for p in pairs]
+        rows = gold_rows(self.scorer, self.documents)
         return answer_batches(rows, [0] * len(rows), TOKENS, self.model.device)
 
     @property
@@ -164,14 +164,8 @@ def weigh(stage: str, layers: int, quick: bool, seed: int) -> dict[str, Any]:
 
 
 def _bench(layers: int, quick: bool, seed: int) -> Bench:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     shape = QUICK if quick else SHAPE
-    config = AutoConfig.for_model(
-        "llama", pad_token_id=0, bos_token_id=1, eos_token_id=2, num_hidden_layers=layers, **shape
-    )
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model = random_model("llama", seed, torch.bfloat16, num_hidden_layers=layers, **shape)
     rng = random.Random(seed)
     texts = [
         " ".join(f"w{rng.randrange(3, shape['vocab_size'])}" for _ in range(LENGTH))

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 
-def random_model(model_type: str, seed: int, **sizes: Any) -> Any:
-    """Build a causal LM from a configuration, with random weights, in evaluation mode, fp32.
+def random_model(model_type: str, seed: int, dtype: torch.dtype = torch.float32, /, **sizes: Any) -> Any:
+    """Build a causal LM from a configuration, with random weights, in evaluation mode.
 
     Args:
         model_type: As in ``config.model_type``.
         seed: Of the weights; torch's own state of random numbers is left as it was.
+        dtype: Of the weights.
         sizes: Values of the configuration.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -20,8 +21,8 @@ def random_model(model_type: str, seed: int, **sizes: Any) -> Any:
     config = AutoConfig.for_model(model_type, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
-    return model.to(torch.float32).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model.eval()
 
 
 def llama_shape(quick: bool, seed: int, hidden: int, intermediate: int, layers: int, vocabulary: int) -> Any:

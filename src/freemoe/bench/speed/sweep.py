@@ -18,7 +18,7 @@ from torch import Tensor
 from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, ratio
 from freemoe.bench.speed.scorer import Contest, Shape, letters_model, questions, word_tokenizer
 from freemoe.core.errors import NumericError
-from freemoe.domain_experts.purify.batches import answer_batches
+from freemoe.domain_experts.purify.batches import answer_batches, gold_rows
 from freemoe.domain_experts.rank.bands import Band, Rankings, grid, rank_range
 from freemoe.domain_experts.rank.calibrate import Norms, calibrate
 from freemoe.domain_experts.select.scores import ScoreTable
@@ -156,10 +156,8 @@ def _world(vocabulary: int, shape: Shape, settings: Settings) -> World:
     ]
     weights = find_weights(model)
     scorer = Scorer(model, tokenizer)
-    pairs = [scorer.gold_pair(d) for d in documents]
-    rows = [(scorer.fit(p)[0], p.continuation) for p in pairs]
     labels = [i // shape.documents for i in range(len(documents))]
-    batches = answer_batches(rows, labels, 4096, model.device)
+    batches = answer_batches(gold_rows(scorer, documents), labels, 4096, model.device)
     norms = calibrate(model, weights, ((b.ids, b.mask, b.labels) for b in batches), len(splits))
     bands = grid(BandSection(start=0.0, end=1.0, step=0.1, ratio=0.1), "wanda", settings.seed)
     rival = Contest(model, tokenizer, texts, settings)

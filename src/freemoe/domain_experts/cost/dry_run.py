@@ -51,7 +51,8 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     }
     evidence = 2 + recipe.evidence.controls + ((bands + fitted) if recipe.evidence.oracle else 0)
     seconds = per_document * (reference * sum(passes.values()) + purified + reported * evidence)
-    ways = FITTED if recipe.saliency.method in ("auto", "both") else (recipe.saliency.method,)
+    # What a method from elsewhere takes, no one knows: as much as the greater of these two.
+    ways = (recipe.saliency.method,) if recipe.saliency.method in FITTED else FITTED
     stages = ("scoring", *(("calibration", "band search") if bands else ()), *(ways if fitted else ()), "report")
     return {
         "domains": ", ".join(
@@ -93,18 +94,18 @@ def _memory(bench: Workbench, stages: Sequence[str]) -> dict[str, str]:
     compute = compute_dtype(recipe.saliency.compute, bench.model)
     # Purification multiplies copies where it does so in another format.
     copies = 0 if compute is None else sum(w.size * compute.itemsize for w in bench.weights)
-    step = recipe.saliency.step
+    texts = [is_text(d.reference.documents) for d in bench.domains.values()]
+    step = max(recipe.saliency.text_step if text else recipe.saliency.step for text in texts)
     peaks = stage_peaks(
         bench.model, bench.weights, recipe.batch_tokens, recipe.bands.ratio, recipe.saliency.budget, step
     )
     above = {stage: peaks[stage].said + copies * (stage in FITTED) for stage in stages}
     total = base + max(above.values())
     parts = ", ".join(f"{stage} {_mebibytes(size)}" for stage, size in above.items())
+    here = ", or this machine" if total < free_bytes(bench.model.device) + base else ""
     return {
         "memory": f"about {_mebibytes(total)} MiB beside the libraries: the base {_mebibytes(base)}, above it {parts}",
-        "fits": f"{fitting(total)}, or this machine"
-        if total < free_bytes(bench.model.device) + base
-        else fitting(total),
+        "fits": fitting(total) + here,
     }
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from freemoe.core.errors import NumericError
 from freemoe.evals.engine.output_head import ending_at, summed_loss
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.tasks.documents import Document
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +40,21 @@ class AnswerBatch:
         return int((self.targets != -100).sum())
 
 
-def answer_batches(
-    rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], labels: Sequence[int], batch_tokens: int, device: Any
-) -> list[AnswerBatch]:
+Row = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of a document: input ids (cut to the context, without the last answer token) and the answer's ids."""
+
+
+def gold_rows(scorer: Scorer, documents: Sequence[Document]) -> list[Row]:
+    """Prompt and gold answer of every document, as `answer_batches` takes them."""
+    pairs = [scorer.gold_pair(d) for d in documents]
+    return [(scorer.fit(p, d.task)[0], p.continuation) for p, d in zip(pairs, documents, strict=True)]
+
+
+def answer_batches(rows: Sequence[Row], labels: Sequence[int], batch_tokens: int, device: Any) -> list[AnswerBatch]:
     """Pack rows into batches of at most ``batch_tokens`` padded tokens, the longest first.
 
     Args:
-        rows: Per document the input ids (cut to the context, without the last answer token) and the answer's ids.
+        rows: One per document.
         labels: Subdomain of each document.
         batch_tokens: Rows times longest row.
         device: Where the batches shall live.

@@ -87,7 +87,7 @@ class Switches:
         """All on, and knowing nothing yet; ``seed`` as for `running_sum`."""
         device = weight.parameter.device
         mean, evidence = (running_sum(weight.shape, seed, device) for _ in range(2))
-        none = TensorMask.of_bools(torch.zeros(weight.size, dtype=torch.bool, device=device))
+        none = TensorMask.nothing(weight.size, device)
         return Switches(weight, mean, evidence, evidence.copy(), none, none, torch.empty(0, device=device))
 
     def forget(self) -> None:

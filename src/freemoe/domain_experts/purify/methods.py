@@ -14,6 +14,7 @@ from freemoe.domain_experts.purify.learned import MEASURED_STEPS, MOST_STEPS, RO
 from freemoe.models.precision import compute_dtype, held_in
 from freemoe.models.weights import Weight
 from freemoe.recipes import SaliencySection
+from freemoe.recipes.build import PURIFICATIONS
 
 # A base of fewer weights is small: hundreds of passes over some hundred questions take seconds to minutes.
 _SMALL = 1 << 24
@@ -146,7 +147,7 @@ def _both_cost(section: SaliencySection, text: bool, documents: int, tokens: int
     return sum(cost(section, text, documents, tokens) for cost in (_greedy_cost, _learned_cost))
 
 
-METHODS: Registry[Method] = Registry("way of signed purification")
+METHODS: Registry[Method] = Registry("way of signed purification", PURIFICATIONS)
 METHODS.add(
     "greedy",
     Method(_greedy, _greedy_rounds, _greedy_cost),

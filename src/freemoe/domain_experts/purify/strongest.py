@@ -54,7 +54,7 @@ def strongest(scores: Sequence[Callable[[], Tensor]], count: int, above: float =
         The places; equal scores go to the earlier tensor and place.
     """
     if count < 1 or not scores:
-        return Picked([TensorMask.of_bools(torch.zeros_like(make(), dtype=torch.bool)) for make in scores], math.inf)
+        return Picked([TensorMask.nothing(flat.numel(), flat.device) for flat in (make() for make in scores)], math.inf)
     found = _larger(scores, hint, _MOST * count) if above < hint < math.inf else None
     if found is None or sum(f.at.count for f in found) < count:
         found = _larger(scores, _floor(scores, count, above), None) or []

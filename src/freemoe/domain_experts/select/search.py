@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 
 from freemoe.core.registry import Registry
 from freemoe.domain_experts.select.scores import ScoreTable
+from freemoe.recipes.build import SEARCHES as NAMES
 
 # (table, candidates, document numbers, objective, seed) -> name of the best candidate
 Search = Callable[[ScoreTable, Sequence[str], Sequence[int], str, int], str]
 
-SEARCHES: Registry[Search] = Registry("search")
+SEARCHES: Registry[Search] = Registry("search", NAMES)
 
 _FIRST_DOCUMENTS = 16
 _SURVIVORS = 2

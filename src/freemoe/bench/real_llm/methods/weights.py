@@ -19,7 +19,7 @@ from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.real_llm.data import Parts
 from freemoe.bench.real_llm.protocol import Protocol
 from freemoe.core.registry import Registry
-from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
+from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, gold_rows
 from freemoe.domain_experts.purify.methods import METHODS as PURIFICATIONS
 from freemoe.domain_experts.purify.methods import Task
 from freemoe.domain_experts.rank.bands import Rankings, grid
@@ -70,8 +70,7 @@ class Stand:
 
     def batches(self, documents: Sequence[Document]) -> list[AnswerBatch]:
         """Prompts with their gold answers, or blocks of text, in padded batches."""
-        pairs = [self.scorer.gold_pair(d) for d in documents]
-        rows = [(self.scorer.fit(p)[0], p.continuation) for p in pairs]
+        rows = gold_rows(self.scorer, documents)
         return answer_batches(rows, [0] * len(rows), self.protocol.batch_tokens, self.model.device)
 
     def scores(self, documents: Sequence[Document], graders: dict[str, Any] | None = None) -> list[Score]:
