@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import freemoe
-from freemoe.core.artifacts import fingerprint, write_manifest
+from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError, DataError, UnknownNameError
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.plan import uniform
+from freemoe.models.fingerprint import fingerprint
 from freemoe.tomoe.export import export
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tomoe.random_structures import random_structure

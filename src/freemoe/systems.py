@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from freemoe.core.run.progress import Progress
     from freemoe.evals.engine.answering import Opened
     from freemoe.evals.evaluation import Subject
+    from freemoe.models.checkpoints.placement import Placement
     from freemoe.recipes import EvalRecipe
 
 
@@ -39,7 +40,7 @@ class System:
     """
 
     result: type[Result]
-    load: Callable[[Path, str | None, str, str], Opened]
+    load: Callable[[Path, str | None, str, Placement], Opened]
     inspect: Callable[[Path, str | None], dict[str, Any]]
     tables: Callable[[dict[str, Any]], tuple[list[Any], list[str]]]
     page: Callable[[Path], Path]
@@ -68,7 +69,7 @@ def system_of(folder: str | Path) -> System | None:
     return SYSTEMS.get(kind)
 
 
-def load(folder: str | Path, base: str | None = None, *, dtype: str = "auto", device: str = "auto") -> Opened:
+def load(folder: str | Path, base: str | None = None, *, dtype: str = "auto", device: Placement = "auto") -> Opened:
     """Open any artefact, or a plain model.
 
     Args:
@@ -123,7 +124,7 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
 # ---------------------------------------------------------------------------------- domain experts
 
 
-def _load_experts(folder: Path, base: str | None, dtype: str, device: str) -> Opened:
+def _load_experts(folder: Path, base: str | None, dtype: str, device: Placement) -> Opened:
     from freemoe.domain_experts.mixture import FreeMoE
 
     return FreeMoE.from_pretrained(base, folder, dtype=dtype, device=device)
@@ -156,7 +157,7 @@ def _subject_of_experts(recipe: EvalRecipe) -> Subject:
 # --------------------------------------------------------------------------------------- converted
 
 
-def _load_converted(folder: Path, base: str | None, dtype: str, device: str) -> Opened:
+def _load_converted(folder: Path, base: str | None, dtype: str, device: Placement) -> Opened:
     from freemoe.evals.engine.answering import Answering
     from freemoe.models.checkpoints.loading import load_base
 
@@ -193,7 +194,7 @@ def _subject_of_conversion(recipe: EvalRecipe) -> Subject:
 # ----------------------------------------------------------------------------------------- trimmed
 
 
-def _load_trimmed(folder: Path, base: str | None, dtype: str, device: str) -> Opened:
+def _load_trimmed(folder: Path, base: str | None, dtype: str, device: Placement) -> Opened:
     from freemoe.evals.engine.answering import Answering
     from freemoe.hookmoe.adapter import load_trimmed
 

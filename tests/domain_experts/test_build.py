@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from freemoe.core.artifacts import MANIFEST, fingerprint, read_manifest
+from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, FreeMoEError
 from freemoe.core.run.folder import interrupted
 from freemoe.domain_experts.build import build
@@ -17,6 +17,7 @@ from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
+from freemoe.models.fingerprint import fingerprint
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from freemoe.recipes import load_recipe

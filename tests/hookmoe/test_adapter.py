@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from freemoe.core.artifacts import fingerprint, write_manifest
+from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.hookmoe.adapter import Trimmed, load_adapter, save_adapter
 from freemoe.hookmoe.artefact_files import KIND
@@ -18,6 +18,7 @@ from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import Plan, uniform
+from freemoe.models.fingerprint import fingerprint
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.weights import find_weights
 from tests.hookmoe.conftest import logits

@@ -115,6 +115,9 @@ BENCHES.add("scorer", "freemoe.bench.speed.scorer", "choice scoring against lm-e
 BENCHES.add("sweep", "freemoe.bench.speed.sweep", "bands x clusters against the plain loop (T2)")
 BENCHES.add("calibrate", "freemoe.bench.speed.calibrate", "all domains and norms over a plain forward pass (T3)")
 BENCHES.add("artefact", "freemoe.bench.speed.artefact", "size of an expert against its base; regeneration (T4)")
+BENCHES.add(
+    "streaming", "freemoe.bench.speed.streaming", "a model larger than memory, its layers on disk: what is held"
+)
 BENCHES.add("switch", "freemoe.bench.speed.switch", "switching an expert in memory against copying weights (T5)")
 BENCHES.add("router", "freemoe.bench.speed.router", "accuracy and latency of the router (T11)")
 BENCHES.add(

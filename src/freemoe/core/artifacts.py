@@ -1,8 +1,4 @@
-"""One folder format for every output: manifest with checksums, safetensors, recipe, model card; bound to its base.
-
-The fingerprint of a base is a SHA-256 over its parameters' values as fp32, so that the same checkpoint gives the same
-fingerprint whether it is held in bf16 or in fp32.
-"""
+"""One folder format for every output: manifest with checksums, safetensors, recipe, model card; bound to its base."""
 
 from __future__ import annotations
 
@@ -20,18 +16,6 @@ FORMAT = 3
 """Of what is written; since 3 experts can hold whole units."""
 
 _OLDEST = 2
-_CHUNK = 1 << 22
-
-
-def fingerprint(model: Any) -> str:
-    """SHA-256 over the names, shapes and fp32 values of a model's parameters; tied ones count once."""
-    total = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        total.update(f"{name}:{tuple(parameter.shape)};".encode())
-        flat = parameter.detach().reshape(-1)
-        for start in range(0, flat.numel(), _CHUNK):
-            total.update(flat[start : start + _CHUNK].float().cpu().numpy().tobytes())
-    return total.hexdigest()
 
 
 def _checksum(path: Path) -> str:
@@ -106,15 +90,3 @@ def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
                     "artefact again or build it anew."
                 )
     return manifest
-
-
-def require_base(manifest: Mapping[str, Any], model: Any) -> None:
-    """Raise unless the model is the base that the artefact was made for."""
-    seen = fingerprint(model)
-    wanted = manifest["base_fingerprint"]
-    if seen != wanted:
-        raise ArtifactError(
-            f"This artefact was made for the base {manifest['base_model_name_or_path']!r} (fingerprint {wanted[:12]}), but "
-            f"the model given has fingerprint {seen[:12]}. Load that very base, at a precision that keeps its values "
-            "(its own dtype or float32)."
-        )

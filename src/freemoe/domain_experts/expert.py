@@ -76,7 +76,7 @@ class Expert:
         found = {}
         for name, (lower, upper) in self.ends.items():
             weight = known[name]
-            device = weight.parameter.device
+            device = weight.device
             low, high = (None if end is None else end.to(device) for end in (lower, upper))
             found[name] = mask_between(
                 self.band, weight, lambda tap, device=device: self.norms[tap].to(device), low, high

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from freemoe.core.artifacts import read_manifest, require_base
+from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
@@ -16,6 +16,7 @@ from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.curvature import super_weights as largest_disturbances
 from freemoe.evals.engine.tokens import context_length
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer, origin
+from freemoe.models.fingerprint import require_base
 from freemoe.models.weights import describe, find_weights
 from freemoe.text.files import read_text_file
 

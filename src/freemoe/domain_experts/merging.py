@@ -14,6 +14,7 @@ from freemoe.domain_experts.structured.merging import merge_shrunk, require_unit
 from freemoe.evals.engine.answering import BASE
 from freemoe.models.checkpoints.gguf_header import is_gguf
 from freemoe.models.checkpoints.gguf_writing import require_file_type, write_gguf
+from freemoe.models.checkpoints.placement import Placement
 
 
 def merge(
@@ -27,7 +28,7 @@ def merge(
     pad: bool = False,
     overwrite: bool = False,
     dtype: str = "auto",
-    device: str = "cpu",
+    device: Placement = "cpu",
 ) -> dict[str, Any]:
     """Write one expert into the base's weights as a plain Hugging Face checkpoint with its tokenizer.
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from freemoe.core.artifacts import read_manifest, require_base
+from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.expert import Expert, require_zeros_say
@@ -23,7 +23,9 @@ from freemoe.domain_experts.route.router import Route, Router
 from freemoe.domain_experts.route.subdomains import prompt_feature
 from freemoe.evals.engine.answering import AUTO, BASE, prompt_ids
 from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.checkpoints.placement import Placement
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
+from freemoe.models.fingerprint import require_base
 from freemoe.models.mask import Mask
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.weights import find_weights
@@ -53,7 +55,7 @@ class FreeMoE(torch.nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, base: Any, artefact: str | Path, *, tokenizer: Any = None, dtype: str = "auto", device: str = "auto"
+        cls, base: Any, artefact: str | Path, *, tokenizer: Any = None, dtype: str = "auto", device: Placement = "auto"
     ) -> FreeMoE:
         """Load an artefact onto its base.
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from freemoe.core.artifacts import fingerprint
 from freemoe.core.files import digest
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.domain_experts.purify.batches import AnswerBatch, Row, answer_batches, gold_rows
+from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.select.scores import ReportedScores
 from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer
@@ -20,9 +20,10 @@ from freemoe.evals.tasks.documents import Document, ReferenceSplit
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.evals.tasks.task import DomainData
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
+from freemoe.models.fingerprint import fingerprint
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import Weight, find_weights
+from freemoe.models.weights import Weight, find_weights, require_in_memory
 from freemoe.recipes import BuildRecipe
 
 MakeMask = Callable[[], Mask]
@@ -97,6 +98,11 @@ def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Workbench:
     domains = load_domains(recipe, tokenizer)
     model, _ = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
     weights = find_weights(model, recipe.bands.sublayers, recipe.bands.layers)
+    if recipe.units.unit:
+        require_in_memory(weights, f"--unit {recipe.units.unit}")
+    for metric in recipe.search.metrics:
+        if METRICS.get(metric).needs == "gradients":
+            require_in_memory(weights, f"--metric {metric}")
     scorer = Scorer(model, tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
     gold = recipe.search.objective == "loglikelihood"
     evaluators = {name: Evaluator(scorer, data.graders, gold) for name, data in domains.items()}

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from freemoe.core.artifacts import read_manifest, require_base
+from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import write_atomic
 from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS
@@ -30,6 +30,8 @@ from freemoe.hookmoe.plans.apply import applied, plan_of, probe
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import Plan, parse_plan
 from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.checkpoints.placement import Placement
+from freemoe.models.fingerprint import require_base
 from freemoe.models.spec import family_of
 
 
@@ -101,7 +103,7 @@ def save_adapter(trimmed: Trimmed, model: Any, folder: Path) -> None:
     write_atomic(folder / WEIGHTS, save(trimmed.tensors()))
 
 
-def load_trimmed(folder: str | Path, base: str | None, dtype: str, device: str) -> tuple[Any, Any, Trimmed]:
+def load_trimmed(folder: str | Path, base: str | None, dtype: str, device: Placement) -> tuple[Any, Any, Trimmed]:
     """Load an artefact with its base.
 
     Args:

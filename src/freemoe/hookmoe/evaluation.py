@@ -16,6 +16,7 @@ from freemoe.hookmoe.adapter import load_adapter, load_trimmed
 from freemoe.hookmoe.material import TextParts, load_text
 from freemoe.hookmoe.trim import measure_rows, rows_of
 from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.checkpoints.placement import Placement
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe
 from freemoe.text.blocks import row_texts
 
@@ -24,7 +25,7 @@ def evaluate_text(
     artefact: str,
     base: str | None = None,
     dtype: str = "auto",
-    device: str = "auto",
+    device: Placement = "auto",
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:

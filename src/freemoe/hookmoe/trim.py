@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from freemoe.core.artifacts import fingerprint
 from freemoe.core.errors import DataError
 from freemoe.core.files import digest
 from freemoe.core.run.folder import RunFolder
@@ -40,6 +39,7 @@ from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.methods import check_asked, find_plan, find_rescale, hook_widths, kl_drop
 from freemoe.hookmoe.plans.plan import Plan
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
+from freemoe.models.fingerprint import fingerprint
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe, dump
 from freemoe.results.trim import TrimResult

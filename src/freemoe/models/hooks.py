@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from freemoe.core.errors import FamilyError
+from freemoe.models.offload import held
 from freemoe.models.spec import Experts, family_of, modules_seen
 from freemoe.models.weights import Weight
 
@@ -178,6 +179,6 @@ def _heard(
 
 def _intermediate(module: Any, gate: _Gate, experts: Experts, expert: int, x: Tensor) -> Tensor:
     """What the down projection of one expert multiplies: (tokens, intermediate)."""
-    weight = getattr(module, experts.up)[expert]
-    bias = getattr(module, experts.up_bias)[expert] if experts.up_bias else None
+    weight = held(module, experts.up)[expert]
+    bias = held(module, experts.up_bias)[expert] if experts.up_bias else None
     return gate.own(F.linear(x, weight.t() if experts.layout.endswith("columns") else weight, bias))

@@ -19,8 +19,8 @@ from torch import Tensor
 from freemoe.core.errors import DataError
 from freemoe.core.threads import on_threads
 from freemoe.models.gates import left_out, without
-from freemoe.models.mask import Mask
-from freemoe.models.switching import bits_of, editing
+from freemoe.models.mask import Mask, TensorMask
+from freemoe.models.switching import bits_of, editing, read_with_zeros
 from freemoe.models.weights import Weight
 
 # A block of a weight stays in the CPU's cache from putting back one expert's values to taking out the other's.
@@ -95,16 +95,19 @@ class Switchboard:
     """
 
     def __init__(self, weights: Sequence[Weight], most_bytes: int | None = None) -> None:
-        self._weights = list(weights)
+        self._all = list(weights)
+        self._weights = [w for w in weights if w.stored is None]
         own = sum(w.size * w.parameter.element_size() for w in self._weights)
         self._most_bytes = max(_LEAST_MOST, own // 2) if most_bytes is None else most_bytes
         self._blocks = [_blocks(weight) for weight in self._weights]
         self._nothing: Parts = [[None] * len(blocks) for blocks in self._blocks]
         self._experts: dict[str, Parts] = {}
         self._off: dict[str | None, int] = {None: 0}
-        # Routers that leave experts out, by expert, and those that do so now.
+        # By expert: routers that leave experts out, and what is off of weights that are not in memory. Then what of both
+        # is so now.
         self._routers: dict[str, list[tuple[Any, Tensor]]] = {}
-        self._narrowed = ExitStack()
+        self._stored: dict[str, list[tuple[Weight, TensorMask]]] = {}
+        self._others = ExitStack()
         self._active: str | None = None
         # The experts between which a switching was broken off.
         self._broken: tuple[str | None, str | None] | None = None
@@ -138,14 +141,14 @@ class Switchboard:
         """
         if name == self._active:
             raise DataError(f"Expert {name!r} is switched in: switch to another before it is learned anew.")
-        mask.check(self._weights)
+        mask.check(self._all)
         parts: Parts = []
         for weight, blocks in zip(self._weights, self._blocks, strict=True):
             own = mask.get(weight.name)
             if own is None:
                 parts.append([None] * len(blocks))
                 continue
-            where = own.indices(weight.parameter.device)
+            where = own.indices(weight.device)
             places = weight.places(where)
             if places is not where:
                 # Indices ascend; in a layout of another order their places do not.
@@ -160,7 +163,8 @@ class Switchboard:
         # What was learned or used last stands last.
         self.forget(name)
         self._experts[name], self._off[name] = parts, mask.count
-        self._routers[name] = left_out(self._weights, mask)
+        self._routers[name] = left_out(self._all, mask)
+        self._stored[name] = [(w, mask[w.name]) for w in self._all if w.stored is not None and w.name in mask]
         self._make_room(name)
 
     def _make_room(self, name: str) -> None:
@@ -185,6 +189,7 @@ class Switchboard:
         self._experts.pop(name, None)
         self._off.pop(name, None)
         self._routers.pop(name, None)
+        self._stored.pop(name, None)
 
     def switch(self, name: str | None) -> None:
         """Switch to an expert that was learned, or with None back to the base, bit by bit.
@@ -220,10 +225,12 @@ class Switchboard:
 
         self._broken = (self._active, name)
         try:
-            self._narrowed.close()
+            self._others.close()
             self._each(step, self._active, name)
             if name is not None:
-                self._narrowed.enter_context(without(self._routers[name]))
+                self._others.enter_context(without(self._routers[name]))
+                for weight, mask in self._stored[name]:
+                    self._others.enter_context(read_with_zeros(weight, mask))
         except BaseException:
             self._recover(self._active, name)
             raise
@@ -245,7 +252,7 @@ class Switchboard:
                         step(out, into, bits[:, block])
 
         numbers = range(len(self._weights))
-        on_cpu = all(w.parameter.device.type == "cpu" for w in self._weights)
+        on_cpu = all(w.device.type == "cpu" for w in self._weights)
         if on_cpu and self._off[old] + self._off[new] >= _WORTH_THREADS:
             on_threads(work, numbers)
             return
@@ -270,7 +277,7 @@ class Switchboard:
             for weight, blocks in zip(self._weights, parts, strict=True):
                 for part in blocks:
                     if part is not None and name != self._active:
-                        part.forget(weight.parameter.device)
+                        part.forget(weight.device)
 
     def _recover(self, old: str | None, new: str | None) -> None:
         """Make it the base again, however far a switching came: the values of both experts are the base's."""
@@ -280,7 +287,7 @@ class Switchboard:
                 if part is not None:
                     part.overwrite(bits)
 
-        self._narrowed.close()
+        self._others.close()
         self._each(step, old, new)
         self._active, self._broken, self._left = None, None, self._state()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,21 +26,24 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Undo:
     """The values that were switched off, and the way back.
 
+    Of weights that are not in memory nothing is kept: they are read with zeros as long as it stands.
+
     Where two switchings of the same weights overlap, undo the later one first, as ``with`` blocks do by
     themselves.
     """
 
     def __init__(self) -> None:
         self._saved: list[tuple[Weight, TensorMask, Tensor]] = []
-        self._routers = ExitStack()
+        # Routers that leave experts out, and weights that are read with zeros.
+        self._others = ExitStack()
 
     def restore(self) -> None:
         """Put every value back, bit by bit. A second call does nothing."""
-        self._routers.close()
+        self._others.close()
         while self._saved:
             weight, mask, values = self._saved[-1]
             # The model may have moved to another device in between (evaluation harnesses do that).
-            device = weight.parameter.device
+            device = weight.device
             with editing(weight):
                 bits_of(weight).index_copy_(0, weight.places(mask.indices(device)), values.to(device))
             self._saved.pop()
@@ -65,12 +69,15 @@ def switch_off(weights: Sequence[Weight], mask: Mask) -> Undo:
             own = mask.get(weight.name)
             if own is None:
                 continue
+            if weight.stored is not None:
+                undo._others.enter_context(read_with_zeros(weight, own))
+                continue
             with editing(weight):
-                places, bits = weight.places(own.indices(weight.parameter.device)), bits_of(weight)
+                places, bits = weight.places(own.indices(weight.device)), bits_of(weight)
                 # Kept before the write, so that an interrupt in between loses nothing.
                 undo._saved.append((weight, own, bits[places]))
                 bits.index_fill_(0, places, 0)
-        undo._routers.enter_context(without(left_out(weights, mask)))
+        undo._others.enter_context(without(left_out(weights, mask)))
     except BaseException:
         undo.restore()
         raise
@@ -85,6 +92,25 @@ def switched_off(weights: Sequence[Weight], mask: Mask) -> Iterator[None]:
         yield
     finally:
         undo.restore()
+
+
+@contextmanager
+def read_with_zeros(weight: Weight, mask: TensorMask) -> Iterator[None]:
+    """Inside, a weight that is not in memory is read with zeros where a mask has it off; it nests."""
+    assert weight.stored is not None
+    edit = partial(_zeroed, weight, mask)
+    weight.stored.edits.append(edit)
+    try:
+        yield
+    finally:
+        weight.stored.edits[:] = [other for other in weight.stored.edits if other is not edit]
+
+
+def _zeroed(weight: Weight, mask: TensorMask, values: Tensor) -> Tensor:
+    """A copy of a weight that was read, with zeros where a mask has it off."""
+    copy = values.clone()
+    weight.arrange(copy).masked_fill_(mask.bools(copy.device).view(weight.shape), 0)
+    return copy
 
 
 def editing(weight: Weight) -> AbstractContextManager[object]:

@@ -5,13 +5,14 @@ Embeddings, heads (tied or not), norms, biases, gates and routers are never amon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import FamilyError
+from freemoe.models.offload import Stored, stored_parameters
 from freemoe.models.spec import Experts, Family, family_of, find_layers, modules_seen
 
 SUBLAYERS = ("attention", "mlp", "both")
@@ -52,6 +53,7 @@ class Weight:
         layout: Order in memory: ``"rows"`` (out, in), ``"columns"`` (in, out), ``"experts"`` (experts, out,
             in) or ``"experts_columns"`` (experts, in, out).
         gate: The router of fused experts, where the family's row names it.
+        stored: How it is read, where it is not in memory: the parameter then holds no values.
     """
 
     name: str
@@ -61,6 +63,12 @@ class Weight:
     parameter: nn.Parameter
     layout: str
     gate: Routing | None = None
+    stored: Stored | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes with it."""
+        return self.parameter.device if self.stored is None else self.stored.device
 
     @property
     def fused(self) -> bool:
@@ -93,8 +101,17 @@ class Weight:
         return self.parameter.numel()
 
     def view(self) -> Tensor:
-        """The weight as a live view (experts, rows, columns); edits go to the parameter, in any grad mode."""
+        """The weight as a live view (experts, rows, columns); edits go to the parameter, in any grad mode.
+
+        Raises:
+            FamilyError: It is not in memory.
+        """
+        require_in_memory([self])
         return self.arrange(self.parameter.detach())
+
+    def values(self) -> Tensor:
+        """The weight (experts, rows, columns) to read, wherever it is."""
+        return self.view() if self.stored is None else self.arrange(self.stored.read()).to(self.device)
 
     def arrange(self, tensor: Tensor) -> Tensor:
         """See a tensor of the parameter's own shape (say, its gradient) as (experts, rows, columns)."""
@@ -151,6 +168,7 @@ def find_weights(model: nn.Module, sublayers: str = "both", layers: tuple[int, i
             f"{len(modules)} decoder layers: choose 0 <= first < end <= {len(modules)}."
         )
     names = {id(p): n for n, p in model.named_parameters()}
+    stored = stored_parameters(model)
     found: list[Weight] = []
     for number in range(first, end):
         here = list(_layer_weights(modules[number], f"{path}.{number}", number, family, names))
@@ -161,7 +179,7 @@ def find_weights(model: nn.Module, sublayers: str = "both", layers: tuple[int, i
                 f"{modules_seen(modules[number])}. If the layer is right, correct the family's row in "
                 "src/freemoe/models/spec.py."
             )
-        found += [w for w in here if sublayers in ("both", w.sublayer)]
+        found += [_with_values(w, stored) for w in here if sublayers in ("both", w.sublayer)]
     if not found:
         raise FamilyError(f"{type(model).__name__} has no {sublayers} linears in layers [{first}, {end}).")
     seen: dict[str, str] = {}
@@ -224,6 +242,33 @@ def _paths(family: Family) -> list[str]:
     return dense + ([family.experts.path] if family.experts else [])
 
 
+def require_in_memory(weights: Sequence[Weight], what: str = "This") -> None:
+    """Raise unless all weights can be edited and have gradients.
+
+    Args:
+        weights: From ``find_weights``.
+        what: What needs that, for the error.
+
+    Raises:
+        FamilyError: Some are read as they are needed.
+    """
+    away = [w.name for w in weights if w.stored is not None]
+    if away:
+        raise FamilyError(
+            f"{what} needs all weights in memory, and {len(away)} of {len(weights)} are read as they are needed (the first is "
+            f"{away[0]}). Bands (--metric wanda, magnitude or random) do without; or load the base with --device auto, cpu "
+            "or cuda, or over several devices with --device split."
+        )
+
+
+def _with_values(weight: Weight, stored: Mapping[str, Stored]) -> Weight:
+    if weight.parameter.is_meta and weight.name not in stored:
+        raise FamilyError(
+            f"{weight.name} is on the meta device, so it holds no numbers: load the model with its weights."
+        )
+    return replace(weight, stored=stored.get(weight.name))
+
+
 def _layer_weights(layer: nn.Module, path: str, number: int, family: Family, names: dict[int, str]) -> Iterator[Weight]:
     for sublayer, groups in (("attention", family.attention), ("mlp", family.mlp)):
         for group in groups:
@@ -284,7 +329,7 @@ def _layout(module: nn.Module | None, path: str) -> str:
 
 
 def _plain(module: nn.Module | None, own: str, path: str) -> nn.Parameter:
-    """The parameter, if it is plain floating-point numbers in memory."""
+    """The parameter, if it is plain floating-point numbers."""
     parameter = None if module is None else dict(module.named_parameters(recurse=False)).get(own)
     if parameter is None:
         raise FamilyError(_cannot(f"{path} is a {type(module).__name__} without a plain parameter {own!r}"))
@@ -294,11 +339,6 @@ def _plain(module: nn.Module | None, own: str, path: str) -> nn.Parameter:
                 f"{path} is a {type(module).__name__} with weights of type {parameter.dtype} "
                 f"({type(parameter.data).__name__})"
             )
-        )
-    if parameter.is_meta:
-        raise FamilyError(
-            f"{path} is on the meta device, so it holds no numbers: load the model with its weights in "
-            "memory (without offloading them to disk)."
         )
     return parameter
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from freemoe.core.registry import check_name
-from freemoe.recipes.sections import BatchTokens, Device, Dtype, Output, Revision, Section, Seed, Threads
+from freemoe.recipes.sections import BatchTokens, Devices, Dtype, Output, Revision, Section, Seed, Threads
 
 METRICS = ["saliency", "wanda", "magnitude", "random"]
 """Names that ``search.metrics`` may hold; a metric that is registered elsewhere adds its own."""
@@ -293,7 +293,7 @@ class BuildRecipe(Section):
     output: Output = "freemoe-out"
     seed: Seed = 0
     dtype: Dtype = "auto"
-    device: Device = "auto"
+    device: Devices = "auto"
     threads: Threads = None
     batch_tokens: BatchTokens = 4096
     data: DataSection = DataSection()
@@ -345,7 +345,7 @@ class EvalRecipe(Section):
         description="Carves tasks that have no split of their own; the artefact's own if absent, 0 for a model.",
     )
     dtype: Dtype = "auto"
-    device: Device = "auto"
+    device: Devices = "auto"
     threads: Threads = None
     batch_tokens: BatchTokens = 4096
     data: DataSection = DataSection()

@@ -17,13 +17,13 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from freemoe.core.artifacts import fingerprint
 from freemoe.core.errors import NumericError
 from freemoe.core.files import write_atomic
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
 from freemoe.evals.held_out import keep_record
+from freemoe.models.fingerprint import fingerprint
 from freemoe.recipes import ConvertRecipe, dump
 from freemoe.results.convert import ConvertResult
 from freemoe.tomoe.card import model_card

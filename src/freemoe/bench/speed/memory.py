@@ -166,14 +166,15 @@ def weigh(stage: str, layers: int, quick: bool, seed: int) -> dict[str, Any]:
 def _bench(layers: int, quick: bool, seed: int) -> Bench:
     shape = QUICK if quick else SHAPE
     model = random_model("llama", seed, torch.bfloat16, num_hidden_layers=layers, **shape)
+    scorer = Scorer(model, word_tokenizer(shape["vocab_size"]), batch_tokens=TOKENS)
+    return Bench(model, find_weights(model), scorer, documents_of(shape["vocab_size"], seed))
+
+
+def documents_of(vocabulary: int, seed: int) -> list[Document]:
+    """Two batches of random words."""
     rng = random.Random(seed)
-    texts = [
-        " ".join(f"w{rng.randrange(3, shape['vocab_size'])}" for _ in range(LENGTH))
-        for _ in range(2 * TOKENS // LENGTH)
-    ]
-    documents = [Document("text", str(i), str(i), "text", "", (t,), 0, index=i) for i, t in enumerate(texts)]
-    tokenizer = word_tokenizer(shape["vocab_size"])
-    return Bench(model, find_weights(model), Scorer(model, tokenizer, batch_tokens=TOKENS), documents)
+    texts = [" ".join(f"w{rng.randrange(3, vocabulary)}" for _ in range(LENGTH)) for _ in range(2 * TOKENS // LENGTH)]
+    return [Document("text", str(i), str(i), "text", "", (t,), 0, index=i) for i, t in enumerate(texts)]
 
 
 def _scoring(bench: Bench) -> Callable[[], None]:

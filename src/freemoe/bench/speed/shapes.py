@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +25,41 @@ def random_model(model_type: str, seed: int, dtype: torch.dtype = torch.float32,
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.eval()
+
+
+def write_random_checkpoint(folder: Path, model_type: str, seed: int, **sizes: Any) -> int:
+    """Write such a model in bf16, one shard per decoder layer, and no more than one in memory.
+
+    Returns:
+        Bytes of its weights.
+    """
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(model_type, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes)
+    config.dtype = torch.bfloat16
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(seed)
+    shards: dict[str, list[tuple[str, Any]]] = {}
+    for name, parameter in empty.named_parameters():
+        shards.setdefault(".".join(name.split(".")[:3]), []).append((name, parameter))
+    where, total = {}, 0
+    for number, parameters in enumerate(shards.values()):
+        values = {
+            name: torch.ones(p.shape, dtype=torch.bfloat16)
+            if p.ndim == 1
+            else torch.empty(p.shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
+            for name, p in parameters
+        }
+        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        save_file(values, folder / file, metadata={"format": "pt"})
+        where |= dict.fromkeys(values, file)
+        total += sum(v.nbytes for v in values.values())
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    return total
 
 
 def llama_shape(quick: bool, seed: int, hidden: int, intermediate: int, layers: int, vocabulary: int) -> Any:

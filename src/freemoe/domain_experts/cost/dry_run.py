@@ -17,6 +17,7 @@ from freemoe.domain_experts.structured.fitting import documents_to_fit
 from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import Document
+from freemoe.models.offload import resident_bytes
 from freemoe.models.precision import compute_dtype
 from freemoe.recipes import BuildRecipe
 
@@ -90,7 +91,7 @@ def _documents_to_fit(bench: Workbench, documents: Sequence[Document], labels: S
 def _memory(bench: Workbench, stages: Sequence[str]) -> dict[str, str]:
     """The base and the largest moment of every stage above it, and on what that fits."""
     recipe = bench.recipe
-    base = sum(p.numel() * p.element_size() for p in bench.model.parameters())
+    base = resident_bytes(bench.model)
     compute = compute_dtype(recipe.saliency.compute, bench.model)
     # Purification multiplies copies where it does so in another format.
     copies = 0 if compute is None else sum(w.size * compute.itemsize for w in bench.weights)

@@ -103,8 +103,8 @@ def measure_curvature(
     for weight in weights:
         # Row 1 of the sums holds squares. The mean is over all tokens, also those that an expert was not given.
         mean = norms.sums[weight.tap][0, 1] / tokens
-        inputs[weight.name] = mean.to(weight.parameter.device, torch.float32)
-    outputs = {w.name: torch.zeros(w.experts, w.rows, device=w.parameter.device) for w in weights}
+        inputs[weight.name] = mean.to(weight.device, torch.float32)
+    outputs = {w.name: torch.zeros(w.experts, w.rows, device=w.device) for w in weights}
     answers = 0
 
     def take(weight: Weight, gradient: Tensor) -> None:

@@ -85,7 +85,7 @@ class Switches:
     @staticmethod
     def fresh(weight: Weight, seed: int = 0) -> Switches:
         """All on, and knowing nothing yet; ``seed`` as for `running_sum`."""
-        device = weight.parameter.device
+        device = weight.device
         mean, evidence = (running_sum(weight.shape, seed, device) for _ in range(2))
         none = TensorMask.nothing(weight.size, device)
         return Switches(weight, mean, evidence, evidence.copy(), none, none, torch.empty(0, device=device))

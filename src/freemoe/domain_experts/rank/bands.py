@@ -71,7 +71,7 @@ def band_scores(band: Band, weight: Weight, norm: Norm | None) -> Tensor:
     metric = METRICS.get(band.metric)
     needed = norm(weight.tap) if metric.needs == "norms" and norm is not None else None
     generator = seeded(band.seed, weight.name) if metric.needs == "seed" else None
-    scores = metric.scores(weight.view().detach(), needed, None, generator)
+    scores = metric.scores(weight.values(), needed, None, generator)
     scores = patch_scores(check_finite(scores, weight.name), band.patch)
     return scores.flatten(1)[:, None, :] if band.scope == "layer" else scores
 

@@ -51,7 +51,7 @@ def masked(units: Units, masks: Masks) -> Iterator[None]:
 def units_off(units: Units, off: UnitsOff) -> Iterator[None]:
     """Inside, these units are off; the weights are not touched."""
     units.check(off)
-    device = units.layers[0].parts[0].weight.parameter.device
+    device = units.layers[0].parts[0].weight.device
     layers = {k: v for k, v in masks_of(units, off, device).items() if k in off}
     with torch.no_grad():
         context = masked(units, layers)

@@ -12,6 +12,7 @@ from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import find_units
+from freemoe.models.checkpoints.placement import Placement
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
 
 # Largest difference of logits, relative to the largest logit, that another order of sums may make.
@@ -28,7 +29,7 @@ def merge_shrunk(
     pad: bool = False,
     overwrite: bool = False,
     dtype: str = "auto",
-    device: str = "auto",
+    device: Placement = "auto",
 ) -> Path:
     """Write one expert of units as a plain smaller Hugging Face checkpoint with its tokenizer.
 

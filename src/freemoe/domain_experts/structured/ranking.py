@@ -72,7 +72,7 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch]) -> list[Wort
     with gradients_to(model, find_weights(model), lambda *_: None, checkpointing=False):
         # Measured once per model, before a pass asks for it: inside masks alone it would come out too small.
         bytes_per_token(model)
-    device = units.layers[0].parts[0].weight.parameter.device
+    device = units.layers[0].parts[0].weight.device
     masks = {n: m.requires_grad_() for n, m in ones(units, device).items()}
     tokens = sum(b.answer_tokens for b in batches)
     moments: dict[int, list[Tensor]] = {}

@@ -266,7 +266,7 @@ def _slopes(
     checkpointing: Checkpointing,
 ) -> list[Tensor]:
     """dL/dm of every unit at the masked model, (count,) per layer."""
-    device = units.layers[0].parts[0].weight.parameter.device
+    device = units.layers[0].parts[0].weight.device
     masks = {n: m.requires_grad_() for n, m in masks_of(units, off, device).items()}
     opened = gradients_to(model, [], lambda *_: None, checkpointing=checkpointing)
     with opened, masked(units, masks):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import tempfile
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +15,11 @@ import torch
 from safetensors import SafetensorError
 
 from freemoe.assets import demo_model_path, demo_moe_path
-from freemoe.core.errors import DataError, RecipeError
+from freemoe.core.errors import DataError, FreeMoEError, RecipeError
 from freemoe.core.plugins import load_model_type
 from freemoe.models.checkpoints.gguf_header import is_gguf, read_header
 from freemoe.models.checkpoints.load_report import require_whole
+from freemoe.models.checkpoints.placement import Placement, device_map, is_one_device, pick_device, require_memory
 
 log = logging.getLogger(__name__)
 
@@ -30,19 +35,8 @@ LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def pick_device(name: str = "auto") -> torch.device:
-    """The named device, or the accelerator if there is one, else the CPU."""
-    if name == "auto":
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return accelerator or torch.device("cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise RecipeError(f"Device {name!r} is unknown; use auto, cpu, cuda or cuda:N. ({error})") from None
-
-
 def load_base(
-    model: str | Path, revision: str | None = None, dtype: str = "auto", device: str = "auto"
+    model: str | Path, revision: str | None = None, dtype: str = "auto", device: Placement = "auto"
 ) -> tuple[Any, Any]:
     """Load a causal LM in eval mode and its tokenizer.
 
@@ -52,13 +46,14 @@ def load_base(
         model: Folder, path of a GGUF file, or hub id.
         revision: Of the hub repository.
         dtype: ``auto`` keeps the checkpoint's; float32 for a GGUF, whose values other dtypes would round.
-        device: ``auto`` takes the accelerator if there is one.
+        device: Where its weights lie, as `placement.Placement`; ``auto`` takes the accelerator if there is one.
 
     Returns:
         The model, and its tokenizer or None where the folder has none.
 
     Raises:
-        DataError: When there is no such model, it cannot be loaded, or its checkpoint lacks a tensor.
+        DataError: When there is no such model, it cannot be loaded, it does not fit, or its checkpoint lacks a tensor.
+        RecipeError: For a dtype or a device that does not exist.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -70,19 +65,26 @@ def load_base(
         dtype = "float32"
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
     _register(where["pretrained_model_name_or_path"])
-    try:
-        # Wrong shapes come back with the report, which names them; refused outright, they would only be logged.
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            **where,
-            **(_dequantised() if from_gguf else {}),
-            dtype=wanted,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    except LOAD_ERRORS as error:
-        raise DataError(f"The base model {str(model)!r} could not be loaded: {_reason(model, error)}") from error
-    base, info = loaded
-    require_whole(model, info)
+    one = is_one_device(device)
+    # Wrong shapes come back with the report, which names them; refused outright, they would only be logged.
+    how = {**where, "dtype": wanted, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    with contextlib.ExitStack() as temporary:
+        try:
+            if from_gguf:
+                how |= _dequantised()
+            elif one:
+                require_memory(_bytes_needed(where, dtype), model)
+            if not one:
+                how |= _placed(where, wanted, device, temporary)
+            with _unwarned("accelerate.big_modeling"):
+                loaded: Any = AutoModelForCausalLM.from_pretrained(**how)
+        except FreeMoEError:
+            raise
+        except LOAD_ERRORS as error:
+            raise DataError(f"The base model {str(model)!r} could not be loaded: {_reason(model, error)}") from error
+        base, info = loaded
+        require_whole(model, info)
+        weakref.finalize(base, temporary.pop_all().close)
     if from_gguf:
         _make_plain(base)
         log.info("%s: %s", model, origin(model, dtype))
@@ -90,8 +92,53 @@ def load_base(
         tokenizer = AutoTokenizer.from_pretrained(**where)
     except LOAD_ERRORS:
         tokenizer = None
-    base.to(pick_device(device))
+    if isinstance(device, str) and one:
+        base.to(pick_device(device))
+    if away := [p.numel() * p.element_size() for p in base.parameters() if p.is_meta]:
+        log.info("%s: %d of its weights stay on disk, %.1f GiB", model, len(away), sum(away) / 2**30)
     return base.eval(), tokenizer
+
+
+@contextlib.contextmanager
+def _unwarned(name: str) -> Iterator[None]:
+    """Inside, a logger that warns of what was asked for is quiet."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _placed(where: dict[str, Any], dtype: Any, device: Placement, temporary: contextlib.ExitStack) -> dict[str, Any]:
+    """What transformers is told of where a base's weights lie; those that it must write anew go to a temporary folder."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if "gguf_file" in where:
+        raise DataError(
+            "A GGUF file is dequantised as a whole, so its layers cannot stay on disk or be spread over devices. Write it as a "
+            "folder first (freemoe merge OUT base -o FOLDER), or use --device auto, cpu or cuda."
+        )
+    config = AutoConfig.from_pretrained(**where)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype)
+    places = device_map(device, empty)
+    if "disk" not in places.values():
+        return {"device_map": places}
+    folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix="freemoe-"))
+    return {"device_map": places, "offload_folder": folder}
+
+
+def _bytes_needed(where: dict[str, Any], dtype: str) -> int:
+    """Bytes of a local base in memory; 0 where its folder does not say."""
+    folder = Path(where["pretrained_model_name_or_path"])
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if dtype == "auto" or not size:
+        return size
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    stored = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or dtype).removeprefix("torch."))
+    return size * getattr(torch, dtype).itemsize // stored.itemsize
 
 
 def origin(model: str | Path, dtype: str = "auto") -> str | None:

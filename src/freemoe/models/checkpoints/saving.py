@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from freemoe.core.errors import ArtifactError, DataError
+from freemoe.models.offload import stored_parameters
 from freemoe.models.spec import family_of, find_layers
 
 
@@ -69,11 +71,15 @@ def save_checkpoint(model: Any, folder: Path, max_shard_size: int | str = "5GB")
         DataError: ``max_shard_size`` cannot be read.
         OSError, SafetensorError: The disk is full or refuses.
     """
-    state = model.state_dict()
+    state, stored = model.state_dict(), stored_parameters(model)
     shards: list[Path] = []
     for number, keys in enumerate(_parts(model, state, max_shard_size)):
         part = folder / f"part{number}"
-        model.save_pretrained(part, state_dict={k: state[k] for k in keys}, max_shard_size=max_shard_size)
+        values = {k: stored[k].read() if k in stored else state[k] for k in keys}
+        with warnings.catch_warnings():
+            # It warns of what it would read by itself.
+            warnings.filterwarnings("ignore", "Attempting to save a model with offloaded modules")
+            model.save_pretrained(part, state_dict=values, max_shard_size=max_shard_size)
         shards += sorted(part.glob("*.safetensors"))
         for path in part.glob("*"):
             # Every part brings the same configuration.

@@ -1,0 +1,186 @@
+"""Where a base's weights lie: on one device, on several, or on disk (``--device``).
+
+accelerate moves a pass from device to device, and reads from disk what lies there while its module computes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from freemoe.core.errors import DataError, RecipeError
+from freemoe.core.memory import available_memory_bytes
+from freemoe.models.spec import family_of, find_layers
+
+SPLIT, DISK = "split", "disk"
+
+Placement = str | Mapping[str, Any]
+"""``auto``, ``cpu``, ``cuda``, ``cuda:N``: one device. ``split``: every accelerator, then memory, then disk. ``disk``: the
+decoder layers stay in their files. ``cuda:0=20GiB,cpu=8GiB``: as much as that on each, the rest on disk. Or a mapping
+from modules to devices, as transformers' ``device_map``."""
+
+Places = dict[str, Any]
+"""Module to device, as accelerate takes it."""
+
+_ALLOWED = "auto, cpu, cuda, cuda:N, split, disk, or limits such as cuda:0=20GiB,cpu=8GiB"
+_UNITS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The named device, or the accelerator if there is one, else the CPU."""
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or torch.device("cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise RecipeError(f"Device {name!r} is unknown; use {_ALLOWED}. ({error})") from None
+
+
+def is_one_device(placement: Placement) -> bool:
+    """Whether all of a base goes to one device."""
+    return isinstance(placement, str) and placement not in (SPLIT, DISK) and "=" not in placement
+
+
+def device_map(placement: Placement, empty: nn.Module) -> Places:
+    """Every module's place, as transformers takes it.
+
+    Args:
+        placement: One that is not `is_one_device`.
+        empty: The base without values (on the meta device), in the dtype that it will have.
+
+    Raises:
+        RecipeError: A limit that cannot be read, or a mapping that leaves a weight out or reads embeddings from disk.
+        DataError: Too little memory even for the smallest pass, or accelerate is not installed.
+    """
+    if isinstance(placement, Mapping):
+        found: Places = dict(placement)
+    elif placement == DISK:
+        found = _layers_on_disk(empty)
+    else:
+        found = _inferred(empty, None if placement == SPLIT else _limits(placement))
+    sizes = _sizes(empty, found)
+    _require_embeddings(empty, found)
+    needed = sizes.get("cpu", 0) + (max(map(_size, _layers(empty)[1])) if "disk" in sizes else 0)
+    free = available_memory_bytes()
+    if needed > free:
+        raise DataError(
+            f"The smallest pass needs {_words(needed)} of memory (what stays there, and one decoder layer), and {_words(free)} "
+            "are free. Free some, load it in another dtype (--dtype bfloat16), or let more of it stay on disk (--device disk)."
+        )
+    return _apart(empty, found)
+
+
+def _apart(module: nn.Module, places: Places, path: str = "") -> Places:
+    """The same map without a name that stands for part of what another one does, which transformers does not understand."""
+    inside = f"{path}." if path else ""
+    if not any(name != path and name.startswith(inside) for name in places):
+        return {path: _place(path, places)}
+    found: Places = {}
+    for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        found[inside + name] = _place(inside + name, places)
+    for name, child in module.named_children():
+        found |= _apart(child, places, inside + name)
+    return found
+
+
+def require_memory(size: int, model: Any) -> None:
+    """Raise unless a base of ``size`` bytes fits into memory, before it is loaded.
+
+    Raises:
+        DataError: It does not; says what would do.
+    """
+    free = available_memory_bytes()
+    if size > free:
+        raise DataError(
+            f"The base {str(model)!r} takes {_words(size)} and {_words(free)} of memory are free. Let its layers be read from disk "
+            "as they are needed (--device disk), load it in another dtype (--dtype bfloat16), or use a machine with more."
+        )
+
+
+def _layers(empty: nn.Module) -> tuple[str, list[nn.Module]]:
+    return find_layers(empty, family_of(empty))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _words(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def _layers_on_disk(empty: nn.Module) -> Places:
+    path, layers = _layers(empty)
+    found: Places = {f"{path}.{number}": "disk" for number in range(len(layers))}
+    for name, _ in empty.named_modules():
+        around = name in ("", path) or path.startswith(f"{name}.")
+        if not around and _place(name, found) is None:
+            found[name] = str(pick_device())
+    return found
+
+
+def _limits(placement: str) -> dict[str | int, int]:
+    found: dict[str | int, int] = {}
+    for part in placement.split(","):
+        device, _, said = (piece.strip() for piece in part.partition("="))
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)", said, re.IGNORECASE)
+        kind, _, number = device.partition(":")
+        if match is None or kind not in ("cpu", "cuda") or (kind == "cuda") != number.isdigit():
+            raise RecipeError(f"Device {placement!r} has the limit {part.strip()!r}; use {_ALLOWED}.")
+        found[int(number) if kind == "cuda" else "cpu"] = int(float(match[1]) * _UNITS[match[2].upper()])
+    return found
+
+
+def _inferred(empty: Any, limits: dict[str | int, int] | None) -> Places:
+    try:
+        from accelerate.utils import get_balanced_memory, infer_auto_device_map
+    except ImportError:
+        raise DataError(
+            "More than one device needs accelerate, which is not installed: pip install 'freemoe[devices]'."
+        ) from None
+    whole = list(empty._no_split_modules or [])
+    empty.tie_weights()
+    most: Any = get_balanced_memory(empty, no_split_module_classes=whole) if limits is None else limits
+    return dict(infer_auto_device_map(empty, max_memory=most, no_split_module_classes=whole))
+
+
+def _sizes(empty: nn.Module, places: Mapping[str, str | int]) -> dict[str, int]:
+    """Bytes by kind of place.
+
+    Raises:
+        RecipeError: A weight has no place.
+    """
+    found: dict[str, int] = {}
+    for name, parameter in empty.named_parameters():
+        place = _place(name, places)
+        if place is None:
+            raise RecipeError(
+                f"The device map leaves out {name!r}. Name its module, or give the rest a place with the name '': cpu."
+            )
+        found[str(place)] = found.get(str(place), 0) + parameter.numel() * parameter.element_size()
+    return found
+
+
+def _place(name: str, places: Mapping[str, str | int]) -> str | int | None:
+    parts = name.split(".")
+    for end in range(len(parts), -1, -1):
+        found = places.get(".".join(parts[:end]))
+        if found is not None:
+            return found
+    return None
+
+
+def _require_embeddings(empty: Any, places: Mapping[str, str | int]) -> None:
+    """Raise unless the embeddings are in memory: they say where a pass begins."""
+    own = empty.get_input_embeddings().weight
+    name = next(name for name, parameter in empty.named_parameters() if parameter is own)
+    if _place(name, places) == "disk":
+        raise RecipeError(
+            f"The embeddings {name!r} ({_words(own.numel() * own.element_size())}) would be read from disk; they must be in "
+            "memory. Allow the first device at least as much, or place them there."
+        )

@@ -1,0 +1,104 @@
+"""Weights that are not in memory: accelerate reads them from disk (or the host) while their module is called.
+
+Nothing can be edited there, so what is switched off is taken out as a weight is read; the files stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Edit = Callable[[Tensor], Tensor]
+
+
+@dataclass(eq=False)
+class Stored:
+    """One parameter that is read as it is needed.
+
+    Attributes:
+        source: Where accelerate reads it, by ``key``.
+        key: Its name there.
+        device: Where its module computes.
+        edits: What is done to the values that are read, in this order; each gives a new tensor.
+    """
+
+    source: Mapping[str, Tensor]
+    key: str
+    device: torch.device
+    edits: list[Edit] = field(default_factory=list)
+
+    def read(self) -> Tensor:
+        """The values as the model computes with them, of the parameter's own shape; not to be written to."""
+        tensor = self.source[self.key]
+        for edit in self.edits:
+            tensor = edit(tensor)
+        return tensor
+
+
+class _Edited(Mapping[str, Tensor]):
+    """What a module's hook reads its weights from: the same values, edited."""
+
+    def __init__(self, source: Mapping[str, Tensor], parts: dict[str, Stored]) -> None:
+        self.source, self.parts = source, parts
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.parts[key].read() if key in self.parts else self.source[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def stored_parameters(model: nn.Module) -> dict[str, Stored]:
+    """The parameters of a model that are not in memory, by name; empty for most models.
+
+    From the first call on the model reads them through what is returned, so that edits show in its passes.
+    """
+    found: dict[str, Stored] = {}
+    for path, module in model.named_modules():
+        for hook in _offloading(module):
+            if not isinstance(hook.weights_map, _Edited):
+                device = torch.device(hook.execution_device)
+                own = [name for name, parameter in module.named_parameters(recurse=False) if parameter.is_meta]
+                parts = {name: Stored(hook.weights_map, name, device) for name in own}
+                hook.weights_map = _Edited(hook.weights_map, parts)
+            found.update({f"{path}.{key}" if path else key: part for key, part in hook.weights_map.parts.items()})
+    return found
+
+
+def named_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter with its values in the order of names, tied ones once; read one by one where not in memory."""
+    stored = stored_parameters(model)
+    for name, parameter in sorted(model.named_parameters()):
+        yield name, stored[name].read() if name in stored else parameter.detach()
+
+
+def resident_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters that are in memory, and of the largest one that is read there while its module computes."""
+    sizes: dict[bool, list[int]] = {True: [0], False: [0]}
+    for parameter in model.parameters():
+        sizes[parameter.is_meta].append(parameter.numel() * parameter.element_size())
+    return sum(sizes[False]) + max(sizes[True])
+
+
+def held(module: nn.Module, name: str) -> Tensor:
+    """A module's own parameter to read, also between its calls where that is not in memory."""
+    parameter = getattr(module, name)
+    if parameter.is_meta:
+        for hook in _offloading(module):
+            return hook.weights_map[name].to(hook.execution_device)
+    return parameter
+
+
+def _offloading(module: nn.Module) -> Iterator[Any]:
+    """A module's hooks that read its weights when it is called (accelerate's ``AlignDevicesHook``)."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    for part in getattr(hook, "hooks", (hook,)):
+        if getattr(part, "offload", False) and getattr(part, "weights_map", None) is not None:
+            yield part

@@ -1,0 +1,99 @@
+"""Where a base's weights lie: what is understood, what is refused, and before anything is loaded."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+from freemoe.core.errors import DataError, RecipeError
+from freemoe.models.checkpoints import placement
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.checkpoints.placement import device_map, is_one_device
+from tests.tiny import tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("base")
+    tiny_model("llama").save_pretrained(root)
+    tiny_tokenizer().save_pretrained(root)
+    return root
+
+
+def sizes(model: torch.nn.Module) -> tuple[int, int]:
+    embeddings = model.get_input_embeddings().weight  # type: ignore[operator]
+    return embeddings.nbytes, sum(p.nbytes for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("place", "one"),
+    [("auto", True), ("cuda:3", True), ("split", False), ("disk", False), ("cpu=1GiB", False), ({"": "cpu"}, False)],
+)
+def test_one_device_or_several(place: str, one: bool) -> None:
+    assert is_one_device(place) is one
+
+
+def test_layers_stay_on_disk_and_all_else_does_not() -> None:
+    found = device_map("disk", tiny_model("llama"))
+    assert [name for name, place in found.items() if place == "disk"] == ["model.layers.0", "model.layers.1"]
+    assert set(found) - {"model.layers.0", "model.layers.1"} >= {"model.embed_tokens", "model.norm", "lm_head"}
+
+
+def test_limits_fill_memory_first(folder: Path) -> None:
+    embeddings, whole = sizes(tiny_model("llama"))
+    for limit, expected in ((2 * whole, {"cpu"}), ((embeddings + whole) // 2, {"cpu", "meta"})):
+        model, _ = load_base(folder, device=f"cpu={limit / 1024:.0f}KiB")
+        assert {p.device.type for p in model.parameters()} == expected
+        assert model.get_input_embeddings().weight.device.type == "cpu"
+    # Everything fits into this machine's memory.
+    assert {p.device.type for p in load_base(folder, device="split")[0].parameters()} == {"cpu"}
+
+
+def test_temporary_files_go_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Experts are put together at loading, so that they are written anew.
+    tiny_model("mixtral").save_pretrained(tmp_path / "base")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    model, _ = load_base(tmp_path / "base", device="disk")
+    assert list((tmp_path / "temporary").rglob("*.safetensors"))
+    del model
+    gc.collect()
+    assert not list((tmp_path / "temporary").iterdir())
+    (tmp_path / "base" / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(DataError):
+        load_base(tmp_path / "base", device="disk")
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+BAD = [
+    ("cpu=10", "limit 'cpu=10'"),
+    ("cuda=10GiB", "limit 'cuda=10GiB'"),
+    ("disk=10GiB", "use auto, cpu, cuda, cuda:N, split, disk"),
+    ("cpu=1KiB", "must be in memory"),
+    ({"model.embed_tokens": "cpu"}, "leaves out 'model.layers.0.self_attn.q_proj.weight'"),
+    ({"": "cpu", "model.embed_tokens": "disk"}, "must be in memory"),
+    ("disc", "Device 'disc' is unknown"),
+]
+
+
+@pytest.mark.parametrize(("place", "message"), BAD, ids=str)
+def test_a_bad_place_is_refused_before_anything_is_loaded(place: str, message: str, folder: Path) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_base(folder, device=place)
+
+
+def test_too_little_memory_is_said_before_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", never)
+    _, whole = sizes(tiny_model("llama"))
+    monkeypatch.setattr(placement, "available_memory_bytes", lambda: whole // 2)
+    with pytest.raises(DataError, match=r"takes .* MiB and .* are free.*--device disk"):
+        load_base(folder, device="cpu")
+    monkeypatch.setattr(placement, "available_memory_bytes", lambda: 1000)
+    with pytest.raises(DataError, match=r"smallest pass needs .* are free.*--dtype bfloat16"):
+        load_base(folder, device="disk")

@@ -1,0 +1,137 @@
+"""Weights on disk: the same numbers as in memory, switched off and on again, in every family; the files stay as they are."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import cpu_offload
+
+from freemoe.core.errors import FamilyError
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.domain_experts.rank.calibrate import calibrate
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.fingerprint import fingerprint
+from freemoe.models.mask import Mask, random_mask
+from freemoe.models.offload import resident_bytes
+from freemoe.models.switchboard import Switchboard
+from freemoe.models.switching import switch_off, switched_off
+from freemoe.models.weights import find_weights
+from tests.tiny import CASES, tiny_model, tiny_tokenizer
+
+IDS = torch.arange(6, 46).view(2, 20)
+
+
+def on_disk(folder: Path, case: str = "llama"):
+    """A model in memory, and the same with its decoder layers on disk."""
+    tiny_model(case).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return load_base(folder, device="cpu")[0], load_base(folder, device="disk")[0]
+
+
+def some(weights, seed=0, share=10):
+    whole = Mask.of_indices({w.name: torch.arange(w.size // share) for w in weights}, weights)
+    return random_mask(whole, seed)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def digests(folder: Path):
+    return [hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.glob("*.safetensors"))]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_on_disk_is_the_one_in_memory(case, tmp_path):
+    memory, disk = on_disk(tmp_path, case)
+    near, far = find_weights(memory), find_weights(disk)
+    assert all(w.parameter.is_meta and w.device == torch.device("cpu") for w in far)
+    assert resident_bytes(disk) < resident_bytes(memory)
+    for a, b in zip(near, far, strict=True):
+        assert (a.name, a.shape, a.layout, a.tap) == (b.name, b.shape, b.layout, b.tap)
+        assert torch.equal(a.values(), b.values())
+    assert fingerprint(disk) == fingerprint(memory)
+    before, files = logits(memory), digests(tmp_path)
+    assert torch.equal(logits(disk), before)
+    batch = (IDS, torch.ones_like(IDS), torch.tensor([0, 1]))
+    sums = [calibrate(m, w, [batch], 2) for m, w in ((memory, near), (disk, far))]
+    assert all(torch.equal(sums[0].sums[tap], sums[1].sums[tap]) for tap in sums[0].sums)
+    band = Band("wanda", 0.2, 0.5)
+    masks = [
+        Rankings(w, lambda tap, n=n: n.norm(tap, 0, 2), [band]).mask(band)
+        for w, n in zip((near, far), sums, strict=True)
+    ]
+    assert masks[0].same(masks[1])
+    with switched_off(near, masks[0]), switched_off(far, masks[0]):
+        assert torch.equal(logits(disk), logits(memory))
+        assert not torch.equal(logits(disk), before)
+        assert all(torch.equal(a.values(), b.values()) for a, b in zip(near, far, strict=True))
+    assert torch.equal(logits(disk), before)
+    assert digests(tmp_path) == files
+
+
+def test_switching_nests_and_is_undone_after_an_error(tmp_path):
+    memory, disk = on_disk(tmp_path)
+    near, far = find_weights(memory), find_weights(disk)
+    first, second = some(near, 0), some(near, 1)
+    before = logits(disk)
+    with switched_off(far, first):
+        once = logits(disk)
+        with switched_off(far, second), switched_off(near, first.union(second)):
+            assert torch.equal(logits(disk), logits(memory))
+        with pytest.raises(FamilyError), switched_off(far, second):
+            far[0].view()
+        assert torch.equal(logits(disk), once)
+    assert torch.equal(logits(disk), before)
+    undo = switch_off(far, first)
+    undo.restore()
+    undo.restore()
+    assert torch.equal(logits(disk), before)
+
+
+def test_a_switchboard_switches_what_is_in_memory_and_what_is_not(tmp_path):
+    memory, _ = on_disk(tmp_path)
+    # The first layer stays in memory.
+    places = {"": "cpu", "model.layers.1": "disk"}
+    disk, _ = load_base(tmp_path, device=places)
+    near, far = find_weights(memory), find_weights(disk)
+    assert {w.layer for w in far if w.stored is None} == {0}
+    masks = {"one": some(near, 0), "two": some(near, 1)}
+    board = Switchboard(far)
+    before = logits(disk)
+    for name, mask in masks.items():
+        board.learn(name, mask)
+    for name in ("one", "two", None, "two", "one", None):
+        board.switch(name)
+        with switched_off(near, masks[name] if name else Mask()):
+            assert torch.equal(logits(disk), logits(memory))
+    assert torch.equal(logits(disk), before)
+    assert FreeMoE(disk, []).generate(IDS, max_new_tokens=2).shape == (2, 22)
+
+
+def test_weights_offloaded_to_memory_by_others_are_known(tmp_path):
+    memory, _ = on_disk(tmp_path)
+    near = find_weights(memory)
+    mask = some(near)
+    with switched_off(near, mask):
+        expected = logits(memory)
+    before = logits(memory)
+    kept = [w.values().clone() for w in near]
+    cpu_offload(memory)
+    far = find_weights(memory)
+    assert all(w.stored is not None for w in far)
+    with switched_off(far, mask):
+        assert torch.equal(logits(memory), expected)
+    assert torch.equal(logits(memory), before)
+    assert all(torch.equal(w.values(), k) for w, k in zip(far, kept, strict=True))
+
+
+def test_what_needs_weights_in_memory_says_so(tmp_path):
+    _, disk = on_disk(tmp_path)
+    with pytest.raises(FamilyError, match=r"needs all weights in memory, and 1 of 1 .*q_proj.*--metric wanda"):
+        find_weights(disk)[0].view()
