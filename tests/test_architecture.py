@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,6 +49,8 @@ MOST_FILES = 12
 FULLER = {"src/freemoe/cli": "one file per command"}
 
 LONGEST_FUNCTION = 60
+
+HOOKS_BY_HAND = re.compile(r"register_(\w+_)?hook|_(forward|backward)_(pre_)?hooks")
 
 
 def room(path: Path) -> str:
@@ -274,6 +277,38 @@ def test_names_that_recipes_allow_are_the_registries() -> None:
     assert sorted(METRICS) == sorted(METRIC_REGISTRY.names())
     assert sorted(SEARCH_NAMES) == sorted(SEARCHES.names())
     assert sorted(PURIFICATIONS) == sorted(["auto", *METHODS.names()])
+
+
+def hooks_by_hand(tree: ast.AST) -> list[int]:
+    """Lines that name one of torch's own ways to register a hook, or the places where torch keeps them."""
+    attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+    return [n.lineno for n in attributes if HOOKS_BY_HAND.fullmatch(n.attr)]
+
+
+def test_hooks_stay_with_the_models() -> None:
+    # What registers a hook by hand has to remember to remove it, also after an error.
+    others = [path for path in MODULES if room(path) != "models"]
+    found = {str(p): lines for p in others if (lines := hooks_by_hand(ast.parse(p.read_text(encoding="utf-8"))))}
+    assert not found, "take freemoe.models.hooks"
+    assert hooks_by_hand(ast.parse((PACKAGE / "models" / "hooks.py").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("layer.register_forward_hook(see)", True),
+        ("stack.callback(layer.q.register_forward_pre_hook(see).remove)", True),
+        ("register = x.register_hook", True),
+        ("w.register_post_accumulate_grad_hook(see)", True),
+        ("m.register_full_backward_hook(see)", True),
+        ("gate._forward_hooks.clear()", True),
+        ("stack.enter_context(after(layer, see))", False),
+        ("register_model('freemoe')", False),
+        ("self.register_buffer('mask', mask)", False),
+    ],
+)
+def test_the_look_for_hooks_itself(code: str, expected: bool) -> None:
+    assert bool(hooks_by_hand(ast.parse(code))) is expected
 
 
 def test_indices_of_masks_stay_with_the_models() -> None:

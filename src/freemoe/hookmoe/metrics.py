@@ -21,6 +21,7 @@ from freemoe.hookmoe.hooks.hook import Hooks
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import Plan
+from freemoe.models.hooks import before
 from freemoe.text.blocks import Blocks
 
 
@@ -72,7 +73,7 @@ def routes(model: Any, blocks: Blocks, rows: int = 8) -> dict[int, Tensor]:
             def look(module: nn.Module, args: tuple[Any, ...], number: int = layer.number) -> None:
                 seen.setdefault(number, []).append(args[1].reshape(-1, args[1].shape[-1]).cpu())
 
-            stack.callback(layer.experts.register_forward_pre_hook(look).remove)
+            stack.enter_context(before(layer.experts, look))
         for batch in blocks.batches(rows):
             logits_of(model, batch)
     return {n: torch.cat(parts) for n, parts in seen.items()}

@@ -1,184 +1,111 @@
-"""Taps: see what every weight multiplies. The one owner of hooks on a base model's inputs.
+"""Hooks: see or change what goes into a module and what comes out of it. The one owner of them.
 
-Fused experts hide what their down projection multiplies. Where all rows pass their gate at once (``grouped_mm``,
-the default, and ``batched_mm``) it is overheard there, and costs nothing; elsewhere (``eager``) it is computed once
-more, which is up to two thirds of the experts' work. Either way the model computes exactly what it computes without
-taps.
+A hook stands while its block is open and is gone behind it, also after an error; hooks nest. They run in the order in
+which their blocks were opened. What a hook is given and what it may return is torch's rule for the hook of that kind.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from freemoe.core.errors import FamilyError
-from freemoe.models.offload import held
-from freemoe.models.spec import Experts, family_of, modules_seen
-from freemoe.models.weights import Weight
-
-OnInput = Callable[[str, int, Tensor, Tensor], None]
+Hook = Callable[..., Any]
 
 
 @contextmanager
-def tapped(model: nn.Module, weights: Sequence[Weight], on_input: OnInput) -> Iterator[None]:
-    """While open, call ``on_input(tap, expert, x, token)`` for every input that a weight multiplies.
-
-    A dense tap calls once per forward (expert 0); a tap of fused experts calls once per expert that some
-    token was routed to. Outputs are bit-equal to those without taps. Taps nest, and are gone afterwards, also
-    after an error.
+def before(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> Iterator[None]:
+    """While open, call ``hook(module, args)`` before every forward; what it returns replaces ``args``, None leaves them.
 
     Args:
-        model: The model that ``weights`` were found in.
-        weights: From ``find_weights``; their distinct taps are listened to.
-        on_input: Gets the tap's name, the expert's number, x (tokens, columns) detached, and token (tokens,)
-            int64: for each row of x its index in the flattened (batch * sequence) of this forward. The caller
-                drops padding.
-
-    Raises:
-        FamilyError: A tap's module is not in this model.
+        module: Any module.
+        hook: The hook.
+        kwargs: Call ``hook(module, args, kwargs)`` instead; it returns both or None.
     """
+    handle = module.register_forward_pre_hook(hook, with_kwargs=kwargs)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def after(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> Iterator[None]:
+    """While open, call ``hook(module, args, output)`` after every forward; what it returns replaces ``output`` unless None.
+
+    Args:
+        module: Any module.
+        hook: The hook.
+        kwargs: Call ``hook(module, args, kwargs, output)`` instead.
+    """
+    handle = module.register_forward_hook(hook, with_kwargs=kwargs)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def accumulated(parameter: Tensor, hook: Callable[[Tensor], None]) -> Iterator[None]:
+    """While open, call ``hook(parameter)`` whenever a backward pass has added to the parameter's gradient.
+
+    Args:
+        parameter: A leaf that asks for gradients.
+        hook: It may take the gradient away.
+    """
+    handle = parameter.register_post_accumulate_grad_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def on_gradient(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:
+    """Call ``hook(gradient)`` when a backward pass has made a tensor's gradient; the hook goes with the tensor.
+
+    Args:
+        tensor: An activation that is part of autograd's graph.
+        hook: What it returns replaces the gradient, None leaves it. It must not hold the tensor itself: the two would be
+            freed by the garbage collector alone, and with them all activations behind them.
+    """
+    tensor.register_hook(hook)
+
+
+@contextmanager
+def hooked(*hooks: AbstractContextManager[None]) -> Iterator[None]:
+    """Open several in their order; when one cannot be opened, those before it are closed."""
     with ExitStack() as stack:
-        fused: dict[str, set[str]] = {}
-        for tap, layout in dict.fromkeys((w.tap, w.fused) for w in weights):
-            if layout:
-                fused.setdefault(tap.rpartition(".")[0], set()).add(tap)
-            else:
-                hook = _module(model, tap).register_forward_pre_hook(_dense(tap, on_input), with_kwargs=True)
-                stack.callback(hook.remove)
-        for path, taps in fused.items():
-            experts = family_of(model).experts
-            if experts is None:
-                raise FamilyError(f"{path} is asked for, but family {family_of(model).name!r} has no fused experts.")
-            module = _module(model, path)
-            gate = stack.enter_context(_overhear(module))
-            before, after = _experts(path, taps, experts, gate, on_input)
-            stack.callback(module.register_forward_pre_hook(before).remove)
-            stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+        for hook in hooks:
+            stack.enter_context(hook)
         yield
 
 
-def _module(model: nn.Module, path: str) -> nn.Module:
-    try:
-        return model.get_submodule(path)
-    except AttributeError as error:
-        raise FamilyError(
-            f"No module {path!r} to tap in {type(model).__name__}; {modules_seen(model)}. Find the weights "
-            "in the same model object that is tapped."
-        ) from error
-
-
-def _dense(tap: str, on_input: OnInput) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = (args[0] if args else next(iter(kwargs.values()))).detach()
-        # Some families flatten (batch, sequence) before a linear, some do not; the order of tokens is the
-        # same.
-        x = x.reshape(-1, x.shape[-1])
-        on_input(tap, 0, x, torch.arange(x.shape[0], device=x.device))
-
-    return hook
-
-
-class _Gate(NamedTuple):
-    """The experts' own gate, and what it gave out since ``heard`` was last cleared: the down projection's input."""
-
-    own: Callable[[Tensor], Tensor]
-    heard: list[Tensor]
-
-
 @contextmanager
-def _overhear(module: Any) -> Iterator[_Gate]:
-    """Stand in the place of the experts' gate and pass on what it says."""
-    gate = _Gate(module._apply_gate, [])
-    replaced = vars(module).get("_apply_gate")
-
-    def listen(out: Tensor) -> Tensor:
-        gated = gate.own(out)
-        gate.heard.append(gated.detach())
-        return gated
-
-    module._apply_gate = listen
-    try:
-        yield gate
-    finally:
-        if replaced is None:
-            del module._apply_gate
-        else:
-            module._apply_gate = replaced
-
-
-def _experts(
-    path: str, taps: set[str], experts: Experts, gate: _Gate, on_input: OnInput
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Hooks before and after the experts' forward."""
-    up, down = f"{path}.{experts.up}", f"{path}.{experts.down}"
-
-    def before(*_: Any) -> None:
-        gate.heard.clear()
-
-    @torch.no_grad()
-    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        # Families name these arguments differently; their order is always hidden states, index, weights.
-        hidden, index, *_ = inspect.signature(module.forward).bind(*args, **kwargs).arguments.values()
-        hidden = hidden.detach().reshape(-1, hidden.shape[-1])
-        index = index.reshape(hidden.shape[0], -1)
-        heard = _heard(module, experts, gate, hidden, index) if down in taps else None
-        gate.heard.clear()
-        # A slot is one token's use of one expert. An index equal to the number of experts marks a dropped slot.
-        count = getattr(module, experts.up).shape[0]
-        sizes = torch.bincount(index.reshape(-1), minlength=count)[:count].tolist()
-        slots = torch.sort(index.reshape(-1), stable=True).indices[: sum(sizes)]
-        for expert, here in enumerate(slots.split(sizes)):
-            if len(here) == 0:
-                continue
-            token = here // index.shape[1]
-            x = hidden.index_select(0, token)
-            if up in taps:
-                on_input(up, expert, x, token)
-            if down in taps:
-                inner = _intermediate(module, gate, experts, expert, x) if heard is None else heard(here)
-                on_input(down, expert, inner, token)
-
-    return before, after
-
-
-def _heard(
-    module: Any, experts: Experts, gate: _Gate, hidden: Tensor, index: Tensor
-) -> Callable[[Tensor], Tensor] | None:
-    """How to look up the rows that were overheard of some slots; None where they cannot be told apart.
+def resting(module: nn.Module, *, inputs: bool = True) -> Iterator[None]:
+    """While open, a module's hooks are not called.
 
     Args:
-        module: The experts.
-        experts: Their layout.
-        gate: What was overheard.
-        hidden: (tokens, columns) the experts' input.
-        index: (tokens, k) the experts of each token.
+        module: Any module.
+        inputs: Hooks before its forward rest as well as those after it.
     """
-    if len(gate.heard) != 1 or len(gate.heard[0]) != index.numel():
-        return None
-    rows, flat = gate.heard[0], index.reshape(-1)
-    place = torch.arange(len(flat), device=flat.device)
-    # batched_mm keeps the slots in their order, grouped_mm sorts them by expert with this very call.
-    if module.config._experts_implementation != "batched_mm":
-        place[torch.sort(flat).indices] = torch.arange(len(flat), device=flat.device)
-    # Another version of transformers may order them otherwise: the first and the last token tell.
-    for token in (0, len(hidden) - 1):
-        slot = token * index.shape[1]
-        expert = int(flat[slot])
-        if expert < getattr(module, experts.up).shape[0]:
-            expected = _intermediate(module, gate, experts, expert, hidden[token : token + 1])[0].float()
-            if (rows[place[slot]].float() - expected).norm() > 0.1 * expected.norm():
-                return None
-    return lambda slots: rows.index_select(0, place[slots])
+    names = ("_forward_hooks", "_forward_pre_hooks") if inputs else ("_forward_hooks",)
+    standing = {name: module.__dict__[name] for name in names}
+    try:
+        module.__dict__.update({name: OrderedDict() for name in names})
+        yield
+    finally:
+        module.__dict__.update(standing)
 
 
-def _intermediate(module: Any, gate: _Gate, experts: Experts, expert: int, x: Tensor) -> Tensor:
-    """What the down projection of one expert multiplies: (tokens, intermediate)."""
-    weight = held(module, experts.up)[expert]
-    bias = held(module, experts.up_bias)[expert] if experts.up_bias else None
-    return gate.own(F.linear(x, weight.t() if experts.layout.endswith("columns") else weight, bias))
+def has_hooks(module: nn.Module) -> bool:
+    """Whether any hook stands on a module, of whatever kind and by whomever."""
+    others = (module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return has_hooks_after(module) or any(others)
+
+
+def has_hooks_after(module: nn.Module) -> bool:
+    """Whether a hook stands behind a module's forward, and may change what comes out of it."""
+    return bool(module._forward_hooks)

@@ -7,7 +7,6 @@ test text is only reported.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
 from freemoe.evals.held_out import keep_record
 from freemoe.models.fingerprint import fingerprint
+from freemoe.models.hooks import before, hooked
 from freemoe.recipes import ConvertRecipe, dump
 from freemoe.results.convert import ConvertResult
 from freemoe.tomoe.card import model_card
@@ -199,9 +199,8 @@ def _usage(bench: Bench, structure: Structure) -> list[list[float]]:
 
         return hook
 
-    with masked(bench.model, structure, bench.sublayers), contextlib.ExitStack() as stack:
-        for n, layer in enumerate(bench.sublayers):
-            stack.callback(layer.up[0].register_forward_pre_hook(listen(n)).remove)
+    listening = hooked(*(before(layer.up[0], listen(n)) for n, layer in enumerate(bench.sublayers)))
+    with masked(bench.model, structure, bench.sublayers), listening:
         score_text(bench.model, bench.held_out.rows(range(min(8, len(bench.held_out)))))
     return [(c / c.sum()).tolist() for c in counts]
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.hookmoe.plans.layers import decoder_layers
+from freemoe.models.hooks import after
 from freemoe.models.spec import family_of
 
 
@@ -46,7 +47,7 @@ class LowRank(nn.Module):
         with ExitStack() as stack:
             for (number, path), a, b in zip(self.paths, self.a, self.b, strict=True):
                 linear = decoder_layers(model)[number].get_submodule(path)
-                stack.callback(linear.register_forward_hook(_beside(a, b)).remove)
+                stack.enter_context(after(linear, _beside(a, b)))
             yield
 
 

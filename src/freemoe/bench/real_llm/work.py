@@ -30,6 +30,7 @@ from freemoe.core.errors import DataError
 from freemoe.core.files import write_atomic
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.hooks import before
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight, find_weights
@@ -80,12 +81,12 @@ def measure_cell(job: Job) -> dict[str, Any]:
 
 
 def _trained(job: Job, stand: Stand) -> dict[str, Any]:
-    tokens = _Seen(stand.model)
-    began = time.perf_counter()
-    found = METHODS.get(job.cell.method)(stand)
-    seconds = time.perf_counter() - began
-    memory = peak_memory_bytes()
-    tokens.forget()
+    tokens = _Seen()
+    with before(stand.model.get_input_embeddings(), tokens.count):
+        began = time.perf_counter()
+        found = METHODS.get(job.cell.method)(stand)
+        seconds = time.perf_counter() - began
+        memory = peak_memory_bytes()
     path = Path(job.tensors)
     if found.tensors:
         write_atomic(path, _blob(found.tensors))
@@ -163,19 +164,15 @@ def speed(stand: Stand) -> dict[str, float]:
 class _Seen:
     """Counts the tokens that go into the model, with and without gradients."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self) -> None:
         self.trained = self.looked_at = 0
-        self._hook = model.get_input_embeddings().register_forward_pre_hook(self._count)
 
-    def _count(self, module: Any, arguments: tuple[Any, ...]) -> None:
+    def count(self, module: Any, arguments: tuple[Any, ...]) -> None:
+        """Hook before the table of embeddings."""
         if torch.is_grad_enabled():
             self.trained += arguments[0].numel()
         else:
             self.looked_at += arguments[0].numel()
-
-    def forget(self) -> None:
-        """Stop counting."""
-        self._hook.remove()
 
 
 # ---------------------------------------------------------------------------------------- elsewhere

@@ -15,7 +15,7 @@ from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, ratio
 from freemoe.bench.speed.shapes import llama_shape, random_model
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.rank.calibrate import POWERS, Batch, Norms, calibrate
-from freemoe.models.hooks import tapped
+from freemoe.models.taps import tapped
 from freemoe.models.weights import find_weights
 
 TARGET = 1.15

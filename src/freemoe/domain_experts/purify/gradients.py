@@ -20,6 +20,7 @@ from freemoe.domain_experts.purify.activations import bytes_per_token, fits, par
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.purify.strongest import strongest
 from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.models.hooks import accumulated
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.spec import family_of, find_layers
 from freemoe.models.weights import Weight
@@ -66,8 +67,7 @@ def gradients_to(
                 p.grad = None
             for weight in weights:
                 weight.parameter.requires_grad_(True)
-                handle = weight.parameter.register_post_accumulate_grad_hook(partial(hook, weight=weight))
-                stack.callback(handle.remove)
+                stack.enter_context(accumulated(weight.parameter, partial(hook, weight=weight)))
             if weights:
                 # Measured before layers forget what they keep.
                 bytes_per_token(model)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import DataError, FamilyError, NumericError
-from freemoe.models.hooks import tapped
+from freemoe.models.taps import tapped
 from freemoe.models.weights import Weight
 
 POWERS = (1.0, 2.0, 4.0, math.inf)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from freemoe.domain_experts.structured.units import LayerUnits, Units, UnitsOff
 from freemoe.models.gates import narrowed
+from freemoe.models.hooks import after, before
 
 Masks = Mapping[int, Tensor]
 """Number of a decoder layer to (count,) floats, one per unit."""
@@ -64,35 +65,23 @@ def spread(mask: Tensor, width: int) -> Tensor:
     return mask if width == 1 else mask.repeat_interleave(width)
 
 
-@contextmanager
-def _input(layer: LayerUnits, mask: Tensor) -> Iterator[None]:
+def _input(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x = inputs[0]
         return (x * spread(mask, x.shape[-1] // layer.count).to(x.dtype), *inputs[1:])
 
-    handle = layer.module.register_forward_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return before(layer.module, hook)
 
 
-@contextmanager
-def _residual(layer: LayerUnits, mask: Tensor) -> Iterator[None]:
+def _residual(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        before = args[0] if args else kwargs["hidden_states"]
-        after = output[0] if isinstance(output, tuple) else output
-        if not mask.requires_grad and float(mask) == 0:
-            mixed = before
-        else:
-            mixed = before + mask.to(after.dtype) * (after - before)
+        x = args[0] if args else kwargs["hidden_states"]
+        y = output[0] if isinstance(output, tuple) else output
+        off = not mask.requires_grad and float(mask) == 0
+        mixed = x if off else x + mask.to(y.dtype) * (y - x)
         return (mixed, *output[1:]) if isinstance(output, tuple) else mixed
 
-    handle = layer.module.register_forward_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return after(layer.module, hook, kwargs=True)
 
 
 def _routed(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:

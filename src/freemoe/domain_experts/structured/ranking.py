@@ -9,8 +9,8 @@ what the unit gives and h_j the loss's gradient by it, both per token: the two m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.purify.gradients import gradients_to
 from freemoe.domain_experts.structured.masks import masked, ones
 from freemoe.domain_experts.structured.units import LayerUnits, Units
+from freemoe.models.hooks import before, on_gradient
 from freemoe.models.weights import find_weights
 
 
@@ -108,8 +109,7 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch]) -> list[Wort
     return found
 
 
-@contextmanager
-def _moments(layer: LayerUnits, moments: dict[int, list[Tensor]]) -> Iterator[None]:
+def _moments(layer: LayerUnits, moments: dict[int, list[Tensor]]) -> AbstractContextManager[None]:
     """Sum the squares of a linear's inputs, and of the loss's gradients by them: two of (count * width,)."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -118,13 +118,9 @@ def _moments(layer: LayerUnits, moments: dict[int, list[Tensor]]) -> Iterator[No
 
         def both(gradient: Tensor) -> None:
             found = [v.float().square().flatten(0, -2).sum(0) for v in (given, gradient)]
-            before = moments.get(layer.number)
-            moments[layer.number] = found if before is None else [a + b for a, b in zip(before, found, strict=True)]
+            old = moments.get(layer.number)
+            moments[layer.number] = found if old is None else [a + b for a, b in zip(old, found, strict=True)]
 
-        inputs[0].register_hook(both)
+        on_gradient(inputs[0], both)
 
-    handle = layer.module.register_forward_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return before(layer.module, hook)

@@ -9,13 +9,14 @@ Shapes: B rows of a batch, L its longest, N wanted places, n rows at a time, H h
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from freemoe.models.hooks import after, before, has_hooks, has_hooks_after, hooked, resting
 
 CHUNK = 1 << 24
 """Logits alive at one time, about: 64 MiB in fp32."""
@@ -80,12 +81,8 @@ def ending_at(model: Any, wanted: Tensor, **inputs: Any) -> Ending:
     def see_decoder(module: nn.Module, args: Any, output: Any) -> None:
         seen.decoded[module] = output
 
-    with contextlib.ExitStack() as stack:
-        untouched = _untouched(head)
-        stack.callback(head.register_forward_pre_hook(hold_back).remove)
-        stack.callback(head.register_forward_hook(see_output).remove)
-        for module in decoders:
-            stack.callback(module.register_forward_hook(see_decoder).remove)
+    untouched = _untouched(head)
+    with hooked(before(head, hold_back), after(head, see_output), *(after(m, see_decoder) for m in decoders)):
         result = model(**inputs).logits
     decoder = next((module for module in decoders if module in seen.decoded), None)
     if seen.calls != 1 or seen.hidden is None or decoder is None:
@@ -117,8 +114,7 @@ def _decoders(causal: Any) -> list[nn.Module]:
 
 def _untouched(head: nn.Module) -> bool:
     """Whether a head is a plain linear layer whose forward nobody has changed."""
-    hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
-    return type(head) is nn.Linear and "forward" not in head.__dict__ and not any(hooks)
+    return type(head) is nn.Linear and "forward" not in head.__dict__ and not has_hooks(head)
 
 
 def _same(result: Tensor, output: Tensor | None) -> bool:
@@ -134,29 +130,23 @@ def _all_at_once(model: Any, wanted: Tensor, inputs: dict[str, Any]) -> Ending:
 def _logits(causal: Any, decoder: nn.Module, decoded: Any, head: nn.Module, rows: Tensor, inputs: Any) -> Tensor:
     """Logits ``(n, V)`` of the head's inputs ``rows``, by the model's own forward, its decoder left out."""
     # Hooks in front of the model were told of this run already; hooks behind it may change its logits.
-    run = causal if causal._forward_hooks else causal.forward
-    with _answering(decoder, decoded):
-        handle = head.register_forward_pre_hook(lambda module, args: (rows[None], *args[1:]))
-        try:
-            return run(**inputs).logits[0]
-        finally:
-            handle.remove()
+    run = causal if has_hooks_after(causal) else causal.forward
+    with _answering(decoder, decoded), before(head, lambda module, args: (rows[None], *args[1:])):
+        return run(**inputs).logits[0]
 
 
 @contextlib.contextmanager
 def _answering(decoder: nn.Module, output: Any) -> Iterator[None]:
     """Inside, a module returns what it returned before; hooks are not told again of a run that was one."""
-    before = decoder.__dict__.get("forward")
-    hooks = {name: decoder.__dict__[name] for name in ("_forward_hooks", "_forward_pre_hooks")}
-    try:
-        decoder.__dict__["forward"] = lambda *args, **kwargs: output
-        decoder.__dict__.update({name: OrderedDict() for name in hooks})
-        yield
-    finally:
-        decoder.__dict__.update(hooks)
-        del decoder.__dict__["forward"]
-        if before is not None:
-            decoder.__dict__["forward"] = before
+    replaced = decoder.__dict__.get("forward")
+    with resting(decoder):
+        try:
+            decoder.__dict__["forward"] = lambda *args, **kwargs: output
+            yield
+        finally:
+            del decoder.__dict__["forward"]
+            if replaced is not None:
+                decoder.__dict__["forward"] = replaced
 
 
 def summed_loss(ending: Ending, targets: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.apply import applied
 from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
 from freemoe.hookmoe.plans.plan import Plan
+from freemoe.models.hooks import after, resting
 from freemoe.text.blocks import Blocks
 
 OnLayer = Callable[[int, Tensor, Tensor, Tensor], None]
@@ -31,29 +32,28 @@ def walk(model: Any, plan: Plan, blocks: Blocks, on_layer: OnLayer, rescale: str
     inside: list[int] = []
 
     def listen(layer: MoELayer) -> Callable[..., None]:
-        def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def look(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if inside:
                 return
             # The block once more at full k; a rescaled gate already runs at full k and is cut behind, so its hooks rest.
-            k, hooks = layer.k, dict(layer.gate._forward_hooks)
+            k = layer.k
             inside.append(layer.number)
-            layer.gate._forward_hooks.clear()
             layer.set_k(full[layer.number])
             try:
-                wanted = _plain(block(*args))
+                with resting(layer.gate, inputs=False):
+                    wanted = _plain(block(*args))
             finally:
                 layer.set_k(k)
-                layer.gate._forward_hooks.update(hooks)
                 inside.pop()
             x = args[0].reshape(-1, layer.hidden)
             on_layer(layer.number, x, _plain(output).reshape(x.shape), wanted.reshape(x.shape))
 
-        return after
+        return look
 
     with applied(model, plan, rescale), ExitStack() as stack:
         for layer in moe_layers(model):
             if plan.ks[layer.number] != full[layer.number]:
-                stack.callback(layer.block.register_forward_hook(listen(layer)).remove)
+                stack.enter_context(after(layer.block, listen(layer)))
         for batch in blocks.batches(rows):
             logits_of(model, batch)
 
@@ -81,16 +81,16 @@ class ScaleBias:
             for layer in moe_layers(model):
                 if layer.number in self.scales:
                     hook = _scaled(self.scales[layer.number], self.biases[layer.number])
-                    stack.callback(layer.block.register_forward_hook(hook).remove)
+                    stack.enter_context(after(layer.block, hook))
             yield
 
 
 def _scaled(scale: float, bias: Tensor) -> Callable[..., Any]:
-    def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def scale_and_shift(block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         changed = (_plain(output) * scale + bias).to(_plain(output).dtype)
         return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
-    return after
+    return scale_and_shift
 
 
 def fit_scale_bias(model: Any, plan: Plan, blocks: Blocks, rescale: str = "none") -> ScaleBias:

@@ -9,7 +9,7 @@ form. Shapes: (..., h) is the hidden state, d the hook's width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
+from freemoe.models.hooks import after, before, hooked
 
 SCOPES = ("block", "routed")
 POSITIONS = ("pre", "parallel")
@@ -121,7 +122,7 @@ class Hooks(nn.Module):
                 )
         with ExitStack() as stack:
             for number, hook in self.items():
-                _attach(stack, layers[number], hook, self.scope, self.position)
+                stack.enter_context(_attached(layers[number], hook, self.scope, self.position))
             yield
 
 
@@ -144,16 +145,14 @@ def new_hooks(
     return Hooks(made, scope, position).to(model.device)
 
 
-def _attach(stack: ExitStack, layer: MoELayer, hook: Hook, scope: str, position: str) -> None:
+def _attached(layer: MoELayer, hook: Hook, scope: str, position: str) -> AbstractContextManager[None]:
     if position == "parallel":
         # Shared experts add to the same sum, so the scope makes no difference here.
-        stack.callback(layer.block.register_forward_hook(_beside(hook)).remove)
-    elif scope == "block":
-        stack.callback(layer.block.register_forward_pre_hook(_before(hook)).remove)
-    else:
-        gate, experts = _before_both(hook)
-        stack.callback(layer.gate.register_forward_pre_hook(gate).remove)
-        stack.callback(layer.experts.register_forward_pre_hook(experts).remove)
+        return after(layer.block, _beside(hook))
+    if scope == "block":
+        return before(layer.block, _before(hook))
+    gate, experts = _before_both(hook)
+    return hooked(before(layer.gate, gate), before(layer.experts, experts))
 
 
 def _before(hook: Hook) -> Callable[..., tuple[Any, ...]]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.layers import decoder_layers
+from freemoe.models.hooks import before
 from freemoe.text.blocks import Blocks
 
 
@@ -32,16 +33,13 @@ def inputs_of(model: Any, blocks: Blocks, layer: int, rows: int = 8, progress: P
         found.append((args[0] if args else kwargs["hidden_states"]).cpu())
         raise _ReachedError
 
-    handle = decoder_layers(model)[layer].register_forward_pre_hook(take, with_kwargs=True)
-    try:
-        with (progress or Quiet()).stage(f"inputs of layer {layer}", len(blocks)) as advance:
-            for batch in blocks.batches(rows):
-                try:
-                    logits_of(model, batch)
-                except _ReachedError:
-                    advance(len(batch))
-    finally:
-        handle.remove()
+    entering = before(decoder_layers(model)[layer], take, kwargs=True)
+    with entering, (progress or Quiet()).stage(f"inputs of layer {layer}", len(blocks)) as advance:
+        for batch in blocks.batches(rows):
+            try:
+                logits_of(model, batch)
+            except _ReachedError:
+                advance(len(batch))
     return torch.cat(found)
 
 

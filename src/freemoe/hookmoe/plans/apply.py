@@ -16,6 +16,7 @@ from torch import Tensor
 from freemoe.core.errors import FamilyError, RecipeError
 from freemoe.hookmoe.plans.layers import MoELayer, decoder_layers, moe_layers
 from freemoe.hookmoe.plans.plan import Plan, check_plan
+from freemoe.models.hooks import after, before
 
 RESCALES = ("none", "kept_mass", "renorm")
 
@@ -63,7 +64,7 @@ def applied(model: Any, plan: Plan, rescale: str = "none") -> Iterator[None]:
                 if rescale == "none" or k >= full:
                     layer.set_k(k)
                 else:
-                    stack.callback(layer.gate.register_forward_hook(_truncate(k, rescale == "renorm")).remove)
+                    stack.enter_context(after(layer.gate, _truncate(k, rescale == "renorm")))
             yield
         finally:
             for layer, full in zip(layers, old, strict=True):
@@ -107,7 +108,7 @@ def routed_shapes(model: Any, layers: Sequence[MoELayer] | None = None, tokens: 
                 index = args[1] if len(args) > 1 else next(v for k, v in kwargs.items() if "ind" in k)
                 seen[number] = int(index.shape[-1])
 
-            stack.callback(layer.experts.register_forward_pre_hook(look, with_kwargs=True).remove)
+            stack.enter_context(before(layer.experts, look, kwargs=True))
         ids = torch.arange(tokens, device=model.device)[None] % model.config.get_text_config().vocab_size
         with torch.no_grad():
             model(input_ids=ids, use_cache=False)

@@ -19,6 +19,7 @@ from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.compact import skipping
 from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
+from freemoe.models.hooks import after, before
 from freemoe.models.spec import family_of
 from freemoe.text.blocks import Blocks
 
@@ -107,7 +108,7 @@ def router_weights(model: Any, blocks: Blocks, rows: int = 8) -> dict[int, Tenso
             def look(module: nn.Module, args: Any, output: Any, number: int = layer.number) -> None:
                 seen.setdefault(number, []).append(output[1].float().cpu())
 
-            stack.callback(layer.gate.register_forward_hook(look).remove)
+            stack.enter_context(after(layer.gate, look))
         for batch in blocks.batches(rows):
             logits_of(model, batch)
     return {n: torch.cat(parts) for n, parts in seen.items()}
@@ -156,13 +157,13 @@ class Dynamic:
             for layer in moe_layers(model):
                 counts[layer.number] = [0, 0]
                 hook = self._hook(layer, renorm, skip, counts[layer.number])
-                stack.callback(layer.experts.register_forward_pre_hook(hook).remove)
+                stack.enter_context(before(layer.experts, hook))
             yield counts
 
     def _hook(self, layer: MoELayer, renorm: bool, skip: bool, count: list[int]) -> Callable[..., tuple[Any, ...]]:
         threshold = self.thresholds[layer.number]
 
-        def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        def cut(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             hidden, index, weights, *more = args
             keep = kept_slots(self.rule, weights, threshold)
             count[0] += int(keep.sum())
@@ -174,7 +175,7 @@ class Dynamic:
             index = index.masked_fill(~keep, layer.count) if skip else index
             return hidden, index, kept.to(weights.dtype), *more
 
-        return before
+        return cut
 
 
 def act_of(counts: Mapping[int, Sequence[int]]) -> float:

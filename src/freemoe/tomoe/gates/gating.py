@@ -7,13 +7,14 @@ backward pass (gradient checkpointing) draws the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from freemoe.models.hooks import after, before, hooked
 from freemoe.models.sublayers import Sublayers
 from freemoe.recipes import GateSection
 from freemoe.tomoe.gates.budget import Widths
@@ -129,20 +130,13 @@ class Gating:
             for layer in self.sublayers:
                 n = layer.number
                 width = widths[n] if widths is not None else None
-                self._attention(stack, layer, hypernetwork.attention[n], logits[n], made, width, step)
-                self._mlp(stack, layer, hypernetwork.mlp[n], logits[n], made, step)
+                stack.enter_context(self._attention(layer, hypernetwork.attention[n], logits[n], made, width, step))
+                stack.enter_context(self._mlp(layer, hypernetwork.mlp[n], logits[n], made, step))
             yield
 
     def _attention(
-        self,
-        stack: ExitStack,
-        layer: Sublayers,
-        gates: Any,
-        own: LayerLogits,
-        made: Step,
-        width: Widths | None,
-        step: int | None,
-    ) -> None:
+        self, layer: Sublayers, gates: Any, own: LayerLogits, made: Step, width: Widths | None, step: int | None
+    ) -> AbstractContextManager[None]:
         recipe, seen, head_dim = self.recipe, made.seen[layer.number], layer.rotary.head_dim
         kept = layer.rotary.spread(made.qk[layer.number])
         now: dict[str, Tensor] = {}
@@ -165,15 +159,17 @@ class Gating:
             mask = now.pop("mask")
             return (per_head(args[0], mask, head_dim), *args[1:]) if recipe.mask_output else None
 
-        stack.callback(layer.q.register_forward_hook(on_queries).remove)
-        stack.callback(layer.k.register_forward_hook(on_queries).remove)
-        stack.callback(layer.v.register_forward_pre_hook(on_input).remove)
-        stack.callback(layer.v.register_forward_hook(on_values).remove)
-        stack.callback(layer.o.register_forward_pre_hook(on_output).remove)
+        return hooked(
+            after(layer.q, on_queries),
+            after(layer.k, on_queries),
+            before(layer.v, on_input),
+            after(layer.v, on_values),
+            before(layer.o, on_output),
+        )
 
     def _mlp(
-        self, stack: ExitStack, layer: Sublayers, gates: Any, own: LayerLogits, made: Step, step: int | None
-    ) -> None:
+        self, layer: Sublayers, gates: Any, own: LayerLogits, made: Step, step: int | None
+    ) -> AbstractContextManager[None]:
         recipe, seen, table = self.recipe, made.seen[layer.number], made.mlp[layer.number]
         now: dict[str, Tensor] = {}
 
@@ -197,5 +193,4 @@ class Gating:
                 a = masked.view_as(a)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
             return (a, *args[1:])
 
-        stack.callback(layer.up[0].register_forward_pre_hook(on_input).remove)
-        stack.callback(layer.down.register_forward_pre_hook(on_down).remove)
+        return hooked(before(layer.up[0], on_input), before(layer.down, on_down))

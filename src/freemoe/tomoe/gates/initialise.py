@@ -10,7 +10,7 @@ to find what one pass over some text says.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.kernels.gates import route
+from freemoe.models.hooks import after, before, hooked, on_gradient
 from freemoe.models.sublayers import Sublayers
 from freemoe.text.blocks import Blocks
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
@@ -65,9 +66,7 @@ def clusters(
 
     needed = max(1, -(-_CLUSTERED_TOKENS // blocks.length))
     device = next(model.parameters()).device
-    with ExitStack() as stack, torch.no_grad():
-        for layer in sublayers:
-            stack.callback(layer.up[0].register_forward_pre_hook(keep(layer.number)).remove)
+    with hooked(*(before(layer.up[0], keep(layer.number)) for layer in sublayers)), torch.no_grad():
         for batch in blocks.rows(range(min(needed, len(blocks)))).batches(4):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
     found = []
@@ -94,9 +93,8 @@ def worths(
     device = next(model.parameters()).device
     sums = [_Sums(layer, router, device) for layer, router in zip(sublayers, routers, strict=True)]
     tokens = 0
-    with ExitStack() as stack, torch.enable_grad():
-        for layer, own in zip(sublayers, sums, strict=True):
-            own.listen(stack, layer)
+    listening = hooked(*(own.listening(layer) for layer, own in zip(sublayers, sums, strict=True)))
+    with listening, torch.enable_grad():
         for batch in blocks.batches(_ROWS):
             ids, positions = batch.ids.to(device), batch.positions.to(device)
             embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
@@ -127,10 +125,10 @@ class _Sums:
         self._value: Tensor | float = 0.0
         self._expert: Tensor | None = None
 
-    def listen(self, stack: ExitStack, layer: Sublayers) -> None:
-        """Hook the layer's linears."""
+    def listening(self, layer: Sublayers) -> AbstractContextManager[None]:
+        """While open, the layer's linears are listened to."""
 
-        # Hooks on gradients hold detached values: a tensor held by its own hook is freed by the garbage collector alone.
+        # Hooks on gradients hold detached values; see `on_gradient`.
         def heads(x: Tensor, grad: Tensor) -> Tensor:
             return (x * grad).float().unflatten(-1, (-1, self.rotary.head_dim)).sum(dim=-2)
 
@@ -140,7 +138,7 @@ class _Sums:
             def back(grad: Tensor) -> None:
                 self._query = self._query + heads(fixed, grad).sum(dim=1)
 
-            output.register_hook(back)
+            on_gradient(output, back)
 
         def value(x: Tensor) -> None:
             fixed = x.detach()
@@ -148,7 +146,7 @@ class _Sums:
             def back(grad: Tensor) -> None:
                 self._value = self._value + heads(fixed, grad)
 
-            x.register_hook(back)
+            on_gradient(x, back)
 
         def on_value(module: nn.Module, args: Any, output: Tensor) -> None:
             value(output)
@@ -165,14 +163,16 @@ class _Sums:
                 self.mlp.index_add_(0, expert, squared)
                 self.counts += torch.bincount(expert, minlength=len(self.counts))
 
-            a.register_hook(back)
+            on_gradient(a, back)
 
-        stack.callback(layer.q.register_forward_hook(on_query).remove)
-        stack.callback(layer.k.register_forward_hook(on_query).remove)
-        stack.callback(layer.v.register_forward_hook(on_value).remove)
-        stack.callback(layer.o.register_forward_pre_hook(lambda m, args: value(args[0])).remove)
-        stack.callback(layer.up[0].register_forward_pre_hook(on_mlp).remove)
-        stack.callback(layer.down.register_forward_pre_hook(on_down).remove)
+        return hooked(
+            after(layer.q, on_query),
+            after(layer.k, on_query),
+            after(layer.v, on_value),
+            before(layer.o, lambda module, args: value(args[0])),
+            before(layer.up[0], on_mlp),
+            before(layer.down, on_down),
+        )
 
     def end_of_batch(self) -> None:
         """Gradients are squared: those of Q and K together per row, those of V and O together per token."""

@@ -7,12 +7,13 @@ anyway. Every other form must equal this one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from freemoe.kernels.gates import route
+from freemoe.models.hooks import after, before, hooked
 from freemoe.models.sublayers import Sublayers, find_sublayers
 from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGate, check
 
@@ -33,12 +34,12 @@ def masked(model: nn.Module, structure: Structure, sublayers: Sequence[Sublayers
     check(structure, sublayers)
     with ExitStack() as stack:
         for layer, own in zip(sublayers, structure, strict=True):
-            _attention(stack, layer, own)
-            _mlp(stack, layer, own)
+            stack.enter_context(_attention(layer, own))
+            stack.enter_context(_mlp(layer, own))
         yield
 
 
-def _attention(stack: ExitStack, layer: Sublayers, own: LayerStructure) -> None:
+def _attention(layer: Sublayers, own: LayerStructure) -> AbstractContextManager[None]:
     head_dim = layer.rotary.head_dim
     kept = layer.rotary.spread(own.qk.float())
     seen: dict[str, Tensor] = {}
@@ -56,14 +57,16 @@ def _attention(stack: ExitStack, layer: Sublayers, own: LayerStructure) -> None:
     def on_output(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
         return (per_head(args[0], seen.pop("vo"), head_dim), *args[1:])
 
-    stack.callback(layer.q.register_forward_hook(on_queries).remove)
-    stack.callback(layer.k.register_forward_hook(on_queries).remove)
-    stack.callback(layer.v.register_forward_pre_hook(on_input).remove)
-    stack.callback(layer.v.register_forward_hook(on_values).remove)
-    stack.callback(layer.o.register_forward_pre_hook(on_output).remove)
+    return hooked(
+        after(layer.q, on_queries),
+        after(layer.k, on_queries),
+        before(layer.v, on_input),
+        after(layer.v, on_values),
+        before(layer.o, on_output),
+    )
 
 
-def _mlp(stack: ExitStack, layer: Sublayers, own: LayerStructure) -> None:
+def _mlp(layer: Sublayers, own: LayerStructure) -> AbstractContextManager[None]:
     seen: dict[str, Tensor] = {}
 
     def on_input(module: nn.Module, args: Any) -> None:
@@ -74,8 +77,7 @@ def _mlp(stack: ExitStack, layer: Sublayers, own: LayerStructure) -> None:
     def on_down(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
         return (args[0] * seen.pop("mask").to(args[0].dtype), *args[1:])
 
-    stack.callback(layer.up[0].register_forward_pre_hook(on_input).remove)
-    stack.callback(layer.down.register_forward_pre_hook(on_down).remove)
+    return hooked(before(layer.up[0], on_input), before(layer.down, on_down))
 
 
 def per_head(states: Tensor, mask: Tensor, head_dim: int) -> Tensor:

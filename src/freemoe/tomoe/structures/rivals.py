@@ -12,7 +12,7 @@ all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from freemoe.core.registry import Registry
 from freemoe.kernels.gates import route, top_k_mask
+from freemoe.models.hooks import after, before, hooked
 from freemoe.models.sublayers import Sublayers
 from freemoe.recipes.convert import METHODS
 from freemoe.text.blocks import Blocks
@@ -65,13 +66,13 @@ def activities(
                 tokens=torch.zeros(experts, device=device),
             )
             found.append(sums)
-            _listen(stack, layer, sums, weight.to(device), bias.to(device))
+            stack.enter_context(_listening(layer, sums, weight.to(device), bias.to(device)))
         for batch in blocks.batches(4):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
     return found
 
 
-def _listen(stack: ExitStack, layer: Sublayers, sums: Activity, weight: Tensor, bias: Tensor) -> None:
+def _listening(layer: Sublayers, sums: Activity, weight: Tensor, bias: Tensor) -> AbstractContextManager[None]:
     now: dict[str, Tensor] = {}
 
     def add(into: Tensor) -> Callable[..., None]:
@@ -87,11 +88,13 @@ def _listen(stack: ExitStack, layer: Sublayers, sums: Activity, weight: Tensor, 
         sums.neurons.index_add_(0, now["expert"], args[0].float().abs().flatten(0, -2))
         sums.tokens.add_(torch.bincount(now["expert"], minlength=len(weight)))
 
-    stack.callback(layer.q.register_forward_hook(add(sums.queries)).remove)
-    stack.callback(layer.k.register_forward_hook(add(sums.keys)).remove)
-    stack.callback(layer.v.register_forward_hook(add(sums.values)).remove)
-    stack.callback(layer.up[0].register_forward_pre_hook(on_mlp).remove)
-    stack.callback(layer.down.register_forward_pre_hook(on_down).remove)
+    return hooked(
+        after(layer.q, add(sums.queries)),
+        after(layer.k, add(sums.keys)),
+        after(layer.v, add(sums.values)),
+        before(layer.up[0], on_mlp),
+        before(layer.down, on_down),
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,227 @@
+"""Taps: they nest, vanish, change nothing, and give every row its token."""
+
+import pytest
+import torch
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from freemoe.core.errors import FamilyError
+from freemoe.models import taps
+from freemoe.models.taps import tapped
+from freemoe.models.weights import find_weights
+from tests.tiny import CASES, tiny_model
+
+IDS = torch.randint(3, 250, (3, 7), generator=torch.Generator().manual_seed(1))
+
+
+def hooks(model):
+    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+
+
+@torch.no_grad()
+def logits(model):
+    return model(input_ids=IDS).logits
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_are_bit_equal_and_taps_vanish(case):
+    model = tiny_model(case)
+    weights = find_weights(model)
+    before, bare = hooks(model), logits(model)
+    calls = {}
+
+    def see(tap, expert, x, token):
+        assert not x.requires_grad
+        assert x.shape == (len(token), columns[tap])
+        assert token.dtype == torch.int64
+        calls.setdefault(tap, set()).add(expert)
+
+    columns = {w.tap: w.columns for w in weights}
+    with tapped(model, weights, see):
+        assert torch.equal(logits(model), bare)
+    assert set(calls) == set(columns)
+    assert hooks(model) == before
+    calls.clear()
+    assert torch.equal(logits(model), bare)
+    assert not calls
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_token_is_the_flat_index_of_its_row(case):
+    """The first tap of the model sees its embeddings: each row must be what that token alone gives."""
+    model = tiny_model(case)
+    rows = {}
+    weights = find_weights(model)
+    with tapped(model, weights, lambda tap, e, x, token: rows.setdefault((tap, e), (x, token))):
+        logits(model)
+    alone = {}
+    with (
+        tapped(model, weights, lambda tap, e, x, token: alone.setdefault((tap, e), (x, token))),
+        torch.no_grad(),
+    ):
+        model(input_ids=IDS[1:2])
+    # Document 1 stands at 7..13 of the batch; computed alone it stands at 0..6.
+    for key, (x, token) in alone.items():
+        batch_x, batch_token = rows[key]
+        inside = (batch_token >= 7) & (batch_token < 14)
+        assert torch.equal(batch_token[inside] - 7, token), key
+        torch.testing.assert_close(batch_x[inside], x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["mixtral", "gpt_oss", "deepseek_v2"])
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
+def test_any_experts_implementation(case, implementation):
+    model = tiny_model(case)
+    model.set_experts_implementation(implementation)
+    bare, seen = logits(model), []
+    with tapped(model, find_weights(model, "mlp"), lambda *args: seen.append(args)):
+        assert torch.equal(logits(model), bare)
+    assert seen
+    assert model.config._experts_implementation == implementation
+
+
+def experts_of(case):
+    """A model with fused experts, their module's parameter names, and the reference inputs of its down projection."""
+    model = tiny_model(case)
+    model.set_experts_implementation("eager")
+    seen = {}
+    with tapped(model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})):
+        logits(model)
+    return model, {key: value for key, value in seen.items() if key[0].endswith("down_proj")}
+
+
+@pytest.mark.parametrize("case", ["mixtral", "gpt_oss", "qwen2_moe"])
+@pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])
+def test_what_is_overheard_is_what_eager_computes_anew(case, implementation):
+    model, eager = experts_of(case)
+    model.set_experts_implementation(implementation)
+    before, seen, anew = vars(model.model.layers[-1].mlp.experts).copy(), {}, []
+    compute = taps._intermediate
+
+    def counted(module, gate, experts, expert, x):
+        anew.append(len(x))
+        return compute(module, gate, experts, expert, x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(taps, "_intermediate", counted)
+        with tapped(model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})):
+            logits(model)
+    # Two single rows per layer make sure of the order; nothing else is computed again.
+    assert set(anew) == {1}
+    for key, (x, token) in eager.items():
+        assert torch.equal(seen[key][1], token)
+        torch.testing.assert_close(seen[key][0], x, rtol=1e-4, atol=1e-5)
+    assert vars(model.model.layers[-1].mlp.experts).keys() == before.keys()
+
+
+def test_an_unknown_order_of_rows_is_computed_anew(monkeypatch):
+    """Another version of transformers may sort the experts' rows otherwise."""
+    model, eager = experts_of("mixtral")
+
+    def turned(self, hidden, index, weights):
+        total = torch.zeros_like(hidden)
+        # All rows at once, the last token first.
+        rows = hidden.flip(0).repeat_interleave(index.shape[1], 0)
+        expert = index.flip(0).reshape(-1)
+        inner = self._apply_gate(torch.einsum("tc,trc->tr", rows, self.gate_up_proj[expert]))
+        out = torch.einsum("tc,trc->tr", inner, self.down_proj[expert]) * weights.flip(0).reshape(-1, 1)
+        return total + out.view(len(hidden), -1, hidden.shape[1]).sum(1).flip(0)
+
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._global_mapping, "turned", turned)
+    model.config._experts_implementation = "turned"
+    seen = {}
+    with tapped(model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})):
+        turned_logits = logits(model)
+    for key, (x, token) in eager.items():
+        assert torch.equal(seen[key][1], token)
+        torch.testing.assert_close(seen[key][0], x, rtol=1e-4, atol=1e-5)
+    model.set_experts_implementation("grouped_mm")
+    torch.testing.assert_close(turned_logits, logits(model), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
+def test_nested_taps_hear_the_same(implementation):
+    model, eager = experts_of("gpt_oss")
+    model.set_experts_implementation(implementation)
+    weights, outer, inner = find_weights(model, "mlp"), {}, {}
+    with (
+        tapped(model, weights, lambda tap, e, x, token: outer.update({(tap, e): x})),
+        tapped(model, weights, lambda tap, e, x, token: inner.update({(tap, e): x})),
+    ):
+        logits(model)
+    for key, (x, _) in eager.items():
+        assert torch.equal(outer[key], inner[key])
+        torch.testing.assert_close(outer[key], x, rtol=1e-4, atol=1e-5)
+
+
+def test_taps_nest():
+    model = tiny_model("mixtral")
+    weights = find_weights(model)
+    outer, inner = [], []
+    with tapped(model, weights, lambda tap, *_: outer.append(tap)):
+        logits(model)
+        once = len(outer)
+        with tapped(model, find_weights(model, "attention"), lambda tap, *_: inner.append(tap)):
+            logits(model)
+        logits(model)
+    assert len(outer) == 3 * once
+    assert len(inner) == 4
+
+
+def test_taps_vanish_after_an_error():
+    model = tiny_model("qwen2_moe")
+    before = hooks(model)
+
+    def fail(*_):
+        raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"), tapped(model, find_weights(model), fail):
+        logits(model)
+    assert hooks(model) == before
+
+
+def test_every_tap_must_be_in_the_model():
+    model = tiny_model("llama")
+    before = hooks(model)
+    weights = find_weights(tiny_model("llama", num_hidden_layers=3))
+    with (
+        pytest.raises(FamilyError, match=r"No module 'model\.layers\.2\.self_attn\.q_proj'"),
+        tapped(model, weights, print),
+    ):
+        pass
+    assert hooks(model) == before
+
+
+def test_fused_experts_of_a_model_without_them():
+    with (
+        pytest.raises(FamilyError, match="no fused experts"),
+        tapped(tiny_model("llama"), find_weights(tiny_model("mixtral"), "mlp"), print),
+    ):
+        pass
+
+
+def test_dropped_slots_are_not_seen():
+    """An index equal to the number of experts marks a slot that was switched off."""
+    model = tiny_model("mixtral")
+    model.set_experts_implementation("eager")
+    weights = find_weights(model, "mlp", (0, 1))
+
+    def drop(module, args, output):
+        scores, weights, index = output
+        index = index.clone()
+        index[:, 1] = 4
+        return scores, weights, index
+
+    model.model.layers[0].mlp.gate.register_forward_hook(drop)
+    seen = []
+    with tapped(model, weights, lambda tap, e, x, token: seen.append((tap, e, len(token)))):
+        logits(model)
+    assert sum(n for tap, _, n in seen if tap.endswith("down_proj")) == IDS.numel()
+    assert all(e < 4 for _, e, _ in seen)
+
+
+def test_taps_do_not_disturb_gradients():
+    model = tiny_model("mixtral")
+    model.train()
+    with tapped(model, find_weights(model), lambda *_: None):
+        model(input_ids=IDS, labels=IDS).loss.backward()
+    assert all(w.parameter.grad is not None for w in find_weights(model))
