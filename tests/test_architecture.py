@@ -26,6 +26,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Lowest first. A room may import from rooms of its own floor (but see SYSTEMS) and from the floors below.
 FLOORS = (
     ("core",),
+    ("compat",),
     ("recipes", "results"),
     ("models", "text", "kernels"),
     ("evals",),

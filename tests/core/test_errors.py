@@ -16,6 +16,7 @@ ALL = [
     (errors.FamilyError, ValueError),
     (errors.NumericError, ValueError),
     (errors.ArtifactError, OSError),
+    (errors.VersionError, ImportError),
     (errors.SandboxError, RuntimeError),
 ]
 

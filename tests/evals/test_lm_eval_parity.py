@@ -5,10 +5,9 @@ import textwrap
 
 import pytest
 
+from freemoe.compat.lm_eval import CODE_MODULES, official_config
 from freemoe.evals.engine.scorer import Scorer
-from freemoe.evals.sandbox.code_metric import MODULES
 from freemoe.evals.tasks.domains import make_task
-from freemoe.evals.tasks.lm_eval_rows import official_config
 
 pytestmark = [
     pytest.mark.realdata,
@@ -193,10 +192,10 @@ def their_code_eval(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
-    for name in MODULES:
+    for name in CODE_MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield
-    for name in MODULES:
+    for name in CODE_MODULES:
         sys.modules.pop(name, None)
 
 
@@ -235,7 +234,7 @@ def test_our_metric_leaves_lm_evals_modules_alone(their_code_eval, data_root):
 
     load = evaluate.load
     official_config("mbpp/mbpp.yaml")
-    module = sys.modules[MODULES[1]]
+    module = sys.modules[CODE_MODULES[1]]
     make_task("mbpp", data_root=data_root)
-    assert sys.modules[MODULES[1]] is module
+    assert sys.modules[CODE_MODULES[1]] is module
     assert evaluate.load is load

@@ -41,12 +41,13 @@ def register(app: typer.Typer) -> None:
         if dry_run:
             print_json(line) if as_json else say(shlex.join(["lm_eval", *line]))
             return
+        from freemoe.compat.lm_eval import command as lm_evals_command
         from freemoe.evals.tasks.lm_eval_rows import require_lm_eval
 
         require_lm_eval()
-        from lm_eval.__main__ import cli_evaluate
+        evaluate = lm_evals_command()
 
         import freemoe.domain_experts.lm_eval_model  # noqa: F401  its import makes the model known
 
         sys.argv = ["lm_eval", *line]
-        cli_evaluate()
+        evaluate()

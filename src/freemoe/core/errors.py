@@ -39,5 +39,9 @@ class ArtifactError(FreeMoEError, OSError):
     """An artefact that is truncated, edited, for another base, or in the way."""
 
 
+class VersionError(FreeMoEError, ImportError):
+    """A name of another package that the installed release does not have."""
+
+
 class SandboxError(FreeMoEError, RuntimeError):
     """Generated code that must not be run, or cannot be run safely here."""

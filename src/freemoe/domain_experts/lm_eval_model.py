@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import lm_eval.models  # noqa: F401  lists lm-eval's own models, which it does later only if the list is empty
 import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from freemoe.compat.lm_eval import generation_settings, list_models, rolling_windows, stop_strings
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.seen_requests import Witness, is_model
@@ -30,6 +28,8 @@ from freemoe.models.checkpoints.loading import load_base
 SETTINGS = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "min_p")
 
 Result = TypeVar("Result")
+
+list_models()
 
 
 @register_model("freemoe")
@@ -199,14 +199,8 @@ class FreeMoELM(TemplateLM):
             raise DataError(
                 "Whole texts need a token before them, and the tokenizer has neither a bos nor an eos token."
             )
-        windows = get_rolling_token_windows(
-            token_list=self.tok_encode(text),
-            prefix_token=self.prefix_token_id,
-            max_seq_len=self.scorer.max_length,
-            context_len=1,
-        )
-        pairs = map(make_disjoint_window, windows)
-        return [Pair(tuple(context), tuple(continuation)) for context, continuation in pairs]
+        windows = rolling_windows(self.tok_encode(text), self.prefix_token_id, self.scorer.max_length)
+        return [Pair(tuple(context), tuple(continuation)) for context, continuation in windows]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Greedy continuations.
@@ -232,7 +226,7 @@ class FreeMoELM(TemplateLM):
 
     def _settings(self, asked: dict[str, Any]) -> tuple[tuple[str, ...], int]:
         """Stop strings and most new tokens of a request."""
-        settings: dict[str, Any] = dict(normalize_gen_kwargs(asked, self.max_gen_toks))
+        settings = generation_settings(asked, self.max_gen_toks)
         odd = [name for name in settings if name not in SETTINGS]
         if settings["do_sample"] or odd:
             what = "do_sample" if settings["do_sample"] else odd[0]
@@ -241,7 +235,7 @@ class FreeMoELM(TemplateLM):
                 "Use --gen_kwargs do_sample=False, or a task that asks for greedy decoding."
             )
         eos = self.tokenizer.decode(self.eot_token_id) if self.eot_token_id is not None else None
-        return tuple(handle_stop_sequences(settings["until"], eos)), settings["max_gen_toks"]
+        return tuple(stop_strings(settings["until"], eos)), settings["max_gen_toks"]
 
     # ------------------------------------------------------------ what lm-eval asks
 

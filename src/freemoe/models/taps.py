@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from freemoe.compat.transformers import Gate, experts_way, gate_of, gate_replaced
 from freemoe.core.errors import FamilyError
 from freemoe.models.hooks import after, before, hooked
 from freemoe.models.offload import held
@@ -86,29 +87,22 @@ def _dense(tap: str, on_input: OnInput) -> Callable[..., None]:
 class _Gate(NamedTuple):
     """The experts' own gate, and what it gave out since ``heard`` was last cleared: the down projection's input."""
 
-    own: Callable[[Tensor], Tensor]
+    own: Gate
     heard: list[Tensor]
 
 
 @contextmanager
 def _overhear(module: Any) -> Iterator[_Gate]:
     """Stand in the place of the experts' gate and pass on what it says."""
-    gate = _Gate(module._apply_gate, [])
-    replaced = vars(module).get("_apply_gate")
+    gate = _Gate(gate_of(module), [])
 
     def listen(out: Tensor) -> Tensor:
         gated = gate.own(out)
         gate.heard.append(gated.detach())
         return gated
 
-    module._apply_gate = listen
-    try:
+    with gate_replaced(module, listen):
         yield gate
-    finally:
-        if replaced is None:
-            del module._apply_gate
-        else:
-            module._apply_gate = replaced
 
 
 def _experts(
@@ -163,7 +157,7 @@ def _heard(
     rows, flat = gate.heard[0], index.reshape(-1)
     place = torch.arange(len(flat), device=flat.device)
     # batched_mm keeps the slots in their order, grouped_mm sorts them by expert with this very call.
-    if module.config._experts_implementation != "batched_mm":
+    if experts_way(module.config) != "batched_mm":
         place[torch.sort(flat).indices] = torch.arange(len(flat), device=flat.device)
     # Another version of transformers may order them otherwise: the first and the last token tell.
     for token in (0, len(hidden) - 1):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from freemoe.compat.transformers import is_conv1d
 from freemoe.core.errors import FamilyError
 from freemoe.models.offload import Stored, stored_parameters
 from freemoe.models.spec import Experts, Family, family_of, find_layers, modules_seen
@@ -319,11 +320,9 @@ def _child(module: nn.Module, path: str) -> nn.Module | None:
 
 
 def _layout(module: nn.Module | None, path: str) -> str:
-    from transformers.pytorch_utils import Conv1D
-
     if isinstance(module, nn.Linear):
         return "rows"
-    if isinstance(module, Conv1D):
+    if is_conv1d(module):
         return "columns"
     raise FamilyError(_cannot(f"{path} is a {type(module).__name__}, not a Linear, a Conv1D or fused experts"))
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.initialization import no_init_weights
 
+from freemoe.compat.transformers import attention_of, unfilled
 from freemoe.core.errors import ArtifactError, FamilyError, RecipeError
 from freemoe.models.sublayers import Sublayers, find_sublayers
 from freemoe.tomoe import modeling
@@ -74,8 +74,7 @@ def converted(model: Any, structure: Structure, mode: str = "shared") -> Any:
     }
     values = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures", "auto_map")}
     config = config_class(**values, tomoe=settings)
-    with no_init_weights():
-        new = model_class._from_config(config, dtype=model.dtype, attn_implementation=model.config._attn_implementation)
+    new = unfilled(model_class, config, model.dtype, attention_of(model.config))
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items() if not _replaced(name, sublayers)}
     for _, own in layers:
         tensors |= own

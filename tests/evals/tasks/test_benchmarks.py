@@ -3,13 +3,13 @@ import json
 
 import pytest
 
+from freemoe.compat.lm_eval import official_config
 from freemoe.core.errors import DataError, SandboxError
 from freemoe.evals.sandbox.code_metric import SandboxedCodeEval, sandboxed_code_eval
 from freemoe.evals.tasks import benchmark_files as files
 from freemoe.evals.tasks.benchmarks import BENCHMARKS, TABLE, Sources, find_benchmark
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain, make_task
-from freemoe.evals.tasks.lm_eval_rows import official_config
 from freemoe.evals.tasks.splits import carve, draw
 
 NAMES = [row.name for row in TABLE]

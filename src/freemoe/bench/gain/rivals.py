@@ -6,7 +6,6 @@ every ``every`` steps, ends after ``patience`` looks without a better loss, and 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from freemoe.compat.peft import with_lora_beside
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, mean_loss
 from freemoe.domain_experts.purify.learned import draw
 from freemoe.models.weights import Weight
@@ -87,19 +87,6 @@ def with_lora(model: Any, weights: Sequence[Weight], rank: int, seed: int) -> tu
 
     Scaling is 1 (``lora_alpha`` equal to the rank), so that the learning rate alone sets the pace.
     """
-    from peft import LoraConfig, get_peft_model
-
     torch.manual_seed(seed)
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=rank,
-        lora_dropout=0.0,
-        bias="none",
-        target_modules=[w.name.removesuffix(".weight") for w in weights],
-        task_type="CAUSAL_LM",
-    )
-    with warnings.catch_warnings():
-        # PEFT asks transformers for a property under its old name.
-        warnings.simplefilter("ignore", FutureWarning)
-        tuned = get_peft_model(model, config)
+    tuned = with_lora_beside(model, [w.name.removesuffix(".weight") for w in weights], rank)
     return tuned, [p for p in tuned.parameters() if p.requires_grad]

@@ -17,6 +17,7 @@ import torch
 from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, ratio
 from freemoe.bench.hookmoe import quality as trim_quality
 from freemoe.bench.speed.shapes import random_model
+from freemoe.compat.transformers import experts_way
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.hooks.hook import allocate, new_hooks
 from freemoe.hookmoe.measure import as_json, measure
@@ -89,7 +90,7 @@ def _speed(model: Any, length: int, settings: Settings) -> tuple[list[Figure], d
     trimmed = Trimmed(uniform(plan_of(model), 1), hooks, "kept_mass")
     generator = torch.Generator().manual_seed(settings.seed)
     prompt = torch.randint(3, model.config.vocab_size, (1, length), generator=generator)
-    own = model.config._experts_implementation
+    own = experts_way(model.config)
 
     def side(new: int, leaner: bool, compact: bool) -> Callable[[], None]:
         def work() -> None:

@@ -9,7 +9,6 @@ text for the first time, tokenising included, is measured beside it.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import random
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, ratio
+from freemoe.compat.lm_eval import answers_of, own_backend
 from freemoe.core.errors import NumericError
 from freemoe.evals.engine.scorer import Pair, Scorer
 from freemoe.evals.tasks.lm_eval_rows import require_lm_eval
@@ -122,9 +122,9 @@ class Contest:
         sample = self.tokens[:SAMPLE]
         for size in BATCH_SIZES[1:3] if self.settings.quick else BATCH_SIZES:
             backend = _hflm(self.model, self.tokenizer, size)
-            backend._loglikelihood_tokens(sample[: 4 * size], disable_tqdm=True)
+            answers_of(backend, sample[: 4 * size])
             began = time.perf_counter()
-            backend._loglikelihood_tokens(sample, disable_tqdm=True)
+            answers_of(backend, sample)
             seconds[size] = time.perf_counter() - began
         self.batch_size = min(seconds, key=lambda size: seconds[size])
         self.details["rival_seconds_by_batch_size"] = {str(k): round(v, 3) for k, v in seconds.items()}
@@ -136,7 +136,7 @@ class Contest:
         if self.scorer.fallback:
             raise NumericError(f"Prefixes are not shared, so there is nothing to measure: {self.scorer.fallback}")
         ours = [s.loglikelihood for s in self.scorer.score(self.pairs)]
-        theirs = [s[0] for s in self.rival._loglikelihood_tokens(self.tokens, disable_tqdm=True)]
+        theirs = [s[0] for s in answers_of(self.rival, self.tokens)]
         worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
         start = 0
         for number, count in enumerate(self.choices):
@@ -154,7 +154,7 @@ class Contest:
         seconds = in_turns(
             {
                 "freemoe": lambda: self.scorer.score(self.pairs),
-                "lm-eval": lambda: self.rival._loglikelihood_tokens(self.tokens, disable_tqdm=True),
+                "lm-eval": lambda: answers_of(self.rival, self.tokens),
             },
             self.settings.rounds,
             warm=False,  # both sides have just answered
@@ -261,15 +261,4 @@ def questions(shape: Shape, vocabulary: int, seed: int) -> list[list[Text]]:
 
 
 def _hflm(model: Any, tokenizer: Any, batch_size: int) -> Any:
-    from lm_eval.models.huggingface import HFLM
-
-    logger = logging.getLogger("lm_eval.models.huggingface")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    backend: Any = HFLM
-    try:
-        return backend(
-            pretrained=model, tokenizer=tokenizer, batch_size=batch_size, max_length=CONTEXT, softmax_dtype="float32"
-        )
-    finally:
-        logger.setLevel(level)
+    return own_backend(model, tokenizer, batch_size=batch_size, max_length=CONTEXT, softmax_dtype="float32")

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from freemoe.compat.transformers import attention_of
 from freemoe.core.memory import available_memory_bytes, free_now
 from freemoe.domain_experts.purify.batches import AnswerBatch
 from freemoe.evals.engine.output_head import ending_at
@@ -63,7 +64,7 @@ def _bound(model: nn.Module) -> float:
 def _eager(model: Any) -> float:
     """Bytes that a token adds to every other token of its row, where attention keeps its scores."""
     config = model.config.get_text_config()
-    if getattr(config, "_attn_implementation", None) != "eager":
+    if attention_of(config) != "eager":
         return 0.0
     heads = config.num_hidden_layers * config.num_attention_heads
     return float(_SCORES * heads * next(model.parameters()).element_size())

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from freemoe.compat.peft import unwrapped
 from freemoe.models.hooks import after, before, has_hooks, has_hooks_after, hooked, resting
 
 CHUNK = 1 << 24
@@ -63,7 +64,7 @@ def ending_at(model: Any, wanted: Tensor, **inputs: Any) -> Ending:
     A model that has no head, or none that is called once as a module behind a decoder, makes all its logits at once:
     these are then the hidden state, and the end does nothing more.
     """
-    causal = _causal(model)
+    causal = unwrapped(model)
     head = causal.get_output_embeddings() if hasattr(causal, "get_output_embeddings") else None
     decoders = _decoders(causal)
     if head is None or not decoders:
@@ -97,12 +98,6 @@ def ending_at(model: Any, wanted: Tensor, **inputs: Any) -> Ending:
         tuple(p for p in causal.parameters() if p.requires_grad and id(p) not in inside),
         result.shape[-1],
     )
-
-
-def _causal(model: Any) -> Any:
-    """The language model itself, where PEFT has wrapped it."""
-    unwrap = getattr(model, "get_base_model", None)
-    return unwrap() if callable(unwrap) else model
 
 
 def _decoders(causal: Any) -> list[nn.Module]:

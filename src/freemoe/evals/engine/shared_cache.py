@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+
+from freemoe.compat.caches import Cache, DynamicLayer
 
 
 class SharedLayer(DynamicLayer):

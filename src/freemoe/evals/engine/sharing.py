@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from freemoe.compat.transformers import attention_of
 from freemoe.evals.engine.likelihoods import run, tensors_of
 from freemoe.evals.engine.row_plan import Ids, Request, plan
 
@@ -28,7 +29,7 @@ def sliding_window(model: Any) -> int | None:
 
 def masks_are_dense(model: Any) -> bool:
     """Whether the attention function takes any mask, as branches need; flash attention knows causal ones only."""
-    return getattr(model.config, "_attn_implementation", None) in ("sdpa", "eager")
+    return attention_of(model.config) in ("sdpa", "eager")
 
 
 def why_not(model: Any, ids: Ids, max_length: int) -> str | None:

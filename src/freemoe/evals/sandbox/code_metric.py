@@ -9,16 +9,15 @@ cache included.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from freemoe.compat.lm_eval import code_metric_replaced
 from freemoe.evals.sandbox.runner import pass_at_k, require_permission, run_tests
 
 log = logging.getLogger(__name__)
 
-MODULES = ("lm_eval.tasks.humaneval.utils", "lm_eval.tasks.mbpp.utils")
 TIMEOUT = 3.0
 """Seconds for one program, as in the metric it stands for, but of CPU time rather than of a shared clock."""
 
@@ -68,22 +67,9 @@ def sandboxed_code_eval(metric: SandboxedCodeEval | None) -> Iterator[None]:
     if metric is None:
         yield
         return
-    import evaluate
-
-    load = evaluate.load
-
-    def answer(path: str, *args: Any, **kwargs: Any) -> Any:
-        return metric if path == "code_eval" else load(path, *args, **kwargs)
-
-    cached = {name: sys.modules.pop(name, None) for name in MODULES}
-    evaluate.load = answer
-    metric.loading = True
-    try:
-        yield
-    finally:
-        metric.loading = False
-        evaluate.load = load
-        for name, module in cached.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
+    with code_metric_replaced(metric):
+        metric.loading = True
+        try:
+            yield
+        finally:
+            metric.loading = False

@@ -7,13 +7,11 @@ documents changes no prompt (lm-eval's default sampler draws anew for each docum
 from __future__ import annotations
 
 import importlib.util
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from freemoe.compat.lm_eval import task_of
 from freemoe.core.errors import DataError
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.benchmarks import Benchmark, Sources
@@ -35,58 +33,6 @@ def require_lm_eval(task: str | None = None) -> None:
             + f" needs lm-eval, and {', '.join(missing)} is not installed here. pip install 'freemoe[eval]'"
             + ("." if task is None else ", or use a task of your own (FILE.jsonl).")
         )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep lm-eval's warnings about its own configuration away from our output."""
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "lm_eval.api.task", "lm_eval.tasks")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@lru_cache(maxsize=256)
-def _compiled(source: str) -> Any:
-    from lm_eval.utils import env
-
-    return type(env).from_string(env, source)
-
-
-@contextmanager
-def templates_compiled_once() -> Iterator[None]:
-    """Let lm-eval compile each prompt template once rather than once per document (most of its time)."""
-    from lm_eval.utils import env
-
-    before = env.__dict__.get("from_string")
-    env.__dict__["from_string"] = _compiled
-    try:
-        yield
-    finally:
-        del env.__dict__["from_string"]  # the method of the class is back
-        if before is not None:
-            env.__dict__["from_string"] = before
-
-
-def official_config(yaml: str) -> dict[str, Any]:
-    """lm-eval's own configuration of a task, as a dict; functions resolved."""
-    import lm_eval.tasks
-
-    try:
-        from lm_eval.tasks._yaml_loader import load_yaml
-    except ImportError:
-        raise DataError(
-            "This lm-eval keeps its YAML loader elsewhere; freemoe knows 0.4.13: pip install 'freemoe[eval]'."
-        ) from None
-    path = Path(lm_eval.tasks.__file__).parent / yaml
-    if not path.exists():
-        raise DataError(f"This lm-eval has no {path}. freemoe knows 0.4.13; pip install 'freemoe[eval]'.")
-    return load_yaml(path)
 
 
 # ---------------------------------------------------------------------- rows
@@ -185,7 +131,6 @@ class Part:
         """lm-eval's task object over our rows."""
         if self._task is None:
             from datasets import Dataset
-            from lm_eval.tasks import TaskManager
 
             roles = {role: Dataset.from_list([r for _, r in rows]) for role, rows in self.rows.items() if rows}
             config = dict(self.config)
@@ -210,10 +155,7 @@ class Part:
                 config["fewshot_split"] = "shots" if "shots" in roles else "reported"
             for name in ("tag", "group", "include", "dataset_kwargs"):
                 config.pop(name, None)
-            with _quiet():
-                self._task = TaskManager(include_defaults=False).load([config])["tasks"]
-            self._task = next(iter(self._task.values())) if isinstance(self._task, dict) else self._task[0]
-            self._task.set_fewshot_seed(0)
+            self._task = task_of(config)
         return self._task
 
     def document(self, role: str, place: int, task: str) -> tuple[Document, Row]:

@@ -9,20 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from freemoe.compat.lm_eval import filters_of, official_config, templates_compiled_once
 from freemoe.core.errors import DataError
 from freemoe.evals.sandbox.code_metric import SandboxedCodeEval, sandboxed_code_eval
 from freemoe.evals.sandbox.runner import pass_at_k, require_permission
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.benchmarks import Benchmark, Sources, describe, find_benchmark
 from freemoe.evals.tasks.documents import Document
-from freemoe.evals.tasks.lm_eval_rows import (
-    Part,
-    hub_rows,
-    local_rows,
-    official_config,
-    require_lm_eval,
-    templates_compiled_once,
-)
+from freemoe.evals.tasks.lm_eval_rows import Part, hub_rows, local_rows, require_lm_eval
 from freemoe.evals.tasks.splits import draw
 from freemoe.evals.tasks.task import Response, Task, completions, likelihoods
 from freemoe.evals.tasks.text_tasks import TextTask
@@ -121,10 +115,11 @@ class LmEvalTask:
         instance = Instance(request_type="generate_until", doc=doc, arguments=("", {}), idx=0)
         instance.resps = [text]
         found: dict[str, float] = {}
-        for ensemble in part.task._filters:
+        filters = filters_of(part.task)
+        for ensemble in filters:
             ensemble.apply([instance])
             scores = part.task.process_results(doc, [instance.filtered_resps[ensemble.name]])
-            reported = len(part.task._filters) == 1 or ensemble.name == self.row.filter
+            reported = len(filters) == 1 or ensemble.name == self.row.filter
             for name, value in scores.items():
                 ours = self.metric if name == self.row.scored else name
                 found[ours if reported else f"{ours},{ensemble.name}"] = float(value)

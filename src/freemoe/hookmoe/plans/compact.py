@@ -10,12 +10,13 @@ its time on the weight, and is quicker this way round.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from freemoe.compat.transformers import experts_run_by, gate_of
 
 NAME = "compact_mm"
 
@@ -61,7 +62,7 @@ def _one_token(self: Any, hidden: Tensor, index: list[int], weights: Tensor) -> 
 
 def _expert(experts: Any, x: Tensor, expert: int) -> Tensor:
     """One expert's output: (m, h) -> (m, h)."""
-    inner = experts._apply_gate(_linear(experts, x, "gate_up_proj", expert))
+    inner = gate_of(experts)(_linear(experts, x, "gate_up_proj", expert))
     return _linear(experts, inner, "down_proj", expert)
 
 
@@ -71,16 +72,6 @@ def _linear(experts: Any, x: Tensor, name: str, expert: int) -> Tensor:
     return product + getattr(experts, f"{name}_bias")[expert] if experts.has_bias else product
 
 
-@contextmanager
-def skipping(model: Any) -> Iterator[None]:
+def skipping(model: Any) -> AbstractContextManager[None]:
     """While open, the model's experts are run by ``compact_mm``; afterwards by what ran them before."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    if NAME not in ALL_EXPERTS_FUNCTIONS.valid_keys():
-        ALL_EXPERTS_FUNCTIONS.register(NAME, compact_mm)
-    before = model.config._experts_implementation
-    model.set_experts_implementation(NAME)
-    try:
-        yield
-    finally:
-        model.set_experts_implementation(before)
+    return experts_run_by(model, NAME, compact_mm)

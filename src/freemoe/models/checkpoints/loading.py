@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from freemoe.assets import demo_model_path, demo_moe_path
+from freemoe.compat.transformers import dequantised, make_plain
 from freemoe.core.errors import DataError, FreeMoEError, RecipeError
 from freemoe.core.plugins import load_model_type
 from freemoe.models.checkpoints.gguf_header import is_gguf, read_header
@@ -71,7 +72,7 @@ def load_base(
     with contextlib.ExitStack() as temporary:
         try:
             if from_gguf:
-                how |= _dequantised()
+                how |= dequantised()
             elif one:
                 require_memory(_bytes_needed(where, dtype), model)
             if not one:
@@ -86,7 +87,7 @@ def load_base(
         require_whole(model, info)
         weakref.finalize(base, temporary.pop_all().close)
     if from_gguf:
-        _make_plain(base)
+        make_plain(base)
         log.info("%s: %s", model, origin(model, dtype))
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)
@@ -158,22 +159,6 @@ def _where(model: str | Path, revision: str | None) -> dict[str, Any]:
         read_header(model)
         return {"pretrained_model_name_or_path": str(Path(model).parent), "gguf_file": Path(model).name}
     return {"pretrained_model_name_or_path": _source(model), "revision": revision}
-
-
-def _dequantised() -> dict[str, Any]:
-    """What keeps transformers from leaving some architectures' weights packed; releases without it never do."""
-    import transformers
-
-    config = getattr(transformers, "GgufConfig", None)
-    return {} if config is None else {"quantization_config": config(dequantize=True)}
-
-
-def _make_plain(base: Any) -> None:
-    """Forget that a dequantised model was quantised: it is not any more, and would refuse to be saved."""
-    for owner, name in ((base, "hf_quantizer"), (base, "quantization_method"), (base.config, "quantization_config")):
-        if hasattr(owner, name):
-            delattr(owner, name)
-    base.is_quantized = False
 
 
 def _reason(model: str | Path, error: Exception) -> str:

@@ -1,0 +1,51 @@
+"""Look up names of other packages that may be missing from the installed release."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from freemoe.core.environment import versions
+from freemoe.core.errors import VersionError
+
+TRIED = {"transformers": ">=5,<6", "lm-eval": ">=0.4.13", "peft": ">=0.18"}
+"""Package -> releases that freemoe is tried with, as in ``pyproject.toml``."""
+
+
+def name_of(package: str, path: str, purpose: str) -> Any:
+    """What stands at a path inside another package.
+
+    Args:
+        package: One of `TRIED`.
+        path: Module and name, ``lm_eval.utils:env``, or a module alone.
+        purpose: What it is needed for, to complete "freemoe needs it to ...".
+
+    Raises:
+        VersionError: The installed release has no such name.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found = import_module(module)
+        return getattr(found, name) if name else found
+    except (ImportError, AttributeError) as error:
+        raise missing(package, path.replace(":", "."), purpose) from error
+
+
+def attribute_of(thing: Any, name: str, package: str, purpose: str) -> Any:
+    """A private attribute of another package's object.
+
+    Raises:
+        VersionError: The object has no such attribute.
+    """
+    try:
+        return getattr(thing, name)
+    except AttributeError as error:
+        raise missing(package, f"{type(thing).__name__}.{name}", purpose) from error
+
+
+def missing(package: str, name: str, purpose: str) -> VersionError:
+    """The error that says that a release lacks a name."""
+    installed = versions([package]).get(package)
+    found = f"{package} {installed} has no {name}" if installed else f"{package}, which has {name}, is not installed"
+    wanted = f"{package}{TRIED[package]}"
+    return VersionError(f"{found}; freemoe needs it to {purpose}, and is tried with {wanted}. pip install '{wanted}'")

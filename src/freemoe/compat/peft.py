@@ -1,0 +1,33 @@
+"""What freemoe asks of PEFT; in 0.18 to 0.21."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from freemoe.compat.names import name_of
+
+_PACKAGE = "peft"
+
+
+def with_lora_beside(model: Any, names: list[str], rank: int) -> Any:
+    """The model with PEFT's LoRA beside each of the named linears; scaling is 1, dropout none, nothing else is trained.
+
+    Args:
+        model: A causal LM; its own modules are changed.
+        names: Paths of linears.
+        rank: Of every pair.
+    """
+    purpose = "train its rival, LoRA"
+    make, wrap = name_of(_PACKAGE, "peft:LoraConfig", purpose), name_of(_PACKAGE, "peft:get_peft_model", purpose)
+    config = make(r=rank, lora_alpha=rank, lora_dropout=0.0, bias="none", target_modules=names, task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        # PEFT asks transformers for a property under its old name.
+        warnings.simplefilter("ignore", FutureWarning)
+        return wrap(model, config)
+
+
+def unwrapped(model: Any) -> Any:
+    """The language model itself, where PEFT has wrapped it."""
+    unwrap = getattr(model, "get_base_model", None)
+    return unwrap() if callable(unwrap) else model

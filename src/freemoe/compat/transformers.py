@@ -1,0 +1,126 @@
+"""What freemoe touches of transformers beside its documented names. All of it is in 5.0 to 5.23 unless a function says otherwise.
+
+The copies that `tomoe` puts into exported folders may not import freemoe, and so use a few such names themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from freemoe.compat.names import attribute_of, name_of
+
+_PACKAGE = "transformers"
+
+Gate = Callable[[Tensor], Tensor]
+"""From what the experts' up projection gives to what their down projection multiplies."""
+
+
+def is_conv1d(module: nn.Module | None) -> bool:
+    """Whether a module is GPT-2's linear, whose weight lies by columns (``transformers.pytorch_utils.Conv1D``)."""
+    kind = name_of(_PACKAGE, "transformers.pytorch_utils:Conv1D", "know on which side of a weight its inputs stand")
+    return isinstance(module, kind)
+
+
+# ------------------------------------------------------------------------------------------ GGUF
+
+
+def dequantised() -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that have all of a GGUF file dequantised.
+
+    Releases that have ``GgufConfig`` leave some architectures' weights packed without it; 5.0 has none and never does.
+    """
+    import transformers
+
+    config = getattr(transformers, "GgufConfig", None)
+    return {} if config is None else {"quantization_config": config(dequantize=True)}
+
+
+def make_plain(model: Any) -> None:
+    """Forget that a dequantised model was quantised: it is not any more, and would refuse to be saved.
+
+    Which of these marks a model bears differs from release to release.
+    """
+    marks = ((model, "hf_quantizer"), (model, "quantization_method"), (model.config, "quantization_config"))
+    for owner, name in marks:
+        if hasattr(owner, name):
+            delattr(owner, name)
+    model.is_quantized = False
+
+
+# ------------------------------------------------------------------------------------- attention
+
+
+def attention_of(config: Any) -> str | None:
+    """Name of the function that computes attention, ``sdpa`` for one; None for a configuration that is not transformers'."""
+    from transformers import PreTrainedConfig
+
+    if not isinstance(config, PreTrainedConfig):
+        return getattr(config, "_attn_implementation", None)
+    return attribute_of(config, "_attn_implementation", _PACKAGE, "know how attention is computed")
+
+
+def unfilled(model_class: Any, config: Any, dtype: Any, attention: str | None) -> Any:
+    """A model of a class whose tensors hold anything, to be filled at once.
+
+    Args:
+        model_class: A class of transformers models.
+        config: Its configuration.
+        dtype: Of its tensors.
+        attention: As `attention_of`.
+    """
+    purpose = "make a model without drawing weights that are replaced at once"
+    no_init_weights = name_of(_PACKAGE, "transformers.initialization:no_init_weights", purpose)
+    make = attribute_of(model_class, "_from_config", _PACKAGE, purpose)
+    with no_init_weights():
+        return make(config, dtype=dtype, attn_implementation=attention)
+
+
+# --------------------------------------------------------------------------------- fused experts
+
+
+def experts_way(config: Any) -> str:
+    """Name of the function that runs a mixture's fused experts: ``grouped_mm``, ``batched_mm``, ``eager`` or one of ours."""
+    return attribute_of(config, "_experts_implementation", _PACKAGE, "know how a mixture's experts are run")
+
+
+@contextmanager
+def experts_run_by(model: Any, name: str, function: Callable[..., Tensor]) -> Iterator[None]:
+    """While open, a mixture's fused experts are run by a function of ours, afterwards by what ran them before; it nests.
+
+    Args:
+        model: A mixture model.
+        name: The function's name in the list of all models' ways, where it stays.
+        function: Called with the experts' module and the arguments of its forward.
+    """
+    known = name_of(_PACKAGE, "transformers.integrations.moe:ALL_EXPERTS_FUNCTIONS", "run experts in a way of its own")
+    if name not in known.valid_keys():
+        known.register(name, function)
+    before = experts_way(model.config)
+    model.set_experts_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(before)
+
+
+def gate_of(experts: Any) -> Gate:
+    """The gate of fused experts, their activation included."""
+    return attribute_of(experts, "_apply_gate", _PACKAGE, "know what the experts' down projection multiplies")
+
+
+@contextmanager
+def gate_replaced(experts: Any, gate: Gate) -> Iterator[None]:
+    """While open, fused experts use another gate; it nests."""
+    replaced = vars(experts).get("_apply_gate")
+    experts._apply_gate = gate
+    try:
+        yield
+    finally:
+        if replaced is None:
+            del experts._apply_gate
+        else:
+            experts._apply_gate = replaced

@@ -1,0 +1,136 @@
+"""What the installed lm-eval gives to the names that freemoe takes from it, and what is said where one is gone."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+
+from freemoe.compat import lm_eval as compat
+from freemoe.core.errors import VersionError
+
+lm_eval = pytest.importorskip("lm_eval")
+
+CONFIG = {
+    "task": "made_up",
+    "test_split": "reported",
+    "output_type": "generate_until",
+    "doc_to_text": "Q: {{q}}\nA:",
+    "doc_to_target": "{{a}}",
+    "generation_kwargs": {"until": ["\n"], "do_sample": False},
+    "metric_list": [{"metric": "exact_match"}],
+}
+
+
+def config():
+    from datasets import Dataset
+
+    rows = {"reported": Dataset.from_list([{"q": "2+2?", "a": "4"}])}
+    return {**CONFIG, "custom_dataset": lambda **_: rows}
+
+
+def test_loggers_are_quiet_inside_alone():
+    logger = logging.getLogger("lm_eval.tasks")
+    before = logger.level
+    with compat.quiet():
+        assert logger.level == logging.ERROR
+    assert logger.level == before
+    with pytest.raises(RuntimeError, match="on purpose"), compat.quiet():
+        raise RuntimeError("on purpose")
+    assert logger.level == before
+    with compat.quiet("lm_eval.of.no.one"):
+        assert logging.getLogger("lm_eval.of.no.one").level == logging.ERROR
+        assert logger.level == before
+
+
+def test_the_command_can_be_called():
+    assert callable(compat.command())
+
+
+def test_a_configuration_is_lm_evals_own():
+    assert compat.official_config("gsm8k/gsm8k.yaml")["task"] == "gsm8k"
+    # Functions that a file names are functions here.
+    assert callable(compat.official_config("hellaswag/hellaswag.yaml")["process_docs"])
+
+
+def test_a_task_that_this_release_has_not():
+    with pytest.raises(
+        VersionError, match=r"^lm-eval [\d.]+ has no .*nothing/nothing\.yaml; .* tried with lm-eval>=0\.4"
+    ):
+        compat.official_config("nothing/nothing.yaml")
+
+
+def test_yaml_that_is_read_elsewhere(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks._yaml_loader", None)
+    with pytest.raises(VersionError, match=r"has no lm_eval\.tasks\._yaml_loader\.load_yaml"):
+        compat.official_config("gsm8k/gsm8k.yaml")
+
+
+def test_a_task_and_its_filters():
+    from lm_eval.api.instance import Instance
+
+    task = compat.task_of(config())
+    doc = task.dataset["reported"][0]
+    assert task.fewshot_context(doc, num_fewshot=0) == "Q: 2+2?\nA:"
+    (chain,) = compat.filters_of(task)
+    instance = Instance(request_type="generate_until", doc=doc, arguments=("", {}), idx=0)
+    instance.resps = ["4"]
+    chain.apply([instance])
+    assert task.process_results(doc, [instance.filtered_resps[chain.name]]) == {"exact_match": 1.0}
+    del task._filters
+    with pytest.raises(VersionError, match=r"has no ConfigurableTask\._filters"):
+        compat.filters_of(task)
+
+
+def test_templates_are_compiled_once():
+    from lm_eval.utils import env
+
+    source = "{{ a }} of a template that no task has"
+    assert env.from_string(source) is not env.from_string(source)
+    with compat.templates_compiled_once():
+        made = env.from_string(source)
+        with compat.templates_compiled_once():
+            assert env.from_string(source) is made
+        assert env.from_string(source) is made
+        assert made.render(a="one") == "one of a template that no task has"
+    assert "from_string" not in env.__dict__
+
+
+def test_the_metric_of_code_is_replaced_inside_alone():
+    import evaluate
+
+    load = evaluate.load
+    with compat.code_metric_replaced(7):
+        assert evaluate.load("code_eval") == 7
+        sys.modules[compat.CODE_MODULES[0]] = logging
+    assert evaluate.load is load
+    assert compat.CODE_MODULES[0] not in sys.modules
+    with pytest.raises(RuntimeError, match="on purpose"), compat.code_metric_replaced(7):
+        raise RuntimeError("on purpose")
+    assert evaluate.load is load
+
+
+def test_settings_of_a_generation():
+    found = compat.generation_settings({"until": "\n", "max_new_tokens": 5}, 256)
+    assert (found["until"], found["max_gen_toks"], found["do_sample"]) == (["\n"], 5, False)
+    assert compat.generation_settings({"until": []}, 7)["max_gen_toks"] == 7
+    assert compat.stop_strings(["\n"], "</s>") == ["\n", "</s>"]
+    assert compat.stop_strings(None, None) == []
+
+
+def test_each_token_of_a_text_is_predicted_once():
+    windows = compat.rolling_windows(list(range(10, 17)), 1, 3)
+    assert [token for _, continuation in windows for token in continuation] == list(range(10, 17))
+    assert windows[0][0] == [1]
+    assert all(len(context) + len(continuation) <= 4 for context, continuation in windows)
+
+
+def test_lm_evals_own_models_are_listed():
+    compat.list_models()
+    assert "lm_eval.models" in sys.modules
+
+
+def test_a_scorer_without_the_name():
+    with pytest.raises(VersionError, match=r"has no object\._loglikelihood_tokens"):
+        compat.answers_of(object(), [])
