@@ -14,7 +14,7 @@ from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.plan import uniform
-from freemoe.models.fingerprint import fingerprint
+from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.tomoe.export import export
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tomoe.random_structures import random_structure

@@ -17,7 +17,7 @@ from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
-from freemoe.models.fingerprint import fingerprint
+from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from freemoe.recipes import load_recipe

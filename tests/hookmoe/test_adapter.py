@@ -18,7 +18,7 @@ from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import Plan, uniform
-from freemoe.models.fingerprint import fingerprint
+from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.weights import find_weights
 from tests.hookmoe.conftest import logits

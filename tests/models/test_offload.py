@@ -13,8 +13,8 @@ from freemoe.core.errors import FamilyError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.rank.bands import Band, Rankings
 from freemoe.domain_experts.rank.calibrate import calibrate
+from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.models.fingerprint import fingerprint
 from freemoe.models.mask import Mask, random_mask
 from freemoe.models.offload import resident_bytes
 from freemoe.models.switchboard import Switchboard

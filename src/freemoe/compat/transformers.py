@@ -79,6 +79,11 @@ def unfilled(model_class: Any, config: Any, dtype: Any, attention: str | None) -
         return make(config, dtype=dtype, attn_implementation=attention)
 
 
+def kept_whole(model: Any) -> list[str]:
+    """Names of the classes whose modules must not be spread over several devices."""
+    return sorted(attribute_of(model, "_no_split_modules", _PACKAGE, "know what may lie on different devices") or ())
+
+
 # --------------------------------------------------------------------------------- fused experts
 
 

@@ -15,8 +15,8 @@ from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
 from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.curvature import super_weights as largest_disturbances
 from freemoe.evals.engine.tokens import context_length
+from freemoe.models.checkpoints.fingerprint import require_base
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer, origin
-from freemoe.models.fingerprint import require_base
 from freemoe.models.weights import describe, find_weights
 from freemoe.text.files import read_text_file
 

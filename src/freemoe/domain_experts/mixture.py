@@ -22,10 +22,10 @@ from freemoe.domain_experts.expert import Expert, require_zeros_say
 from freemoe.domain_experts.route.router import Route, Router
 from freemoe.domain_experts.route.subdomains import prompt_feature
 from freemoe.evals.engine.answering import AUTO, BASE, prompt_ids
+from freemoe.models.checkpoints.fingerprint import require_base
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.checkpoints.placement import Placement
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
-from freemoe.models.fingerprint import require_base
 from freemoe.models.mask import Mask
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.weights import find_weights

@@ -19,8 +19,8 @@ from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.evals.tasks.task import DomainData
+from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
-from freemoe.models.fingerprint import fingerprint
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight, find_weights, require_in_memory

@@ -29,9 +29,9 @@ from freemoe.hookmoe.hooks.hook import Hook, Hooks
 from freemoe.hookmoe.plans.apply import applied, plan_of, probe
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import Plan, parse_plan
+from freemoe.models.checkpoints.fingerprint import require_base
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.checkpoints.placement import Placement
-from freemoe.models.fingerprint import require_base
 from freemoe.models.spec import family_of
 
 

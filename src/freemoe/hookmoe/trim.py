@@ -38,8 +38,8 @@ from freemoe.hookmoe.plans.apply import applied, expert_counts, plan_of, probe
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.methods import check_asked, find_plan, find_rescale, hook_widths, kl_drop
 from freemoe.hookmoe.plans.plan import Plan
+from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
-from freemoe.models.fingerprint import fingerprint
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe, dump
 from freemoe.results.trim import TrimResult

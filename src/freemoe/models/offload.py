@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from freemoe.compat.accelerate import reading_hooks
 
 Edit = Callable[[Tensor], Tensor]
 
@@ -62,7 +63,7 @@ def stored_parameters(model: nn.Module) -> dict[str, Stored]:
     """
     found: dict[str, Stored] = {}
     for path, module in model.named_modules():
-        for hook in _offloading(module):
+        for hook in reading_hooks(module):
             if not isinstance(hook.weights_map, _Edited):
                 device = torch.device(hook.execution_device)
                 own = [name for name, parameter in module.named_parameters(recurse=False) if parameter.is_meta]
@@ -91,14 +92,6 @@ def held(module: nn.Module, name: str) -> Tensor:
     """A module's own parameter to read, also between its calls where that is not in memory."""
     parameter = getattr(module, name)
     if parameter.is_meta:
-        for hook in _offloading(module):
+        for hook in reading_hooks(module):
             return hook.weights_map[name].to(hook.execution_device)
     return parameter
-
-
-def _offloading(module: nn.Module) -> Iterator[Any]:
-    """A module's hooks that read its weights when it is called (accelerate's ``AlignDevicesHook``)."""
-    hook: Any = getattr(module, "_hf_hook", None)
-    for part in getattr(hook, "hooks", (hook,)):
-        if getattr(part, "offload", False) and getattr(part, "weights_map", None) is not None:
-            yield part

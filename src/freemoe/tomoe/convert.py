@@ -22,7 +22,7 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
 from freemoe.evals.held_out import keep_record
-from freemoe.models.fingerprint import fingerprint
+from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.hooks import before, hooked
 from freemoe.recipes import ConvertRecipe, dump
 from freemoe.results.convert import ConvertResult

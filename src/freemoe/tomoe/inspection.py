@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.artifacts import read_manifest
+from freemoe.models.checkpoints.fingerprint import require_base
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.models.fingerprint import require_base
 from freemoe.results import read_result
 from freemoe.tomoe.card import rows
 

@@ -8,7 +8,7 @@ from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.prove.card import gain_text, headlines, model_card
 from freemoe.domain_experts.purify.methods import METHODS
-from freemoe.models.fingerprint import fingerprint
+from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.recipes.build import PURIFICATIONS
 from tests.domain_experts.conftest import read_result, task_recipe, text_recipe
 

@@ -11,7 +11,7 @@ from safetensors.torch import save
 from freemoe.core.artifacts import write_manifest
 from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
 from freemoe.domain_experts.structured.units import find_units
-from freemoe.models.fingerprint import fingerprint
+from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.mask import Mask
 from freemoe.models.weights import find_weights
 from tests.masks import mask_of

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from freemoe.core.errors import DataError
+from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.gguf_header import read_header
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer, origin
 from freemoe.models.checkpoints.saving import save_checkpoint
-from freemoe.models.fingerprint import fingerprint
 from freemoe.models.weights import find_weights
 from tests.gguf_files import tiny_llama, write_gguf
 

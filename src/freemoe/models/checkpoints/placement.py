@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from freemoe.compat.transformers import kept_whole
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.memory import available_memory_bytes
 from freemoe.models.spec import family_of, find_layers
@@ -143,7 +144,7 @@ def _inferred(empty: Any, limits: dict[str | int, int] | None) -> Places:
         raise DataError(
             "More than one device needs accelerate, which is not installed: pip install 'freemoe[devices]'."
         ) from None
-    whole = list(empty._no_split_modules or [])
+    whole = kept_whole(empty)
     empty.tie_weights()
     most: Any = get_balanced_memory(empty, no_split_module_classes=whole) if limits is None else limits
     return dict(infer_auto_device_map(empty, max_memory=most, no_split_module_classes=whole))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import ArtifactError
-from freemoe.models.fingerprint import fingerprint, require_base
+from freemoe.models.checkpoints.fingerprint import fingerprint, require_base
 from tests.tiny import tiny_model
 
 
@@ -62,7 +62,7 @@ def test_names_and_shapes_count_too() -> None:
 def test_large_parameters_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     whole = fingerprint(model)
-    monkeypatch.setattr("freemoe.models.fingerprint._CHUNK", 7)
+    monkeypatch.setattr("freemoe.models.checkpoints.fingerprint._CHUNK", 7)
     assert fingerprint(model) == whole
 
 
