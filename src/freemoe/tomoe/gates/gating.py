@@ -19,8 +19,8 @@ from freemoe.models.sublayers import Sublayers
 from freemoe.recipes import GateSection
 from freemoe.tomoe.gates.budget import Widths
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork, LayerLogits
-from freemoe.tomoe.gates.straight_through import best, gumbel_sigmoid, gumbel_softmax
 from freemoe.tomoe.structures.masked import per_head
+from freemoe.training.straight_through import best, gumbel_sigmoid, gumbel_softmax
 
 
 @dataclass

@@ -23,8 +23,9 @@ from freemoe.tomoe.gates.budget import Profile, Widths, profile, widths
 from freemoe.tomoe.gates.gating import Gating, Step
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.gates.initialise import Worth, begin, offsets
-from freemoe.tomoe.gates.losses import balance_loss, distillation_loss, size_loss, union_loss
+from freemoe.tomoe.gates.losses import balance_loss, size_loss, union_loss
 from freemoe.tomoe.structures.structure import dense_parameters, linear_parameters
+from freemoe.training.distillation import distillation_loss
 
 
 @dataclass

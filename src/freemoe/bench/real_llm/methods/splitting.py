@@ -21,8 +21,8 @@ from torch import Tensor
 from freemoe.models.sublayers import Sublayers, find_sublayers
 from freemoe.text.blocks import Blocks
 from freemoe.tomoe.gates.initialise import clusters
-from freemoe.tomoe.gates.losses import distillation_loss
 from freemoe.tomoe.structures.rivals import activities
+from freemoe.training.distillation import distillation_loss
 
 _SHARED = 0.5
 # Standard deviation of a router's scores over experts before it is trained: who comes first is clear, weights are nearly even.

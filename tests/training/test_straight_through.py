@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from freemoe.tomoe.gates.straight_through import (
+from freemoe.training.straight_through import (
     MEDIAN_NOISE,
     best,
     gumbel,
