@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from freemoe.hookmoe.exports import write_exports
 from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, ridge_start
 from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
 from freemoe.hookmoe.hooks.teacher import teach
-from freemoe.hookmoe.hooks.training import Material, Schedule, State, train
+from freemoe.hookmoe.hooks.training import Material, Schedule, train
 from freemoe.hookmoe.material import TextParts, load_text
 from freemoe.hookmoe.measure import Quality, as_json, measure, recovered
 from freemoe.hookmoe.metrics import act_equivalent, act_per_layer, agreement, count_parameters, load_cv, routes, speed
@@ -43,25 +42,7 @@ from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe, dump
 from freemoe.results.trim import TrimResult
-
-
-@dataclass(frozen=True)
-class Store:
-    """A run folder, as training keeps its states in it."""
-
-    run: RunFolder
-
-    def has(self, name: str) -> bool:
-        """See `RunFolder.has`."""
-        return self.run.has(name)
-
-    def keep(self, name: str, work: Callable[[], State]) -> State:
-        """See `RunFolder.tensors`."""
-        return self.run.tensors(name, work)
-
-    def drop(self, name: str) -> None:
-        """See `RunFolder.drop`."""
-        self.run.drop(name)
+from freemoe.training.loop import Store
 
 
 def trim(recipe: TrimRecipe, *, progress: Progress | None = None, overwrite: bool = False, resume: bool = True) -> Path:

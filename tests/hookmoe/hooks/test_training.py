@@ -10,13 +10,14 @@ import torch
 from freemoe.core.errors import NumericError
 from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
 from freemoe.hookmoe.hooks.teacher import divergence, logits_of, teach, top_of
-from freemoe.hookmoe.hooks.training import LOSSES, Material, Schedule, State, train
+from freemoe.hookmoe.hooks.training import LOSSES, Material, Schedule, train
 from freemoe.hookmoe.hooks.upper_half import inputs_of, upper
 from freemoe.hookmoe.measure import as_json, measure, recovered
 from freemoe.hookmoe.plans.apply import applied, plan_of
 from freemoe.hookmoe.plans.layers import decoder_layers, moe_layers
 from freemoe.hookmoe.plans.plan import Plan, uniform
 from freemoe.text.blocks import Blocks
+from freemoe.training.states import State
 from tests.hookmoe.conftest import blocks_of, logits
 
 QUICK = Schedule(steps=6, rows=2, rate=1e-2, every=2)

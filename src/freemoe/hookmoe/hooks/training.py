@@ -8,7 +8,7 @@ above it only; the kept result is the one with the best held-out loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from freemoe.core.errors import NumericError
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.hookmoe.hooks.teacher import Teacher, divergence, logits_of
 from freemoe.hookmoe.hooks.upper_half import inputs_of, upper
@@ -25,42 +24,13 @@ from freemoe.hookmoe.measure import measure
 from freemoe.hookmoe.plans.apply import applied
 from freemoe.hookmoe.plans.plan import Plan
 from freemoe.text.blocks import Blocks
+from freemoe.training.descent import descend, warm_cosine
+from freemoe.training.loop import Kept, Store
+from freemoe.training.loop import train as run
+from freemoe.training.states import Best, State, load_optimizer, optimizer_state, packed, put, unpacked
 
 LOSSES = ("kd", "lm", "state")
 _WARMUP = 0.05
-
-State = dict[str, Tensor]
-
-
-class Store(Protocol):
-    """Where states of a training are kept, so that a killed run goes on."""
-
-    def has(self, name: str) -> bool:
-        """Whether a state is kept."""
-        ...
-
-    def keep(self, name: str, work: Callable[[], State]) -> State:
-        """The state of that name; made by ``work`` where it is not kept yet."""
-        ...
-
-    def drop(self, name: str) -> None:
-        """Forget a state that a later one replaces."""
-        ...
-
-
-class NoStore:
-    """Keeps nothing."""
-
-    def has(self, name: str) -> bool:
-        """Never."""
-        return False
-
-    def keep(self, name: str, work: Callable[[], State]) -> State:
-        """Always does the work."""
-        return work()
-
-    def drop(self, name: str) -> None:
-        """Does nothing."""
 
 
 class Compensation(Protocol):
@@ -109,10 +79,7 @@ class Schedule:
 
     def rate_at(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
-        warm = max(1, round(self.steps * _WARMUP))
-        if step < warm:
-            return self.rate * (step + 1) / warm
-        return self.rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
+        return warm_cosine(self.rate, step, self.steps, max(1, round(self.steps * _WARMUP)))
 
 
 @dataclass(frozen=True)
@@ -169,7 +136,7 @@ def train(
         material: Text and teacher.
         schedule: How.
         rescale: See `applied`.
-        store: Keeps the state after every look.
+        store: Keeps the state before every look; None: nothing is kept.
         progress: Where to report.
         name: Of the stage and of the states.
 
@@ -179,42 +146,37 @@ def train(
     Raises:
         NumericError: A loss is NaN or infinite.
     """
-    store = store or NoStore()
     parameters = dict(compensation.named_parameters())
     optimizer = torch.optim.Adam(parameters.values(), lr=schedule.rate, betas=(0.9, 0.95))
     order = schedule.order(len(material.train))
-    ends = [*range(0, schedule.steps, schedule.every), schedule.steps]
-    first = max((i for i, end in enumerate(ends) if store.has(f"{name}|{end}")), default=0)
-    state: State = {}
+    best = Best(parameters)
+
+    def state() -> State:
+        return {**packed("now", parameters), **optimizer_state(optimizer), **best.state()}
+
+    def load(state: State) -> None:
+        put(parameters, unpacked("now", state))
+        load_optimizer(optimizer, state)
+        best.load(state)
+
     with frozen(model), (progress or Quiet()).stage(name, schedule.steps) as advance:
-        advance(ends[first])
         loss = _Loss(model, plan, compensation, material, schedule.loss, rescale)
-        for number in range(first, len(ends)):
 
-            def work(number: int = number, earlier: State = state) -> State:
-                for step in range(ends[number - 1] if number else 0, ends[number]):
-                    for group in optimizer.param_groups:
-                        group["lr"] = schedule.rate_at(step)
-                    optimizer.zero_grad(set_to_none=True)
-                    value = loss(order[step])
-                    if not bool(torch.isfinite(value)):
-                        raise NumericError(
-                            f"{name}: the loss is {float(value)} at step {step}; lower the learning rate."
-                        )
-                    value.backward()
-                    torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
-                    optimizer.step()
-                    advance(1)
-                return _state(parameters, optimizer, loss.held_out(), earlier)
+        def clip() -> None:
+            torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
 
-            state = store.keep(f"{name}|{ends[number]}", work)
-            _load(state, parameters, optimizer)
-            if number:
-                store.drop(f"{name}|{ends[number - 1]}")
-    with torch.no_grad():
-        for key, p in parameters.items():
-            p.copy_(state[f"best.{key}"])
-    return state["losses"].tolist()
+        def step(number: int) -> None:
+            rows = map(loss, [order[number]])
+            descend(optimizer, rows, number, rates=[schedule.rate_at(number)], change=clip)
+
+        def look(done: int) -> bool:
+            best.look(loss.held_out())
+            return False
+
+        kept = Kept(store, name, state, load) if store else None
+        run(step, look, schedule.steps, schedule.every, kept=kept, advance=advance)
+    best.restore()
+    return best.losses
 
 
 class _Loss:
@@ -272,27 +234,3 @@ def _last_state(model: Any, batch: Blocks, **given: Tensor) -> Tensor:
     inputs = given or {"input_ids": batch.ids.to(model.device)}
     out = model.base_model(**inputs, position_ids=batch.positions.to(model.device), use_cache=False)
     return out.last_hidden_state
-
-
-def _state(parameters: dict[str, nn.Parameter], optimizer: torch.optim.Adam, loss: float, earlier: State) -> State:
-    """Everything that a resumed run needs: values, Adam's moments, the best values so far, held-out losses."""
-    state: State = {}
-    losses = [*(earlier["losses"].tolist() if earlier else []), loss]
-    best = losses[-1] <= min(losses)
-    for key, p in parameters.items():
-        state[f"now.{key}"] = p.detach().clone()
-        state[f"best.{key}"] = p.detach().clone() if best else earlier[f"best.{key}"]
-        for moment, value in optimizer.state.get(p, {}).items():
-            state[f"{moment}.{key}"] = torch.as_tensor(value).clone()
-    state["losses"] = torch.tensor(losses, dtype=torch.float64)
-    return state
-
-
-@torch.no_grad()
-def _load(state: State, parameters: dict[str, nn.Parameter], optimizer: torch.optim.Adam) -> None:
-    for key, p in parameters.items():
-        p.copy_(state[f"now.{key}"])
-        if f"step.{key}" in state:
-            moments = ("step", "exp_avg", "exp_avg_sq")
-            device = {m: torch.device("cpu") if m == "step" else p.device for m in moments}
-            optimizer.state[p] = {m: state[f"{m}.{key}"].clone().to(device[m]) for m in moments}

@@ -1,0 +1,71 @@
+"""A step of an optimizer, and its pace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from freemoe.core.errors import NumericError
+
+
+def cosine(step: int, steps: int, floor: float = 0.0) -> float:
+    """The share of the rate at a step: from one at step 0 down half a cosine to ``floor`` at step ``steps``."""
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * step / max(1, steps)))
+
+
+def warm_cosine(rate: float, step: int, steps: int, warm: int) -> float:
+    """The rate of a step: up a line to ``rate`` at the last of ``warm`` steps, then down half a cosine to zero."""
+    return rate * (step + 1) / warm if step < warm else rate * cosine(step - warm, steps - warm)
+
+
+def check_finite(loss: Tensor, step: int, about: Callable[[], str] = str) -> None:
+    """Stop at a loss that is no number.
+
+    Args:
+        loss: ().
+        step: Number of the step.
+        about: Says more, after the loss.
+
+    Raises:
+        NumericError: It is NaN or infinite; says in which step.
+    """
+    if not bool(torch.isfinite(loss)):
+        raise NumericError(
+            f"The loss of step {step} is {loss.item()}{about()}. Nothing of this step was kept. Lower the learning rate, or "
+            "use float32."
+        )
+
+
+def descend(
+    optimizer: torch.optim.Optimizer,
+    losses: Iterable[Tensor],
+    step: int,
+    *,
+    rates: Sequence[float] | None = None,
+    change: Callable[[], object] | None = None,
+) -> None:
+    """One step of an optimizer down the sum of some losses.
+
+    Args:
+        optimizer: Of what is trained.
+        losses: () each, best made one after the other: each one's graph is gone before the next is asked for.
+        step: Its number, for the message.
+        rates: Learning rates of the optimizer's groups; None: as they are.
+        change: Changes the gradients before they are used: clips them, or averages them over processes.
+
+    Raises:
+        NumericError: A loss is NaN or infinite; neither the parameters nor the optimizer have changed.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    for loss in losses:
+        check_finite(loss, step)
+        loss.backward()
+    if change is not None:
+        change()
+    if rates is not None:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+    optimizer.step()
