@@ -87,24 +87,19 @@ def train(
     for end in looks(steps, every):
         if end < done:
             continue
-        _steps(step, range(done, end), advance, kept)
+
+        def work(numbers: range = range(done, end)) -> State:
+            for number in numbers:
+                step(number)
+                advance(1)
+            return kept.state() if kept else {}
+
+        if kept is None:
+            work()
+        else:
+            kept.load(kept.store.keep(f"{kept.name}|{end}", work))
+            if done < end:
+                kept.store.drop(f"{kept.name}|{done}")
         if look(end):
             return
         done = end
-
-
-def _steps(step: Callable[[int], None], numbers: range, advance: Callable[[int], None], kept: Kept | None) -> None:
-    """Some steps, unless the state after them is kept; goes on from what is kept either way."""
-
-    def work() -> State:
-        for number in numbers:
-            step(number)
-            advance(1)
-        return kept.state() if kept else {}
-
-    if kept is None:
-        work()
-        return
-    kept.load(kept.store.keep(f"{kept.name}|{numbers.stop}", work))
-    if numbers:
-        kept.store.drop(f"{kept.name}|{numbers.start}")

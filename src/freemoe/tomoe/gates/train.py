@@ -1,4 +1,4 @@
-"""The training loop of a conversion: gates learn by self-distillation, the base stays as it is (ToMoE Sec. 3.4).
+"""A step of a conversion's training: gates learn by self-distillation, the base stays as it is (ToMoE Sec. 3.4).
 
 A step is a function of the state before it and its number: the data's order, the noise and the budget follow from the
 seed and the number alone, so that a run that goes on from a saved state ends like one that was never stopped.
@@ -6,15 +6,13 @@ seed and the number alone, so that a run that goes on from a saved state ends li
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from freemoe.core.errors import NumericError
 from freemoe.models.sublayers import Sublayers
 from freemoe.recipes import ConvertRecipe
 from freemoe.text.blocks import Blocks
@@ -25,7 +23,9 @@ from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.gates.initialise import Worth, begin, offsets
 from freemoe.tomoe.gates.losses import balance_loss, size_loss, union_loss
 from freemoe.tomoe.structures.structure import dense_parameters, linear_parameters
+from freemoe.training.descent import check_finite, cosine, descend
 from freemoe.training.distillation import distillation_loss
+from freemoe.training.states import State, load_optimizer, optimizer_state, packed, unpacked
 
 
 @dataclass
@@ -93,25 +93,15 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------- state
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> State:
         """Everything that the next step depends on."""
-        found = {f"own|{name}": t.detach().clone() for name, t in self.hypernetwork.state_dict().items()}
-        for number, state in self.optimizer.state_dict()["state"].items():
-            found |= {f"optimizer|{number}|{name}": torch.as_tensor(t).clone() for name, t in state.items()}
-        found["step"] = torch.tensor(self.step)
-        found["history"] = self.history.tensor()
-        return found
+        own = {"step": torch.tensor(self.step), "history": self.history.tensor()}
+        return {**packed("own", self.hypernetwork.state_dict()), **optimizer_state(self.optimizer), **own}
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: State) -> None:
         """Go on from ``state``."""
-        self.hypernetwork.load_state_dict({n.partition("|")[2]: t for n, t in state.items() if n.startswith("own|")})
-        packed = self.optimizer.state_dict()
-        packed["state"] = {}
-        for name, tensor in state.items():
-            if name.startswith("optimizer|"):
-                _, number, key = name.split("|")
-                packed["state"].setdefault(int(number), {})[key] = tensor
-        self.optimizer.load_state_dict(packed)
+        self.hypernetwork.load_state_dict(unpacked("own", state))
+        load_optimizer(self.optimizer, state)
         self.step = int(state["step"])
         self.history = History(state["history"].tolist())
 
@@ -141,7 +131,7 @@ class Trainer:
             picked.append(int(torch.randperm(len(self.train), generator=generator)[index]))
         return self.train.rows(picked)
 
-    def run(self, until: int, on_step: Callable[[], None] | None = None) -> None:
+    def run(self, until: int) -> None:
         """Train up to a step.
 
         Raises:
@@ -150,13 +140,10 @@ class Trainer:
         while self.step < until:
             self._one(self.step)
             self.step += 1
-            if on_step is not None:
-                on_step()
 
     @torch.enable_grad()
     def _one(self, step: int) -> None:
         settings, losses = self.recipe.train, self.recipe.losses
-        self._pace(step)
         batch = self.batch(step)
         share = self.share(step)
         logits = self.hypernetwork()
@@ -185,25 +172,18 @@ class Trainer:
                 [loss, *(parts[n] for n in ("distillation", "size", "union", "balance", "active"))]
             ).detach()
             self.devices.average([said])
-            if not bool(torch.isfinite(said[0])):
-                raise NumericError(
-                    f"The loss of step {step} is {loss.item()}: "
-                    + ", ".join(f"{n} {parts[n].item():.4g}" for n in weights)
-                    + ". The state of the step before is kept. Lower train.rate and train.offset_rate, or use float32."
-                )
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-        self.devices.average(
-            [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        )
-        self.optimizer.step()
+            # All processes stop at a loss that one of them cannot go on from.
+            check_finite(
+                said[0], step, lambda: f" ({', '.join(f'{n} {parts[n].item():.4g}' for n in weights)}; see train.rate)"
+            )
+            factor = cosine(step, settings.steps, 0.1) if settings.schedule == "cosine" else 1.0
+            rates = [rate * factor for rate in self._rates]
+            descend(self.optimizer, [loss], step, rates=rates, change=self._average)
         self.history.rows.append([*said.tolist(), share])
 
-    def _pace(self, step: int) -> None:
-        if self.recipe.train.schedule == "cosine":
-            factor = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * step / max(1, self.recipe.train.steps)))
-            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate * factor
+    def _average(self) -> None:
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.devices.average([p.grad for p in parameters if p.grad is not None])
 
     def _hidden(self, batch: Blocks, embedded: bool = False) -> Tensor:
         """What goes into the head: (rows, length, hidden); with a graph where the gates shall learn from it."""

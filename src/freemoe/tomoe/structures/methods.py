@@ -29,6 +29,7 @@ from freemoe.tomoe.structures.structure import (
     to_tensors,
     whole,
 )
+from freemoe.training.loop import Kept, Store, looks, train
 
 _WORTHS = ("qk", "vo", "vo_ranked", "mlp")
 
@@ -112,38 +113,28 @@ def _train(bench: Bench, trainer: Trainer) -> list[dict[str, float]]:
 
     Only the state of the last mark and the structure of the best one are kept on disk.
     """
-    recipe, run = bench.recipe, bench.own_run
-    steps, every = recipe.train.steps, recipe.train.save_every
-    marks = [0, *range(every, steps, every), *([steps] if steps else [])]
-    kept = trainer.devices.told(max((m for m in marks if f"held-out|{m}" in run.journal), default=-1))
+    run, settings = bench.own_run, bench.recipe.train
+    kept = Kept(Store(run), "state", trainer.state, trainer.load)
+    begun = trainer.devices.told(kept.last(settings.steps, settings.save_every))
     trainer.devices.wait()
-    curve: list[dict[str, float]] = []
-    with bench.progress.stage("training", steps) as advance:
-        for mark in marks:
-            if mark < kept:
-                curve.append(run.journal.unit(f"held-out|{mark}", dict))
-                continue
+    before = [mark for mark in looks(settings.steps, settings.save_every) if mark < begun]
+    curve: list[dict[str, float]] = [run.journal.unit(f"held-out|{mark}", dict) for mark in before]
 
-            def work(mark: int = mark) -> dict[str, Tensor]:
-                trainer.run(mark, lambda: advance(1))
-                return trainer.state()
-
-            state = run.tensors(f"state|{mark}", work)
-            if trainer.step < mark:
-                trainer.load(state)
-                advance(mark)
-            tensors = run.tensors(f"structure|{mark}", lambda: to_tensors(_structure(bench, trainer)))
-            point = run.journal.unit(
-                f"held-out|{mark}", lambda t=tensors, m=mark: _on_held_out(bench, m, from_tensors(t))
+    def look(mark: int) -> bool:
+        tensors = run.tensors(f"structure|{mark}", lambda: to_tensors(_structure(bench, trainer)))
+        point = run.journal.unit(f"held-out|{mark}", lambda: _on_held_out(bench, mark, from_tensors(tensors)))
+        curve.append(point)
+        _forget(bench, curve)
+        if mark:
+            latest = dict(zip(History.columns, trainer.history.rows[-1], strict=True))
+            bench.progress.say(
+                f"step {mark}: active {latest['active']:.3f}, KL {latest['distillation']:.4f}, balance "
+                f"{latest['balance']:.3f}, held-out perplexity {point['perplexity']:.3f} at {point['active']:.3f} active"
             )
-            curve.append(point)
-            _forget(bench, curve)
-            if mark:
-                latest = dict(zip(History.columns, trainer.history.rows[-1], strict=True))
-                bench.progress.say(
-                    f"step {mark}: active {latest['active']:.3f}, KL {latest['distillation']:.4f}, balance "
-                    f"{latest['balance']:.3f}, held-out perplexity {point['perplexity']:.3f} at {point['active']:.3f} active"
-                )
+        return False
+
+    with bench.progress.stage("training", settings.steps) as advance:
+        train(lambda n: trainer.run(n + 1), look, settings.steps, settings.save_every, kept=kept, advance=advance)
     return curve
 
 
@@ -154,13 +145,11 @@ def _best(recipe: ConvertRecipe, curve: list[dict[str, float]]) -> dict[str, flo
 
 
 def _forget(bench: Bench, curve: list[dict[str, float]]) -> None:
-    """Delete the states before the last, and every structure that is not the best."""
+    """Delete every structure that is not the best."""
     best = _best(bench.recipe, curve)["step"]
     for point in curve:
         if point["step"] != best:
             bench.own_run.drop(f"structure|{int(point['step'])}")
-        if point is not curve[-1]:
-            bench.own_run.drop(f"state|{int(point['step'])}")
 
 
 def _on_held_out(bench: Bench, step: int, structure: Structure) -> dict[str, float]:
