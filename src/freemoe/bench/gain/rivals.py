@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from freemoe.compat.peft import with_lora_beside
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, mean_loss
 from freemoe.domain_experts.purify.learned import draw
 from freemoe.models.weights import Weight
+from freemoe.training.descent import descend
+from freemoe.training.loop import train
+from freemoe.training.states import Best
 
 
 @dataclass(frozen=True)
@@ -55,31 +58,20 @@ def tune(
     for p in parameters:
         p.requires_grad_(True)
     optimizer = torch.optim.Adam(parameters, lr=rate)
-    losses = [mean_loss(model, stop)]
-    best, kept = 0, _copies(parameters)
-    steps = draw(gradient, schedule.step_tokens, seed)
-    for step in range(1, schedule.steps + 1):
-        batches = next(steps)
+    best = Best({str(i): p for i, p in enumerate(parameters)})
+    drawn = draw(gradient, schedule.step_tokens, seed)
+
+    def step(number: int) -> None:
+        batches = next(drawn)
         tokens = sum(b.answer_tokens for b in batches)
-        optimizer.zero_grad(set_to_none=True)
-        for batch in batches:
-            (answer_loss(model, batch) / tokens).backward()
-        optimizer.step()
-        if step % schedule.every and step < schedule.steps:
-            continue
-        losses.append(mean_loss(model, stop))
-        if losses[-1] < losses[best]:
-            best, kept = len(losses) - 1, _copies(parameters)
-        if len(losses) - 1 - best >= schedule.patience:
-            break
-    with torch.no_grad():
-        for p, value in zip(parameters, kept, strict=True):
-            p.copy_(value)
-    return losses
+        descend(optimizer, (answer_loss(model, b) / tokens for b in batches), number)
 
+    def look(done: int) -> bool:
+        return best.look(mean_loss(model, stop)) >= schedule.patience
 
-def _copies(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    return [p.detach().clone() for p in parameters]
+    train(step, look, schedule.steps, schedule.every)
+    best.restore()
+    return best.losses
 
 
 def with_lora(model: Any, weights: Sequence[Weight], rank: int, seed: int) -> tuple[Any, list[nn.Parameter]]:

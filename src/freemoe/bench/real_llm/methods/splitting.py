@@ -22,6 +22,7 @@ from freemoe.models.sublayers import Sublayers, find_sublayers
 from freemoe.text.blocks import Blocks
 from freemoe.tomoe.gates.initialise import clusters
 from freemoe.tomoe.structures.rivals import activities
+from freemoe.training.descent import descend
 from freemoe.training.distillation import distillation_loss
 
 _SHARED = 0.5
@@ -193,9 +194,7 @@ def train_routers(
             loss = distillation_loss(
                 _hidden(sparse, batch).flatten(0, 1), wanted.flatten(0, 1), dense.get_output_embeddings(), counted
             )
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-        optimizer.step()
+            descend(optimizer, [loss], step)
         schedule.step()
         on_step(loss.item())
     return [r.requires_grad_(False) for r in routers]
