@@ -37,6 +37,7 @@ from freemoe.domain_experts.purify.strongest import strongest
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight
+from freemoe.training.descent import cosine
 
 # A first step at this pace switches a half percent of the weights off, by noise alone: harmless, as they are near zero.
 _PACE = 0.2
@@ -275,7 +276,7 @@ def _train(
         for step in range(1, length.steps + 1 if unit and most else 1):
             batch = next(drawn)
             # Gradients of n tokens are noise of size sqrt(h / n): so paced, evidence is compared with costs in units.
-            rate = pace.value * (1 + math.cos(math.pi * step / length.steps)) / 2
+            rate = pace.value * cosine(step, length.steps)
             rate *= unit * math.sqrt(sum(b.answer_tokens for b in batch)) / (1 - _MOMENTUM**step)
             with switched_off(weights, mask):
                 _gather(model, switches, batch, checkpointing)

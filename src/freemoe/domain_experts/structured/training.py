@@ -26,6 +26,7 @@ from freemoe.domain_experts.purify.learned import draw
 from freemoe.domain_experts.structured.masks import masked, masks_of, units_off
 from freemoe.domain_experts.structured.ranking import Worth, orders, worth
 from freemoe.domain_experts.structured.units import Units, lowest, numbers_off
+from freemoe.training.descent import cosine
 
 OnLook = Callable[[int, float, float], None]
 """Called after every look at the stopping documents: steps done, loss, share of the units off."""
@@ -218,7 +219,7 @@ class _Training:
             now = _between(before, target, opened)
             off = lowest(self.units, scores.values, now)
             slopes = _slopes(self.model, self.units, off, next(self.drawn), self.checkpointing)
-            scores.step(slopes, speed * _cosine(number, self.steps))
+            scores.step(slopes, speed * cosine(number, self.steps))
             self.done += 1
             if number % self.every and number < self.steps:
                 continue
@@ -244,10 +245,6 @@ class _Training:
         self.looks.append((self.done, share, loss))
         if self.on_look:
             self.on_look(self.done, loss, share)
-
-
-def _cosine(step: int, steps: int) -> float:
-    return 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def _between(before: Sequence[int] | int, target: Sequence[int] | int, opened: float) -> Sequence[int] | int:
