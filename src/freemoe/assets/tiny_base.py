@@ -150,30 +150,47 @@ def batches(pools: Iterator[list[Row]], pad: int, rng: random.Random) -> Iterato
             yield ids, weights
 
 
-def learning_rate(step: int, steps: int) -> float:
+def learning_rate(highest: float, step: int, steps: int) -> float:
     """Linear warm-up, then a cosine down to a twentieth."""
     if step < WARMUP:
-        return LEARNING_RATE * (step + 1) / WARMUP
+        return highest * (step + 1) / WARMUP
     progress = (step - WARMUP) / max(1, steps - WARMUP)
-    return LEARNING_RATE * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+    return highest * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def train(model: LlamaForCausalLM, stream: Iterator[tuple[torch.Tensor, torch.Tensor]], steps: int) -> int:
-    """Train in place in fp32; return the number of tokens that were not padding."""
+def train(
+    model: Any,
+    stream: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    steps: int,
+    highest: float = LEARNING_RATE,
+    balance: float | None = None,
+) -> int:
+    """Train in place in fp32, by weighted cross-entropy; return the number of tokens that were not padding.
+
+    Args:
+        model: A causal LM.
+        stream: Token ids and loss weights, (rows, length) each, padded on the right.
+        steps: Of the optimizer.
+        highest: Learning rate after the warm-up.
+        balance: Weight of a mixture's balance loss; None: the model has none.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY)
     model.train()
     began, tokens, smooth = time.monotonic(), 0, math.nan
     for step in range(steps):
         ids, weights = next(stream)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps)
-        # Padding is on the right and attention is causal, so no mask is needed: nothing real sees it.
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+            group["lr"] = learning_rate(highest, step, steps)
+        # Attention is causal, so nothing real sees padding; a mask only keeps it out of the balance loss.
+        routed = {} if balance is None else {"attention_mask": (weights > 0).long(), "output_router_logits": True}
+        out = model(input_ids=ids, use_cache=False, **routed)
+        losses = torch.nn.functional.cross_entropy(
+            out.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+        )
         targets = weights[:, 1:].flatten()
         loss = (losses * targets).sum() / targets.sum()
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        (loss if balance is None else loss + balance * out.aux_loss).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         tokens += int((weights > 0).sum())
@@ -187,6 +204,23 @@ def train(model: LlamaForCausalLM, stream: Iterator[tuple[torch.Tensor, torch.Te
                 flush=True,
             )
     return tokens
+
+
+def provenance(recipe: dict[str, object], model: Any, tokens: int, began: float) -> dict[str, object]:
+    """What decided a model and what made it, as it stands in PROVENANCE.json; ``began`` by the monotonic clock."""
+    return {
+        **recipe,
+        "tokens": tokens,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "threads": torch.get_num_threads(),
+        "wall_seconds": round(time.monotonic() - began),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "tokenizers": tokenizers.__version__,
+        },
+    }
 
 
 def save(
@@ -249,32 +283,23 @@ def make_base(out: Path, seed: int, eval_seed: int, steps: int = STEPS) -> None:
     rng = random.Random(f"rows/{seed}")
     pools = rows(world.documents(seed, mix), tokenizer, rng)
     tokens = train(model, batches(pools, tokenizer.pad_token_id, rng), steps)
-    record = {
-        **recipe(seed, eval_seed, steps),
-        "tokens": tokens,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "threads": torch.get_num_threads(),
-        "wall_seconds": round(time.monotonic() - began),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "tokenizers": tokenizers.__version__,
-        },
-    }
+    record = provenance(recipe(seed, eval_seed, steps), model, tokens, began)
     write_benchmark(out / "benchmark", eval_seed)
     save(model, tokenizer, record, out / "demo_model")
 
 
-def parse_flags() -> argparse.Namespace:
-    """Flags of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=SEED, help="weights and documents (default %(default)s)")
-    parser.add_argument("--eval-seed", type=int, default=EVAL_SEED, help="items of the benchmark (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps (default %(default)s)")
-    parser.add_argument(
-        "--out", type=Path, default=ASSETS, help="gets demo_model/ and benchmark/ (default: the package)"
-    )
+def parse_flags(
+    about: str | None, seed: int, steps: int, out: Path, eval_seed: int | None = None
+) -> argparse.Namespace:
+    """Flags of the command line; the arguments are their defaults, and a model without a benchmark has no ``eval_seed``."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=seed, help="weights and documents (default %(default)s)")
+    if eval_seed is not None:
+        parser.add_argument(
+            "--eval-seed", type=int, default=eval_seed, help="items of the benchmark (default %(default)s)"
+        )
+    parser.add_argument("--steps", type=int, default=steps, help="optimizer steps (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=out, help="folder (default: the package's)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     args = parser.parse_args()
@@ -284,17 +309,21 @@ def parse_flags() -> argparse.Namespace:
     return args
 
 
-def main() -> None:
-    """Train, save, and write the benchmark beside the model."""
-    args = parse_flags()
-    estimate = args.steps * SECONDS_PER_STEP / 60
+def begin(args: argparse.Namespace, seconds_per_step: float) -> bool:
+    """Say how long a training will take; whether it shall be done at all, on the threads that were asked for."""
+    estimate = args.steps * seconds_per_step / 60
     millions = args.steps * TOKENS_PER_STEP / 1e6
     print(f"{args.steps} steps x {TOKENS_PER_STEP} tokens = {millions:.1f}M, about {estimate:.0f} min")
-    if args.dry_run:
-        return
     torch.set_num_threads(args.threads)
-    make_base(args.out, args.seed, args.eval_seed, args.steps)
-    print(f"wrote {args.out / 'demo_model'} and {args.out / 'benchmark'}")
+    return not args.dry_run
+
+
+def main() -> None:
+    """Train, save, and write the benchmark beside the model."""
+    args = parse_flags(__doc__, SEED, STEPS, ASSETS, EVAL_SEED)
+    if begin(args, SECONDS_PER_STEP):
+        make_base(args.out, args.seed, args.eval_seed, args.steps)
+        print(f"wrote {args.out / 'demo_model'} and {args.out / 'benchmark'}")
 
 
 if __name__ == "__main__":
