@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -53,13 +54,15 @@ def test_a_step_is_the_optimizers_on_the_sum_of_the_losses() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_losses_are_made_one_after_the_other() -> None:
+def test_losses_are_made_one_after_the_other_and_let_go_of() -> None:
     p = nn.Parameter(torch.ones(1))
-    order = []
+    order, alive = [], weakref.WeakSet()
 
     def part(name: str) -> torch.Tensor:
+        assert not alive
         order.append(f"made {name}")
         loss = p.sum()
+        alive.add(loss)
         loss.register_hook(lambda grad: order.append(f"walked {name}"))
         return loss
 

@@ -63,6 +63,8 @@ def descend(
     for loss in losses:
         check_finite(loss, step)
         loss.backward()
+        # What its graph still holds must not stand beside the next one's.
+        del loss
     if change is not None:
         change()
     if rates is not None:
