@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from freemoe.models.mask import Mask, random_mask
 from freemoe.models.offload import resident_bytes
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.switching import switch_off, switched_off
-from freemoe.models.weights import find_weights
+from freemoe.models.weights import find_weights, require_in_memory
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
 
 IDS = torch.arange(6, 46).view(2, 20)
@@ -135,3 +136,12 @@ def test_what_needs_weights_in_memory_says_so(tmp_path):
     _, disk = on_disk(tmp_path)
     with pytest.raises(FamilyError, match=r"needs all weights in memory, and 1 of 1 .*q_proj.*--metric wanda"):
         find_weights(disk)[0].view()
+
+
+def test_what_needs_one_device_says_which_there_are():
+    model = tiny_model("llama")
+    model.model.layers[1].to("meta")
+    weights = find_weights(model, layers=(0, 1))
+    elsewhere = replace(weights[0], parameter=model.model.layers[1].self_attn.q_proj.weight)
+    with pytest.raises(FamilyError, match="--unit neuron needs all weights on one device; they lie on cpu, meta"):
+        require_in_memory([weights[0], elsewhere], "--unit neuron", together=True)

@@ -115,9 +115,6 @@ BENCHES.add("scorer", "freemoe.bench.speed.scorer", "choice scoring against lm-e
 BENCHES.add("sweep", "freemoe.bench.speed.sweep", "bands x clusters against the plain loop (T2)")
 BENCHES.add("calibrate", "freemoe.bench.speed.calibrate", "all domains and norms over a plain forward pass (T3)")
 BENCHES.add("artefact", "freemoe.bench.speed.artefact", "size of an expert against its base; regeneration (T4)")
-BENCHES.add(
-    "streaming", "freemoe.bench.speed.streaming", "a model larger than memory, its layers on disk: what is held"
-)
 BENCHES.add("switch", "freemoe.bench.speed.switch", "switching an expert in memory against copying weights (T5)")
 BENCHES.add("router", "freemoe.bench.speed.router", "accuracy and latency of the router (T11)")
 BENCHES.add(
@@ -130,6 +127,9 @@ BENCHES.add("tomoe-speed", "freemoe.bench.tomoe.speed", "a converted model again
 BENCHES.add("tomoe-quality", "freemoe.bench.tomoe.quality", "what a conversion keeps, beside its rivals (T9)")
 BENCHES.add(
     "memory", "freemoe.bench.speed.memory", "peak memory of every stage above the base; at 7B and 70B by arithmetic"
+)
+BENCHES.add(
+    "streaming", "freemoe.bench.speed.streaming", "a model larger than memory, its layers on disk: what is held"
 )
 BENCHES.add("purify-step", "freemoe.bench.speed.purify_step", "a step of learned switches against LoRA's (T18)")
 BENCHES.add(

@@ -169,7 +169,7 @@ def _say_what_cannot_be_proven(bench: Workbench, subdomains: list[Subdomain]) ->
 def _norm_of(norms: Norms | None, number: int, p: str, bench: Workbench) -> Callable[[str], Tensor] | None:
     if norms is None:
         return None
-    return lambda tap: norms.norm(tap, number, float(p)).to(bench.model.device)
+    return lambda tap: norms.norm(tap, number, float(p))
 
 
 def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) -> None:

@@ -78,9 +78,7 @@ class Expert:
             weight = known[name]
             device = weight.device
             low, high = (None if end is None else end.to(device) for end in (lower, upper))
-            found[name] = mask_between(
-                self.band, weight, lambda tap, device=device: self.norms[tap].to(device), low, high
-            )
+            found[name] = mask_between(self.band, weight, self.norms.__getitem__, low, high)
         return Mask(found)
 
     def describe(self) -> dict[str, Any]:

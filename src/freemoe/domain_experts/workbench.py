@@ -99,7 +99,7 @@ def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Workbench:
     model, _ = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
     weights = find_weights(model, recipe.bands.sublayers, recipe.bands.layers)
     if recipe.units.unit:
-        require_in_memory(weights, f"--unit {recipe.units.unit}")
+        require_in_memory(weights, f"--unit {recipe.units.unit}", together=True)
     for metric in recipe.search.metrics:
         if METRICS.get(metric).needs == "gradients":
             require_in_memory(weights, f"--metric {metric}")

@@ -243,16 +243,20 @@ def _paths(family: Family) -> list[str]:
     return dense + ([family.experts.path] if family.experts else [])
 
 
-def require_in_memory(weights: Sequence[Weight], what: str = "This") -> None:
+def require_in_memory(weights: Sequence[Weight], what: str = "This", *, together: bool = False) -> None:
     """Raise unless all weights can be edited and have gradients.
 
     Args:
         weights: From ``find_weights``.
         what: What needs that, for the error.
+        together: They must also lie on one device.
 
     Raises:
-        FamilyError: Some are read as they are needed.
+        FamilyError: Some are read as they are needed, or lie elsewhere.
     """
+    places = list(dict.fromkeys(str(w.device) for w in weights))
+    if together and len(places) > 1:
+        raise FamilyError(f"{what} needs all weights on one device; they lie on {', '.join(places)}.")
     away = [w.name for w in weights if w.stored is not None]
     if away:
         raise FamilyError(

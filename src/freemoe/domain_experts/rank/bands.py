@@ -69,7 +69,7 @@ Norm = Callable[[str], Tensor]  # tap -> (E, C) fp32
 def band_scores(band: Band, weight: Weight, norm: Norm | None) -> Tensor:
     """Importance of every unit that is ranked, shaped for ranking: ``(E, G, N)`` fp32."""
     metric = METRICS.get(band.metric)
-    needed = norm(weight.tap) if metric.needs == "norms" and norm is not None else None
+    needed = norm(weight.tap).to(weight.device) if metric.needs == "norms" and norm is not None else None
     generator = seeded(band.seed, weight.name) if metric.needs == "seed" else None
     scores = metric.scores(weight.values(), needed, None, generator)
     scores = patch_scores(check_finite(scores, weight.name), band.patch)

@@ -1,0 +1,123 @@
+"""A base over two devices: every tensor is made, and meets others, where its neighbours are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.domain_experts.purify.batches import answer_batches, gold_rows
+from freemoe.domain_experts.purify.greedy import purify
+from freemoe.domain_experts.purify.learned import learn
+from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.domain_experts.rank.calibrate import calibrate
+from freemoe.evals.engine.evaluator import Evaluator
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.tasks.documents import Document
+from freemoe.evals.tasks.task import Grader
+from freemoe.models.mask import random_mask
+from freemoe.models.spec import family_of, find_layers
+from freemoe.models.switchboard import Switchboard
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import find_weights
+from tests.neighbours import FIRST, HOST, SECOND, Neighbours, split_over_two
+from tests.tiny import tiny_model, tiny_tokenizer
+
+TEXTS = [
+    "a law says that courts decide",
+    "sums of two numbers are numbers",
+    "birds fly over the hills in spring",
+    "one",
+]
+
+
+class World:
+    """A model on the CPU, its weights, and documents."""
+
+    def __init__(self, case: str) -> None:
+        self.model = tiny_model(case)
+        if case.endswith("moe"):
+            # The other ways call what accelerators alone can do.
+            self.model.set_experts_implementation("eager")
+        self.weights = find_weights(self.model)
+        self.scorer = Scorer(self.model, tiny_tokenizer(), batch_tokens=64)
+        self.documents = [
+            Document("q", str(i), str(i), "choice", text, (" yes", " no way"), i % 2, index=i)
+            for i, text in enumerate(TEXTS)
+        ]
+
+    def batches(self) -> list[Any]:
+        return answer_batches(gold_rows(self.scorer, self.documents), [0, 1, 0, 1], 64, self.model.device)
+
+
+def score(world: World) -> Any:
+    return [
+        s.value
+        for s in Evaluator(
+            world.scorer, {"q": Grader("q", "first", lambda document, answers: {"first": answers[0][0]})}
+        ).score(world.documents)
+    ]
+
+
+def bands(world: World) -> Any:
+    norms = calibrate(world.model, world.weights, ((b.ids, b.mask, b.labels) for b in world.batches()), 2)
+    found = []
+    for band in (Band("wanda", 0.2, 0.4), Band("wanda", 0.2, 0.4, scope="layer"), Band("magnitude", 0.1, 0.3, patch=2)):
+        rankings = Rankings(world.weights, lambda tap: norms.norm(tap, 0, 2), [band])
+        with switched_off(world.weights, rankings.mask(band)):
+            found.append(score(world))
+    return found
+
+
+def board(world: World) -> Any:
+    norms = calibrate(world.model, world.weights, ((b.ids, b.mask, b.labels) for b in world.batches()), 2)
+    band = Band("wanda", 0.2, 0.4)
+    mask = Rankings(world.weights, lambda tap: norms.norm(tap, 0, 2), [band]).mask(band)
+    switchboard, found = Switchboard(world.weights), []
+    for name in ("band", "random"):
+        switchboard.learn(name, random_mask(mask, 0) if name == "random" else mask)
+        switchboard.switch(name)
+        found.append(score(world))
+    switchboard.switch(None)
+    return found, score(world)
+
+
+def greedy(world: World) -> Any:
+    batches = world.batches()
+    return purify(world.model, world.weights, batches[:1], batches[1:], step=0.01, budget=0.03).losses
+
+
+def learned(world: World) -> Any:
+    batches = world.batches()
+    return learn(
+        world.model, world.weights, batches[:1], batches[1:], budget=0.03, steps=6, step_tokens=4, every=3
+    ).losses
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("work", [score, bands, board, greedy, learned], ids=lambda f: f.__name__)
+def test_nothing_is_made_without_its_neighbours_device(work: Callable[[World], Any], case: str) -> None:
+    expected = work(World(case))
+    world = World(case)
+    _, layers = find_layers(world.model, family_of(world.model))
+    with split_over_two(world.model, layers):
+        found = work(world)
+    assert found == expected
+
+
+def test_tensors_of_two_devices_are_noticed() -> None:
+    weight = torch.ones(3)
+    with Neighbours():
+        on_host = torch.ones(3)
+        assert (on_host.device, weight.device) == (HOST, FIRST)
+        for careless in (lambda: weight + on_host, lambda: weight.index_add_(0, torch.tensor([1]), weight[:1])):
+            with pytest.raises(AssertionError, match="two devices"):
+                careless()
+        with pytest.raises(AssertionError, match="two devices"):
+            weight * weight.to(SECOND)
+        near = torch.arange(3, device=weight.device)
+        assert torch.equal(weight + on_host.to(weight.device) + near, torch.tensor([2.0, 3.0, 4.0], device=FIRST))
+        assert (weight + near).cpu().device == HOST
+        assert weight.device == FIRST
