@@ -22,7 +22,7 @@ def test_a_checkpoint_is_written_a_layer_at_a_time(tmp_path: Path) -> None:
     model, _ = load_base(tmp_path, device="cpu")
     assert model.dtype == torch.bfloat16
     assert sum(p.nbytes for p in model.parameters()) == size
-    values = model.model.layers[2].mlp.up_proj.weight.float()
+    values = model.model.layers[2].mlp.up_proj.weight.detach().float()
     assert float(values.std()) == pytest.approx(0.02, rel=0.05)
     assert not torch.equal(values, model.model.layers[1].mlp.up_proj.weight.float())
 
@@ -47,5 +47,5 @@ def test_figures_of_a_quick_run(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = bench.run(Settings(quick=True))
     held, growth = outcome.figures
     assert held.value == pytest.approx(0.5, rel=0.01)
-    assert growth.value == pytest.approx(0.25, rel=0.01)
+    assert growth.value == pytest.approx(0.25, rel=0.02)
     assert list(outcome.details["measured"]) == [str(n) for n in bench.QUICK_LAYERS]
