@@ -35,6 +35,8 @@ class System:
         tables: Result -> tables (`rich`) and lines for the terminal.
         page: Folder -> the report that was written again.
         subject: Recipe of an evaluation -> what it is evaluated as.
+        merge: Folder, name of an expert, output -> what was written, a plain checkpoint; ``dry=True`` only checks. Or why
+            there is no plain checkpoint of such an artefact.
         own_text: Folder, base or None, dtype, device, threads, progress -> table and plain data of its own text's test part,
             measured again; None where an artefact has no text.
     """
@@ -45,6 +47,7 @@ class System:
     tables: Callable[[dict[str, Any]], tuple[list[Any], list[str]]]
     page: Callable[[Path], Path]
     subject: Callable[[EvalRecipe], Subject]
+    merge: Callable[..., dict[str, Any]] | str
     own_text: Callable[..., tuple[Any, dict[str, Any]]] | None = None
 
 
@@ -121,6 +124,26 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
     return evaluate_as(recipe, subject, progress=progress, overwrite=overwrite)
 
 
+def merge(artefact: str | Path, expert: str, output: str | Path, *, dry: bool = False, **how: Any) -> dict[str, Any]:
+    """Write what an artefact makes of its base as a plain checkpoint that needs no freemoe.
+
+    Args:
+        artefact: Written by ``freemoe build`` or ``demo``.
+        expert: Which of its experts.
+        output: Folder to write.
+        dry: Only check the names, and say what would be written.
+        how: See `domain_experts.merging.merge`.
+
+    Raises:
+        ArtifactError: There is no plain checkpoint of such an artefact; says what to use instead.
+    """
+    # Of what is no artefact the manifest's reader says what is missing.
+    system = system_of(artefact) or SYSTEMS.get(read_manifest(artefact)["kind"])
+    if isinstance(system.merge, str):
+        raise ArtifactError(f"{str(artefact)!r} cannot be merged: {system.merge}")
+    return system.merge(artefact, expert, output, dry=dry, **how)
+
+
 # ---------------------------------------------------------------------------------- domain experts
 
 
@@ -146,6 +169,14 @@ def _page_of_experts(folder: Path) -> Path:
     from freemoe.report.html import write_report
 
     return write_report(folder)
+
+
+def _merge_experts(*what: Any, dry: bool, **how: Any) -> dict[str, Any]:
+    from freemoe.domain_experts.merging import merge, outlook
+
+    if dry:
+        return outlook(*what, **{name: value for name, value in how.items() if name not in ("dtype", "device")})
+    return merge(*what, **how)
 
 
 def _subject_of_experts(recipe: EvalRecipe) -> Subject:
@@ -237,25 +268,41 @@ def _own_text_of_trim(*where: Any) -> tuple[Any, dict[str, Any]]:
 
 SYSTEMS.add(
     "domain-experts",
-    System(BuildResult, _load_experts, _inspect_experts, _tables_of_experts, _page_of_experts, _subject_of_experts),
+    System(
+        result=BuildResult,
+        load=_load_experts,
+        inspect=_inspect_experts,
+        tables=_tables_of_experts,
+        page=_page_of_experts,
+        subject=_subject_of_experts,
+        merge=_merge_experts,
+    ),
     "experts of domains behind a router, on a base (freemoe build, demo)",
 )
 SYSTEMS.add(
     "converted",
     System(
-        ConvertResult,
-        _load_converted,
-        _inspect_converted,
-        _tables_of_conversion,
-        _page_of_conversion,
-        _subject_of_conversion,
+        result=ConvertResult,
+        load=_load_converted,
+        inspect=_inspect_converted,
+        tables=_tables_of_conversion,
+        page=_page_of_conversion,
+        subject=_subject_of_conversion,
+        merge="it is a whole model already. Load its folder with transformers' from_pretrained(trust_remote_code=True).",
     ),
     "a dense model made a token-level mixture (freemoe convert)",
 )
 SYSTEMS.add(
     "trimmed-moe",
     System(
-        TrimResult, _load_trimmed, _inspect_trimmed, _tables_of_trim, _page_of_trim, _subject_of_trim, _own_text_of_trim
+        result=TrimResult,
+        load=_load_trimmed,
+        inspect=_inspect_trimmed,
+        tables=_tables_of_trim,
+        page=_page_of_trim,
+        subject=_subject_of_trim,
+        merge="no plain checkpoint can say how many experts a layer runs, nor hold hooks. Use freemoe.load, generate or eval.",
+        own_text=_own_text_of_trim,
     ),
     "a mixture that runs fewer experts, with hooks (freemoe trim)",
 )

@@ -23,9 +23,30 @@ def test_a_kind_that_no_row_knows_is_refused_by_every_command(freemoe: Freemoe, 
         ArtifactError, match="kind 'later', which this freemoe does not know; it knows domain-experts, "
     ):
         system_of(folder)
-    for line in (("inspect", str(folder)), ("report", str(folder)), ("generate", str(folder), "x")):
+    for line in (
+        ("inspect", str(folder)),
+        ("report", str(folder)),
+        ("generate", str(folder), "x"),
+        ("merge", str(folder), "x"),
+    ):
         done = freemoe(*line)
         assert done.code == 2
         assert "Install the freemoe that wrote it" in done.err
     assert system_of(tmp_path) is None
     assert len(SYSTEMS.names()) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("converted", "whole model already"), ("trimmed-moe", "Use freemoe.load")]
+)
+def test_what_no_plain_checkpoint_can_say_is_not_merged(
+    kind: str, message: str, freemoe: Freemoe, tmp_path: Path
+) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    manifest(folder, kind, tmp_path, tiny_model("llama"))
+    done = freemoe("merge", str(folder), "base", "-o", str(tmp_path / "out"))
+    assert done.code == 2
+    assert "cannot be merged" in done.err
+    assert message in done.err
+    assert not (tmp_path / "out").exists()

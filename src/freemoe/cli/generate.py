@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
         sample: bool = typer.Option(False, "--sample", help="Sample instead of greedy decoding."),
         seed: int = typer.Option(0, help="Of sampling."),
         dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-        device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
+        device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N, split, disk or limits."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Say which expert would answer; write nothing."),
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
     ) -> None:

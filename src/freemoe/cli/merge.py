@@ -41,16 +41,18 @@ def register(app: typer.Typer) -> None:
         pad: bool = typer.Option(False, "--pad", help="With --shrink: fill layers up to the largest (layout --free)."),
         base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
         dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-        device: str = typer.Option("cpu", help="auto, cpu, cuda, cuda:N."),
+        device: str = typer.Option("cpu", help="auto, cpu, cuda, cuda:N, split, disk or limits."),
         overwrite: bool = typer.Option(False, "--overwrite", help="Replace a model folder that stands there."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Check the names and say what would be written."),
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
     ) -> None:
         calm_libraries()
-        from freemoe.domain_experts.merging import merge, outlook
+        from freemoe.systems import merge
 
         if dry_run:
-            found = outlook(artefact, expert, output, base=base, gguf=gguf, shrink=shrink, pad=pad, overwrite=overwrite)
+            found = merge(
+                artefact, expert, output, dry=True, base=base, gguf=gguf, shrink=shrink, pad=pad, overwrite=overwrite
+            )
             print_outlook(found, as_json)
             return
         found = merge(

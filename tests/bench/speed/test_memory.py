@@ -9,7 +9,7 @@ import torch
 
 from freemoe.bench.harness import Settings, in_own_process
 from freemoe.bench.speed import memory as bench
-from freemoe.domain_experts.cost.memory import STAGES
+from freemoe.domain_experts.cost.memory import FITTED, STAGES
 from freemoe.models.mask import Mask
 
 
@@ -57,10 +57,14 @@ def test_every_stage_runs_and_leaves_the_base_alone(stage: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench.Bench, "score", score)
-        bench._STAGES[stage](world)()
+        found = bench._STAGES[stage](world)()
     assert all(torch.equal(v, before[k]) for k, v in world.model.state_dict().items())
     expected = {"scoring": [0], "band search": [0.1] * 2, "report": [0.01, 0.01, 0.1, 0.1]}.get(stage, [])
     assert seen == pytest.approx(expected, abs=0.02)
+    if stage in FITTED:
+        # What is found is forecast too, which is the largest moment of learned switches.
+        assert found.mask.count
+        assert found.forecast is not None
 
 
 def test_what_is_taken_is_seen_and_goes_back() -> None:
