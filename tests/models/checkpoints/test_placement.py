@@ -85,6 +85,13 @@ def test_a_bad_place_is_refused_before_anything_is_loaded(place: str, message: s
         load_base(folder, device=place)
 
 
+def test_accelerate_is_asked_for_where_it_is_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"--device disk needs accelerate.*freemoe\[devices\]"):
+        load_base(folder, device="disk")
+    assert load_base(folder, device="cpu")[0].device.type == "cpu"
+
+
 def test_too_little_memory_is_said_before_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("loaded")

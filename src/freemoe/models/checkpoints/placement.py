@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -58,6 +59,11 @@ def device_map(placement: Placement, empty: nn.Module) -> Places:
         RecipeError: A limit that cannot be read, or a mapping that leaves a weight out or reads embeddings from disk.
         DataError: Too little memory even for the smallest pass, or accelerate is not installed.
     """
+    if find_spec("accelerate") is None:
+        raise DataError(
+            f"--device {placement} needs accelerate, which is not installed: pip install 'freemoe[devices]'. Or use auto, cpu or "
+            "cuda."
+        )
     if isinstance(placement, Mapping):
         found: Places = dict(placement)
     elif placement == DISK:
@@ -138,12 +144,8 @@ def _limits(placement: str) -> dict[str | int, int]:
 
 
 def _inferred(empty: Any, limits: dict[str | int, int] | None) -> Places:
-    try:
-        from accelerate.utils import get_balanced_memory, infer_auto_device_map
-    except ImportError:
-        raise DataError(
-            "More than one device needs accelerate, which is not installed: pip install 'freemoe[devices]'."
-        ) from None
+    from accelerate.utils import get_balanced_memory, infer_auto_device_map
+
     whole = kept_whole(empty)
     empty.tie_weights()
     most: Any = get_balanced_memory(empty, no_split_module_classes=whole) if limits is None else limits
