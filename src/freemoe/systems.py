@@ -191,10 +191,12 @@ def _subject_of_experts(recipe: EvalRecipe) -> Subject:
 def _load_converted(folder: Path, base: str | None, dtype: str, device: Placement) -> Opened:
     from freemoe.evals.engine.answering import Answering
     from freemoe.models.checkpoints.loading import load_base
+    from freemoe.models.checkpoints.placement import require_one_device
 
     if base is not None:
         raise ArtifactError(f"{str(folder)!r} is a whole model: it needs no base. Leave --base out.")
     read_manifest(folder)
+    require_one_device(device, "A converted model")
     return Answering(*load_base(folder, None, dtype, device), ways={"converted": nullcontext})
 
 
@@ -218,7 +220,9 @@ def _page_of_conversion(folder: Path) -> Path:
 
 def _subject_of_conversion(recipe: EvalRecipe) -> Subject:
     from freemoe.evals.evaluation import plain_model
+    from freemoe.models.checkpoints.placement import require_one_device
 
+    require_one_device(recipe.device, "A converted model")
     return plain_model(recipe)
 
 

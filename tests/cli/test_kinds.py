@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from freemoe.core.errors import ArtifactError
-from freemoe.systems import SYSTEMS, system_of
+from freemoe.core.errors import ArtifactError, RecipeError
+from freemoe.systems import SYSTEMS, load, system_of
 from tests.cli.conftest import Freemoe
 from tests.test_systems import manifest
 from tests.tiny import tiny_model
@@ -50,3 +50,12 @@ def test_what_no_plain_checkpoint_can_say_is_not_merged(
     assert "cannot be merged" in done.err
     assert message in done.err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_converted_or_trimmed_lies_on_one_device(tmp_path: Path) -> None:
+    for kind in ("converted", "trimmed-moe"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        manifest(folder, kind, tmp_path, tiny_model("llama"))
+        with pytest.raises(RecipeError, match="needs all of it on one device, and 'disk' spreads it"):
+            load(folder, device="disk")

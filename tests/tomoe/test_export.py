@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, RecipeError
 from freemoe.models.checkpoints.loading import load_base
+from freemoe.tomoe import export as exporting
 from freemoe.tomoe.export import CODE, converted, export
 from freemoe.tomoe.structures.masked import masked
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -60,6 +62,32 @@ def test_saved_and_loaded_is_bit_equal(family: str, tied: bool, mode: str, tmp_p
     # Equal numbers, but products round by where in memory a matrix begins.
     torch.testing.assert_close(loaded(IDS).logits, new(IDS).logits, rtol=0, atol=1e-5)
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is tied
+
+
+@torch.no_grad()
+def test_written_in_shards_one_layer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    structure = random_structure(model)
+    made: list[list[weakref.ref[torch.Tensor]]] = []
+    real = exporting._layer
+
+    def layer(*args: Any) -> Any:
+        alive = [ref for refs in made for ref in refs if ref() is not None]
+        assert not alive, "a layer is made beside another one"
+        sizes, tensors = real(*args)
+        made.append([weakref.ref(t) for t in tensors.values()])
+        return sizes, tensors
+
+    monkeypatch.setattr(exporting, "_layer", layer)
+    monkeypatch.setattr(exporting, "_SHARD", 1)
+    folder = export(model, structure, tmp_path / "m")
+    # Once for their sizes, once for their values.
+    assert len(made) == 2 * model.config.num_hidden_layers
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    monkeypatch.undo()
+    own, wanted = load_base(folder, device="cpu")[0].state_dict(), converted(model, structure).state_dict()
+    assert own.keys() == wanted.keys()
+    assert all(torch.equal(own[name], wanted[name]) for name in wanted)
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import Plan, parse_plan
 from freemoe.models.checkpoints.fingerprint import require_base
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.models.checkpoints.placement import Placement
+from freemoe.models.checkpoints.placement import Placement, require_one_device
 from freemoe.models.spec import family_of
 
 
@@ -119,6 +119,7 @@ def load_trimmed(folder: str | Path, base: str | None, dtype: str, device: Place
         ArtifactError, FamilyError: As `load_adapter`; a damaged artefact before its base is loaded.
     """
     manifest = read_manifest(folder)
+    require_one_device(device, "A trimmed mixture")
     source = base or manifest["base_model_name_or_path"]
     model, tokenizer = load_base(source, None if base else manifest["revision"], dtype, device)
     return model, tokenizer, load_adapter(folder, model)

@@ -16,7 +16,7 @@ from freemoe.hookmoe.adapter import load_adapter, load_trimmed
 from freemoe.hookmoe.material import TextParts, load_text
 from freemoe.hookmoe.trim import measure_rows, rows_of
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.models.checkpoints.placement import Placement
+from freemoe.models.checkpoints.placement import Placement, require_one_device
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe
 from freemoe.text.blocks import row_texts
 
@@ -45,6 +45,7 @@ def evaluate_text(
     recipe = load_recipe(Path(artefact) / "recipe.yaml")
     if not isinstance(recipe, TrimRecipe):
         raise ArtifactError(f"{artefact!r} holds a recipe of {recipe.command!r}, not of trim. Build it anew.")
+    require_one_device(device, "A trimmed mixture")
     model, tokenizer = load_base(base or recipe.model, recipe.revision, dtype, device)
     trimmed = load_adapter(artefact, model)
     record = read_record(artefact)

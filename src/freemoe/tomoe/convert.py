@@ -23,6 +23,7 @@ from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
 from freemoe.evals.held_out import keep_record
 from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.hooks import before, hooked
 from freemoe.recipes import ConvertRecipe, dump
 from freemoe.results.convert import ConvertResult
@@ -206,16 +207,17 @@ def _usage(bench: Bench, structure: Structure) -> list[list[float]]:
 
 
 def _export(bench: Bench, structure: Structure, folder: Path) -> None:
-    """Write the model, load it again and hold it against the masks on the dense one."""
-    from transformers import AutoModelForCausalLM
-
+    """Write the model, load it again and hold it against the masks on the dense one, which is gone afterwards."""
     export(bench.model, structure, folder, mode=bench.recipe.mode, tokenizer=bench.tokenizer)
-    ids = bench.test.ids[:1].to(bench.model.device)
+    device, dtype = bench.model.device, bench.model.dtype
+    ids = bench.test.ids[:1].to(device)
     with torch.no_grad(), masked(bench.model, structure, bench.sublayers):
         wanted = bench.model(ids, use_cache=False).logits.float()
-    loaded = AutoModelForCausalLM.from_pretrained(folder).to(bench.model.device).eval()
+    # Nothing is left for it to do, and the two together would take twice the memory.
+    bench.model.to("meta")
+    loaded, _ = load_base(folder, device=str(device))
     with torch.no_grad():
         found = loaded(ids, use_cache=False).logits.float()
     apart = float((wanted - found).abs().max())
-    if bench.model.dtype == torch.float32 and apart > SAME * max(1.0, float(wanted.abs().max())):
+    if dtype == torch.float32 and apart > SAME * max(1.0, float(wanted.abs().max())):
         raise NumericError(f"The exported model's logits differ by {apart:.3g} from the masked dense model's.")

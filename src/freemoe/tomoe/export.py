@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import re
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 from freemoe.compat.transformers import attention_of, unfilled
 from freemoe.core.errors import ArtifactError, FamilyError, RecipeError
+from freemoe.models.checkpoints.saving import save_checkpoint
 from freemoe.models.sublayers import Sublayers, find_sublayers
 from freemoe.tomoe import modeling
 from freemoe.tomoe.structures.layout import runs, union_order
@@ -31,6 +34,9 @@ from freemoe.tomoe.structures.structure import (
 
 CODE = "modeling_tomoe.py"
 """The file of a folder that ``trust_remote_code`` loads; what it needs lies beside it."""
+
+# Of a file that is written, bytes at least.
+_SHARD = 1 << 28
 
 _OURS = re.compile(r"from freemoe\.(kernels|tomoe)\.(\w+) import")
 
@@ -51,6 +57,41 @@ def converted(model: Any, structure: Structure, mode: str = "shared") -> Any:
         FamilyError: A model that cannot be converted.
         RecipeError: Another mode.
     """
+    model_class, config, tensors = _planned(model, structure, mode)
+    new = unfilled(model_class, config, model.dtype, attention_of(model.config))
+    new.load_state_dict({name: tensors.make(name) for name in new.state_dict()}, assign=True)
+    new.tie_weights()
+    new.generation_config = copy.deepcopy(model.generation_config)
+    return new.to(model.device).eval()
+
+
+class _Tensors:
+    """The tensors of a converted model by name; a layer's are made when one of them is asked for, and forgotten then.
+
+    Args:
+        model: The dense model, whose other tensors are its own.
+        layers: Path of a layer -> makes its tensors, by their names in the model.
+    """
+
+    def __init__(self, model: Any, layers: dict[str, Callable[[], dict[str, Tensor]]]) -> None:
+        self.dense = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        self.layers = layers
+        self._held: tuple[str, dict[str, Tensor]] = "", {}
+
+    def make(self, name: str) -> Tensor:
+        """The tensor of a name; cheapest layer by layer."""
+        layer = next((path for path in self.layers if name.startswith((f"{path}.self_attn.", f"{path}.mlp."))), None)
+        if layer is None:
+            return self.dense[name]
+        if layer != self._held[0]:
+            # The one before goes first.
+            self._held = "", {}
+            self._held = layer, self.layers[layer]()
+        return self._held[1][name]
+
+
+def _planned(model: Any, structure: Structure, mode: str) -> tuple[Any, Any, _Tensors]:
+    """Class and configuration of a converted model, and its tensors; raises as `converted`."""
     if mode not in modeling.MODES:
         raise RecipeError(f"mode is {mode!r}; allowed: {', '.join(modeling.MODES)}.")
     sublayers = find_sublayers(model)
@@ -61,7 +102,9 @@ def converted(model: Any, structure: Structure, mode: str = "shared") -> Any:
             "Convert a model with qk_layernorm=false."
         )
     config_class, model_class = modeling.CLASSES[model.config.model_type]
-    layers = [_layer(model, layer, own, mode) for layer, own in zip(sublayers, structure, strict=True)]
+    layers = {
+        layer.path: partial(_layer, model, layer, own, mode) for layer, own in zip(sublayers, structure, strict=True)
+    }
     settings = {
         "format": modeling.FORMAT,
         "mode": mode,
@@ -70,23 +113,11 @@ def converted(model: Any, structure: Structure, mode: str = "shared") -> Any:
         "scale": sublayers[0].rotary.head_dim ** -0.5,
         "active_parameters": active_parameters(structure, sublayers),
         "dense_parameters": dense_parameters(sublayers),
-        "layers": [sizes for sizes, _ in layers],
+        "layers": [make()[0] for make in layers.values()],
     }
     values = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures", "auto_map")}
     config = config_class(**values, tomoe=settings)
-    new = unfilled(model_class, config, model.dtype, attention_of(model.config))
-    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items() if not _replaced(name, sublayers)}
-    for _, own in layers:
-        tensors |= own
-    new.load_state_dict(tensors, assign=True)
-    new.tie_weights()
-    new.generation_config = copy.deepcopy(model.generation_config)
-    return new.to(model.device).eval()
-
-
-def _replaced(name: str, sublayers: list[Sublayers]) -> bool:
-    """Whether a tensor of the dense model belongs to an attention or an MLP."""
-    return any(name.startswith((f"{layer.path}.self_attn.", f"{layer.path}.mlp.")) for layer in sublayers)
+    return model_class, config, _Tensors(model, {path: lambda make=make: make()[1] for path, make in layers.items()})
 
 
 def _layer(
@@ -218,25 +249,31 @@ def export(
     folder = Path(folder)
     if (folder / "config.json").exists():
         raise ArtifactError(f"{str(folder)!r} holds a model already. Export to another folder, or remove it.")
-    new = converted(model, structure, mode)
-    own = type(new)
-    new.config.auto_map = {
+    own, config, tensors = _planned(model, structure, mode)
+    config.auto_map = {
         "AutoConfig": f"{Path(CODE).stem}.{own.config_class.__name__}",
         "AutoModelForCausalLM": f"{Path(CODE).stem}.{own.__name__}",
     }
     if extra is not None:
-        new.config.tomoe["about"] = extra
-    partial = folder / "partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    new.save_pretrained(partial)
+        config.tomoe["about"] = extra
+    with torch.device("meta"):
+        new = unfilled(own, config, model.dtype, attention_of(model.config))
+    new.tie_weights()
+    new.generation_config = copy.deepcopy(model.generation_config)
+    unfinished = folder / "partial"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    dense = sum(p.numel() * p.element_size() for p in model.parameters())
+    path = next(iter(tensors.layers)).rpartition(".")[0]
+    # A shard is held beside the dense model.
+    save_checkpoint(new, unfinished, max(_SHARD, dense // 10), values=tensors.make, layers=path)
     if tokenizer is not None:
-        tokenizer.save_pretrained(partial)
+        tokenizer.save_pretrained(unfinished)
     for name, text in remote_code().items():
-        (partial / name).write_text(text, encoding="utf-8")
-    for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
+        (unfinished / name).write_text(text, encoding="utf-8")
+    for path in sorted(unfinished.iterdir(), key=lambda path: path.name == "config.json"):
         path.replace(folder / path.name)
-    partial.rmdir()
+    unfinished.rmdir()
     return folder
 
 

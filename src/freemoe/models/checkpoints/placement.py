@@ -16,7 +16,6 @@ from torch import nn
 from freemoe.compat.transformers import kept_whole
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.memory import available_memory_bytes
-from freemoe.models.spec import family_of, find_layers
 
 SPLIT, DISK = "split", "disk"
 
@@ -48,6 +47,18 @@ def is_one_device(placement: Placement) -> bool:
     return isinstance(placement, str) and placement not in (SPLIT, DISK) and "=" not in placement
 
 
+def require_one_device(placement: Placement, what: str) -> None:
+    """Raise unless all of a model goes to one device.
+
+    Raises:
+        RecipeError: It does not.
+    """
+    if not is_one_device(placement):
+        raise RecipeError(
+            f"{what} needs all of it on one device, and {placement!r} spreads it; use auto, cpu, cuda or cuda:N."
+        )
+
+
 def device_map(placement: Placement, empty: nn.Module) -> Places:
     """Every module's place, as transformers takes it.
 
@@ -72,7 +83,7 @@ def device_map(placement: Placement, empty: nn.Module) -> Places:
         found = _inferred(empty, None if placement == SPLIT else _limits(placement))
     sizes = _sizes(empty, found)
     _require_embeddings(empty, found)
-    needed = sizes.get("cpu", 0) + (max(map(_size, _layers(empty)[1])) if "disk" in sizes else 0)
+    needed = sizes.get("cpu", 0) + (max(map(_size, _layers(empty).values()), default=0) if "disk" in sizes else 0)
     free = available_memory_bytes()
     if needed > free:
         raise DataError(
@@ -109,8 +120,10 @@ def require_memory(size: int, model: Any) -> None:
         )
 
 
-def _layers(empty: nn.Module) -> tuple[str, list[nn.Module]]:
-    return find_layers(empty, family_of(empty))
+def _layers(empty: Any) -> dict[str, nn.Module]:
+    """What transformers says must stay whole inside the decoder, by name: its layers, those of converted models too."""
+    whole, inside = kept_whole(empty), set(empty.get_decoder().modules())
+    return {n: m for n, m in empty.named_modules() if m in inside and type(m).__name__ in whole}
 
 
 def _size(module: nn.Module) -> int:
@@ -122,10 +135,10 @@ def _words(size: int) -> str:
 
 
 def _layers_on_disk(empty: nn.Module) -> Places:
-    path, layers = _layers(empty)
-    found: Places = {f"{path}.{number}": "disk" for number in range(len(layers))}
+    layers = list(_layers(empty))
+    found: Places = dict.fromkeys(layers, "disk")
     for name, _ in empty.named_modules():
-        around = name in ("", path) or path.startswith(f"{name}.")
+        around = not name or any(layer.startswith(f"{name}.") for layer in layers)
         if not around and _place(name, found) is None:
             found[name] = str(pick_device())
     return found

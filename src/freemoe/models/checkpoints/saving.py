@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.models.offload import stored_parameters
+from freemoe.models.offload import Stored, stored_parameters
 from freemoe.models.spec import family_of, find_layers
 
 
@@ -56,7 +57,14 @@ def whole_or_nothing(target: Path) -> Iterator[Path]:
         raise
 
 
-def save_checkpoint(model: Any, folder: Path, max_shard_size: int | str = "5GB") -> None:
+def save_checkpoint(
+    model: Any,
+    folder: Path,
+    max_shard_size: int | str = "5GB",
+    *,
+    values: Callable[[str], Tensor] | None = None,
+    layers: str | None = None,
+) -> None:
     """Write config, generation config and weights; beside the model, one shard is held in memory at a time.
 
     A decoder layer is never taken apart before it is converted, so where one is larger than a shard, one layer is.
@@ -65,21 +73,26 @@ def save_checkpoint(model: Any, folder: Path, max_shard_size: int | str = "5GB")
         model: A transformers model of a known family, as it is now.
         folder: Where to write; made if it is missing.
         max_shard_size: Bytes, or digits and a unit: ``"5GB"``.
+        values: Makes the tensor of a name, asked for in the order of layers; the model's own by default, which then needs
+            no values (it may be on the meta device).
+        layers: Path of the decoder layers; looked up in the model's family by default.
 
     Raises:
         FamilyError: The model's family, or its layers, are not known.
         DataError: ``max_shard_size`` cannot be read.
         OSError, SafetensorError: The disk is full or refuses.
     """
-    state, stored = model.state_dict(), stored_parameters(model)
+    state = model.state_dict()
+    path = layers or find_layers(model, family_of(model))[0]
+    made = values or partial(_value, state, stored_parameters(model))
     shards: list[Path] = []
-    for number, keys in enumerate(_parts(model, state, max_shard_size)):
+    for number, keys in enumerate(_parts(path, state, max_shard_size)):
         part = folder / f"part{number}"
-        values = {k: stored[k].read() if k in stored else state[k] for k in keys}
+        tensors = {k: made(k) for k in keys}
         with warnings.catch_warnings():
             # It warns of what it would read by itself.
             warnings.filterwarnings("ignore", "Attempting to save a model with offloaded modules")
-            model.save_pretrained(part, state_dict=values, max_shard_size=max_shard_size)
+            model.save_pretrained(part, state_dict=tensors, max_shard_size=max_shard_size)
         shards += sorted(part.glob("*.safetensors"))
         for path in part.glob("*"):
             # Every part brings the same configuration.
@@ -90,12 +103,15 @@ def save_checkpoint(model: Any, folder: Path, max_shard_size: int | str = "5GB")
         shutil.rmtree(part)
 
 
-def _parts(model: Any, state: dict[str, Tensor], max_shard_size: int | str) -> list[list[str]]:
+def _value(state: Mapping[str, Tensor], stored: Mapping[str, Stored], name: str) -> Tensor:
+    return stored[name].read() if name in stored else state[name]
+
+
+def _parts(path: str, state: Mapping[str, Tensor], max_shard_size: int | str) -> list[list[str]]:
     """Keys that are written together: whole layers up to a shard's size, and what stands outside of the layers.
 
     What stands outside stays together, because tied weights are found among the tensors of one call.
     """
-    path, _ = find_layers(model, family_of(model))
     groups: dict[str, list[str]] = {}
     for key in state:
         inside = key.removeprefix(f"{path}.") if key.startswith(f"{path}.") else ""
