@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Entries that tell of a run rather than of its result.
 OF_THE_RUN = (
     "created", "environment", "cost", "speed", "wall_seconds", "seconds", "peak_memory_bytes", "units_done",
-    "units_reused", "output", "measured", "freemoe", "freemoe_version", "ms", "files", "checksum",
+    "units_reused", "workers", "output", "measured", "freemoe", "freemoe_version", "ms", "files", "checksum",
 )  # fmt: skip
 COMPARED = (".safetensors", ".json")
 

@@ -25,6 +25,7 @@ FULL: dict[str, Any] = {
     "dtype": "bfloat16",
     "device": "cuda:1",
     "threads": 2,
+    "workers": 3,
     "batch_tokens": 1024,
     "data": {"root": "data", "limit": 10, "fewshot": 0, "overflow": "error", "allow_code_execution": True},
     "subdomains": {
@@ -174,6 +175,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("dtype", "int8", "'auto', 'float32', 'bfloat16' or 'float16'"),
     ("device", 0, "valid string"),
     ("threads", 0, "greater than or equal to 1"),
+    ("workers", 0, "greater than or equal to 1"),
     ("batch_tokens", 8, "greater than or equal to 16"),
     ("data", 5, "valid dictionary"),
     ("data.root", 5, "valid string"),

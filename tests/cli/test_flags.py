@@ -65,6 +65,7 @@ VALUES: dict[str, tuple[str | None, Any]] = {
     "dtype": ("bfloat16", "bfloat16"),
     "device": ("cpu", "cpu"),
     "threads": ("2", 2),
+    "workers": ("3", 3),
     "batch_tokens": ("512", 512),
     "revision": ("main", "main"),
     "base": ("other/base", "other/base"),

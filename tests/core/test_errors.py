@@ -18,6 +18,7 @@ ALL = [
     (errors.ArtifactError, OSError),
     (errors.VersionError, ImportError),
     (errors.SandboxError, RuntimeError),
+    (errors.WorkerError, RuntimeError),
 ]
 
 

@@ -147,6 +147,7 @@ FLAGS: Flags = {
     "level2": "router.level2",
     "controls": "evidence.controls",
     "oracle": "evidence.oracle",
+    "workers": "workers",
     "revision": "revision",
 }
 

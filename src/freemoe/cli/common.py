@@ -61,6 +61,9 @@ def calm_libraries() -> None:
     logging.getLogger("freemoe.models").setLevel(logging.INFO)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # For the workers of a build, which inherit nothing else.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
     # transformers' reader of GGUF files draws its bar whatever its own switch says.
     os.environ.setdefault("TQDM_DISABLE", "1")
     warnings.simplefilter("ignore")

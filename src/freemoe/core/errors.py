@@ -43,5 +43,9 @@ class VersionError(FreeMoEError, ImportError):
     """A name of another package that the installed release does not have."""
 
 
+class WorkerError(FreeMoEError, RuntimeError):
+    """A process that was to do a part of the work and died."""
+
+
 class SandboxError(FreeMoEError, RuntimeError):
     """Generated code that must not be run, or cannot be run safely here."""

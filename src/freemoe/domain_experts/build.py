@@ -6,20 +6,34 @@ Recipe -> domains -> subdomains -> calibration -> candidates -> guarded choice -
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
 
+from freemoe.core.errors import NumericError
 from freemoe.core.files import digest, write_atomic
-from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.progress import Progress
+from freemoe.core.run.folder import RunFolder, RunPart
+from freemoe.core.run.progress import Progress, Quiet
 from freemoe.core.run.skeleton import Made, carry_out
-from freemoe.domain_experts.candidates import choose_all, make_expert, make_subdomains, purify_all, shrink_all
+from freemoe.domain_experts.ahead import Ahead, Stage
+from freemoe.domain_experts.candidates import (
+    Subdomain,
+    choose_all,
+    make_expert,
+    make_subdomains,
+    purify_all,
+    search,
+    shrink_all,
+)
+from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.mixture import KIND
 from freemoe.domain_experts.prove.card import model_card
 from freemoe.domain_experts.prove.evidence import overall
@@ -33,7 +47,7 @@ from freemoe.evals.held_out import keep_record
 from freemoe.evals.seen import Seen
 from freemoe.evals.tasks.documents import FrozenChoice, digest_documents
 from freemoe.models.checkpoints.loading import origin
-from freemoe.recipes import BuildRecipe, dump
+from freemoe.recipes import BuildRecipe, dump, recipe_from
 from freemoe.results.build import BuildResult
 
 # Batches of a calibration after which its sums are written down.
@@ -70,7 +84,77 @@ def build(
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """A build before anything is fitted.
+
+    Attributes:
+        bench: Base and data.
+        feature: Features of the reference documents, by domain.
+        divided: The domains' subdomains.
+        subdomains: All of them, on their way through the build.
+    """
+
+    bench: Workbench
+    feature: dict[str, Tensor]
+    divided: dict[str, Subdomains]
+    subdomains: list[Subdomain]
+
+    def division(self) -> str:
+        """Hash of which documents are in which subdomain."""
+        return digest({s.name: [d.id for d in s.split.documents] for s in self.subdomains})
+
+
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    """A build in which nothing is chosen any more.
+
+    Attributes:
+        experts: One for every subdomain.
+        router: Trained on the reference documents.
+        routing: What there is to tell of it.
+        files: What the artefact holds, by name.
+    """
+
+    experts: list[Expert]
+    router: Router
+    routing: dict[str, Any]
+    files: dict[str, bytes]
+
+    def freeze(self) -> FrozenChoice:
+        """What opens the reported documents; asked for when the files are written."""
+        return FrozenChoice(hashlib.sha256(self.files["experts.safetensors"]).hexdigest())
+
+
 def _steps(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> Made:
+    begun = _begin(recipe, run, progress)
+    bench = begun.bench
+    with contextlib.ExitStack() as stack:
+        several = recipe.workers > 1
+        ahead = stack.enter_context(Ahead(recipe, bench.model, run, begun.division())) if several else None
+        chosen = _choose(begun, run, ahead)
+        for name, blob in chosen.files.items():
+            write_atomic(run.partial / name, blob)
+        # From here on nothing is chosen any more, so the reported documents may be opened.
+        choice = chosen.freeze()
+        reported = reported_evidence(
+            bench, begun.divided, begun.subdomains, chosen.experts, chosen.router, choice, ahead
+        )
+    return Made(
+        base_fingerprint=bench.fingerprint,
+        result={
+            "base": _base_facts(bench),
+            "domains": reported,
+            "overall": overall(reported, recipe.seed),
+            "router": chosen.routing,
+        },
+        manifest={"experts": [e.describe() for e in chosen.experts], "router": chosen.router.describe()},
+        seen=keep_record(run.partial, _seen(bench, choice)),
+        cost={"artefact_bytes": sum(map(len, chosen.files.values()))},
+    )
+
+
+def _begin(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> _Begun:
     bench = prepare(recipe, progress)
     bench.run = run
     run.same_inputs(_inputs(bench))
@@ -86,34 +170,71 @@ def _steps(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> Made:
         for note in part.notes:
             progress.say(f"note: {note}")
     norms = _calibrate(bench, run, divided) if _needs_norms(recipe) else None
-    subdomains = make_subdomains(bench, divided, norms)
-    purify_all(bench, run, subdomains)
-    shrink_all(bench, run, subdomains)
-    choose_all(bench, subdomains)
-    experts = [make_expert(bench, s) for s in subdomains]
-    router, routing = _router(bench, divided, feature)
+    return _Begun(bench, feature, divided, make_subdomains(bench, divided, norms))
 
+
+def _choose(begun: _Begun, run: RunFolder, ahead: Ahead | None = None) -> _Chosen:
+    bench, subdomains = begun.bench, begun.subdomains
+    purify_all(bench, run, subdomains, ahead)
+    shrink_all(bench, run, subdomains, ahead)
+    choose_all(bench, subdomains, ahead)
+    experts = [make_expert(bench, s) for s in subdomains]
+    router, routing = _router(bench, begun.divided, begun.feature)
     tensors = {
         "experts.safetensors": {k: v for e in experts for k, v in e.to_tensors().items()},
         "router.safetensors": router.to_tensors(),
     }
-    written = {name: save(held) for name, held in tensors.items()}
-    for name, blob in written.items():
-        write_atomic(run.partial / name, blob)
-    # From here on nothing is chosen any more, so the reported documents may be opened.
-    choice = FrozenChoice(hashlib.sha256(written["experts.safetensors"]).hexdigest())
-    reported = reported_evidence(bench, divided, subdomains, experts, router, choice)
-    return Made(
-        base_fingerprint=bench.fingerprint,
-        result={
-            "base": _base_facts(bench),
-            "domains": reported,
-            "overall": overall(reported, recipe.seed),
-            "router": routing,
-        },
-        manifest={"experts": [e.describe() for e in experts], "router": router.describe()},
-        seen=keep_record(run.partial, _seen(bench, choice)),
-        cost={"artefact_bytes": sum(map(len, written.values()))},
+    return _Chosen(experts, router, routing, {name: save(held) for name, held in tensors.items()})
+
+
+def work_ahead(recipe: dict[str, Any], output: str, division: str, stage: Stage, name: str) -> None:
+    """Do a part of a build that another process makes (`Ahead`), and leave it in its run folder.
+
+    Args:
+        recipe: The build's, as plain data.
+        output: Its output.
+        division: Hash of its subdomains' documents.
+        stage: What to do.
+        name: Of the subdomain, or of the domain to report.
+
+    Raises:
+        FreeMoEError: What goes wrong in the build, or when this process does not find what that one found.
+    """
+    begun = _begun_once(json.dumps(recipe), output)
+    bench, run = begun.bench, RunPart(output, f"{stage}|{name}")
+    bench.run = run
+    if begun.division() != division:
+        raise _other(output, "division into subdomains")
+    if stage == "report":
+        chosen = _choose(begun, run)
+        # The choice is frozen when the first process has written it down, and then only.
+        for file, blob in chosen.files.items():
+            if not (run.partial / file).is_file() or (run.partial / file).read_bytes() != blob:
+                raise _other(output, file)
+        of_domain = {name: begun.divided[name]}
+        reported_evidence(bench, of_domain, begun.subdomains, chosen.experts, chosen.router, chosen.freeze())
+        return
+    own = [s for s in begun.subdomains if s.name == name]
+    if stage in ("purify", "search"):
+        purify_all(bench, run, own)
+    if stage in ("units", "search"):
+        shrink_all(bench, run, own)
+    if stage == "search":
+        search(bench, own[0])
+
+
+@functools.lru_cache(maxsize=1)
+def _begun_once(recipe: str, output: str) -> _Begun:
+    """The build of this process, whose base is loaded once."""
+    read = recipe_from(json.loads(recipe))
+    assert isinstance(read, BuildRecipe)
+    return _begin(read, RunPart(output, "begun"), Quiet())
+
+
+def _other(output: str, what: str) -> NumericError:
+    return NumericError(
+        f"A worker of the build of {output!r} found another {what} than the build itself: with other threads, sums differ in "
+        "their last bits. Run the same command again with --workers 1, or give every process the same --threads."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from freemoe.core.errors import DataError, NumericError, RecipeError
 from freemoe.core.run.folder import RunFolder
+from freemoe.domain_experts.ahead import Ahead, Stage
 from freemoe.domain_experts.expert import Expert, band_expert, switch_expert, unit_expert
 from freemoe.domain_experts.purify.curvature import Forecast
 from freemoe.domain_experts.purify.greedy import OnRound
@@ -172,8 +173,8 @@ def _norm_of(norms: Norms | None, number: int, p: str, bench: Workbench) -> Call
     return lambda tap: norms.norm(tap, number, float(p))
 
 
-def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) -> None:
-    """Signed purification of every subdomain, each a journalled unit.
+def purify_all(bench: Workbench, run: RunFolder, subdomains: Sequence[Subdomain], ahead: Ahead | None = None) -> None:
+    """Signed purification of every subdomain, each a journalled unit, done by those ahead if there are any.
 
     Raises:
         NumericError: When a loss or gradient is NaN or infinite; names the subdomain.
@@ -186,8 +187,9 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
     # Rounds are the steps of the bar; a subdomain that ends early jumps to its end.
     most = {s.name: methods[s.name].rounds(section, text[s.name]) for s in subdomains}
     with bench.progress.stage("signed purification", sum(most.values())) as advance:
+        done = _fill(ahead, "purify", run, subdomains, lambda name: advance(most[name]))
         for sub in subdomains:
-            seen = 0
+            seen = most[sub.name] if sub.name in done else 0
 
             def on_round(number: int, loss: float, off: float) -> None:
                 nonlocal seen
@@ -227,8 +229,8 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
             advance(max(0, most[sub.name] - seen))
 
 
-def shrink_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) -> None:
-    """Structured purification of every subdomain, each a journalled unit.
+def shrink_all(bench: Workbench, run: RunFolder, subdomains: Sequence[Subdomain], ahead: Ahead | None = None) -> None:
+    """Structured purification of every subdomain, each a journalled unit, done by those ahead if there are any.
 
     Raises:
         RecipeError: Shares of units that the layout cannot keep.
@@ -247,8 +249,9 @@ def shrink_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
         numbers_off(units, share, section.layout, multiple_of(section, bench.model.device))
     looks = len(section.off) * math.ceil(section.steps / section.every)
     with bench.progress.stage("structured purification", len(subdomains) * looks) as advance:
+        done = _fill(ahead, "units", run, subdomains, lambda name: advance(looks))
         for sub in subdomains:
-            seen = 0
+            seen = looks if sub.name in done else 0
 
             def on_look(step: int, loss: float, off: float) -> None:
                 nonlocal seen
@@ -271,30 +274,46 @@ def shrink_all(bench: Workbench, run: RunFolder, subdomains: list[Subdomain]) ->
             advance(max(0, looks - seen))
 
 
-def choose_all(bench: Workbench, subdomains: list[Subdomain]) -> None:
-    """Search each metric's candidates, test the winners on documents that did not choose them, accept the proven."""
+def search(bench: Workbench, sub: Subdomain) -> ScoreTable:
+    """Let every metric find its best candidate in a subdomain and test it; returns the scores that were asked for."""
     section, seed = bench.recipe.search, bench.recipe.seed
-    search = SEARCHES.get(section.method)
+
+    def compute(candidate: str, numbers: list[int]) -> list[Score]:
+        documents = [sub.split.documents[i] for i in numbers]
+        return bench.scores(sub.domain, f"{sub.name}|{candidate}", partial(sub.mask, candidate), documents)
+
+    table = ScoreTable(sub.split, compute)
+    verdicts = []
+    for metric in competing(bench.recipe):
+        if metric in (SALIENCY, UNITS):
+            verdicts.append(held_out(table, metric, metric, sub.guard, seed))
+            continue
+        names = [n for n, b in sub.bands.items() if b.metric == metric]
+        way = SEARCHES.get(section.method)
+        verdicts.append(cross_fit(table, metric, names, way, section.objective, section.folds, seed))
+    sub.verdicts = tuple(verdicts)
+    sub.rankings.forget()
+    return table
+
+
+def _fill(
+    ahead: Ahead | None, stage: Stage, run: RunFolder, subdomains: Sequence[Subdomain], told: Callable[[str], None]
+) -> set[str]:
+    """Let those ahead fit what is not fitted yet; the names of all that they were given."""
+    names = [s.name for s in subdomains if not run.has(f"{stage}|{s.name}")]
+    return ahead.fill(stage, names, told) if ahead else set()
+
+
+def choose_all(bench: Workbench, subdomains: Sequence[Subdomain], ahead: Ahead | None = None) -> None:
+    """Search each metric's candidates, test the winners on documents that did not choose them, accept the proven."""
+    section = bench.recipe.search
     tables = []
     with bench.progress.stage("search", len(subdomains)) as advance:
+        names = [s.name for s in subdomains]
+        done = ahead.fill("search", names, lambda name: advance(1)) if ahead else set()
         for sub in subdomains:
-
-            def compute(candidate: str, numbers: list[int], sub: Subdomain = sub) -> list[Score]:
-                documents = [sub.split.documents[i] for i in numbers]
-                return bench.scores(sub.domain, f"{sub.name}|{candidate}", partial(sub.mask, candidate), documents)
-
-            table = ScoreTable(sub.split, compute)
-            tables.append(table)
-            verdicts = []
-            for metric in competing(bench.recipe):
-                if metric in (SALIENCY, UNITS):
-                    verdicts.append(held_out(table, metric, metric, sub.guard, seed))
-                    continue
-                names = [n for n, b in sub.bands.items() if b.metric == metric]
-                verdicts.append(cross_fit(table, metric, names, search, section.objective, section.folds, seed))
-            sub.verdicts = tuple(verdicts)
-            sub.rankings.forget()
-            advance(1)
+            tables.append(search(bench, sub))
+            advance(0 if sub.name in done else 1)
     adjusted = adjust([s.verdicts for s in subdomains])
     for sub, verdicts, table in zip(subdomains, adjusted, tables, strict=True):
         sub.verdicts = tuple(verdicts)

@@ -295,6 +295,12 @@ class BuildRecipe(Section):
     dtype: Dtype = "auto"
     device: Devices = "auto"
     threads: Threads = None
+    workers: int = Field(
+        default=1,
+        ge=1,
+        description="Processes that purify, search and report side by side, each with the base and --threads to itself; "
+        "without --threads they share the cores.",
+    )
     batch_tokens: BatchTokens = 4096
     data: DataSection = DataSection()
     subdomains: SubdomainSection = SubdomainSection()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
-import os
-import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -33,6 +31,7 @@ from freemoe.bench.real_llm.protocol import (
 from freemoe.bench.real_llm.work import Job
 from freemoe.core.errors import DataError, FreeMoEError
 from freemoe.core.run.progress import Progress
+from freemoe.core.run.units import end_with_parent
 
 
 @dataclass(eq=False)
@@ -168,18 +167,6 @@ def in_own_process(job: Job) -> dict[str, Any]:
     """Run a cell in a fresh process, so that its time and memory are its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as pool:
         return pool.submit(run_cell, job).result()
-
-
-def end_with_parent() -> None:
-    """Let this process end when the one that started it does, even by a kill: no cell is measured for nobody."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def matches(cell: Cell, only: str | None) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from freemoe.core.environment import DECIDING, versions
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import MANIFEST, digest, disk_error, write_atomic
-from freemoe.core.run.journal import Journal
+from freemoe.core.run.journal import Journal, JournalPart
 
 # Where there are no such locks (Windows), two runs on one folder are not told apart.
 try:
@@ -37,6 +37,11 @@ def _partial_of(output: Path) -> Path:
 
 def _unit_file(partial: Path, name: str) -> Path:
     return partial / "units" / f"{digest(name)}.safetensors"
+
+
+def _parts(partial: Path, unit: str) -> list[Path]:
+    """What several processes wrote down of a unit's work; of all units where it is empty."""
+    return sorted((partial / "parts").glob(f"{digest(unit) if unit else '*'}-*.jsonl"))
 
 
 def interrupted(output: str | Path) -> str:
@@ -108,6 +113,7 @@ class RunFolder:
                 self._release()
                 raise
         self.journal = Journal(self.partial / "journal.jsonl")
+        self.join()
 
     def discard_if_idle(self) -> None:
         """Remove the working folder if no unit of work was finished: nothing is lost, and nothing lies about."""
@@ -157,6 +163,12 @@ class RunFolder:
             )
         return load_file(path)
 
+    def join(self, unit: str = "") -> None:
+        """Take into the journal what other processes have done of a unit's work (`RunPart`), or of any."""
+        for path in _parts(self.partial, unit):
+            self.journal.take(path)
+            path.unlink()
+
     @staticmethod
     def peek(output: str | Path, name: str) -> dict[str, Any]:
         """The tensors of a unit of a run that another process keeps."""
@@ -197,11 +209,38 @@ class RunFolder:
             raise disk_error(error, self.output) from error
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
-        shutil.rmtree(self.output / "units", ignore_errors=True)
+        for name in ("units", "parts"):
+            shutil.rmtree(self.output / name, ignore_errors=True)
         for name in (RUNNING, "identity.json"):
             (self.output / name).unlink(missing_ok=True)
         self._release()
         return self.output
+
+
+class RunPart(RunFolder):
+    """The working folder of a run that another process keeps, for one that does a part of its work.
+
+    It reads what is finished there. What it finishes itself lies beside that, until the other one joins it: nothing is lost
+    whichever of them is killed.
+
+    Args:
+        output: Where the finished folder shall stand.
+        unit: The part.
+    """
+
+    def __init__(self, output: str | Path, unit: str) -> None:
+        self.output = Path(output)
+        self.partial = _partial_of(self.output)
+        self.overwrite = False
+        self._claim = None
+        known = [*_parts(self.partial, unit), self.partial / "journal.jsonl"]
+        # One file for every process: of two that do the same part, one may be dying.
+        own = self.partial / "parts" / f"{digest(unit)}-{os.getpid()}.jsonl"
+        own.parent.mkdir(exist_ok=True)
+        self.journal = JournalPart(own, [path for path in known if path != own])
+
+    def drop(self, name: str) -> None:
+        """Leave it to the other process."""
 
 
 def _claim(partial: Path) -> int | None:

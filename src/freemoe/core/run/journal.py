@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,20 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._values: dict[str, Any] = {}
+        self._taken: set[str] = set()
         self.reused = 0
         self.done = 0
         if path.exists():
-            whole = self._read()
+            whole = self._read(path)
             if whole < path.stat().st_size:
                 log.warning("The journal's last entry was cut short by a crash; that unit is done again.")
                 with path.open("r+b") as stream:
                     stream.truncate(whole)
 
-    def _read(self) -> int:
+    def _read(self, path: Path) -> int:
         """Load whole entries; return how many bytes they take."""
         whole = 0
-        with self.path.open("rb") as stream:
+        with path.open("rb") as stream:
             for line in stream:
                 try:
                     entry = json.loads(line)
@@ -58,7 +59,9 @@ class Journal:
         The value is what JSON gives back, so that a resumed run sees the same as an unbroken one.
         """
         if name in self._values:
-            self.reused += 1
+            # Done for this run by another process, it is not used again when it is first asked for.
+            self.reused += name not in self._taken
+            self._taken.discard(name)
             return self._values[name]
         value = json.loads(json.dumps(work()))
         line = json.dumps({"unit": name, "value": value, "sum": digest([name, value])}) + "\n"
@@ -75,3 +78,26 @@ class Journal:
         self._values[name] = value
         self.done += 1
         return value
+
+    def take(self, path: Path) -> None:
+        """Write down the finished units of another file, in their order; those that are here already stay as they are."""
+        for name, value in Journal(path)._values.items():
+            if name not in self._values:
+                self.unit(name, lambda value=value: value)
+                self._taken.add(name)
+
+
+class JournalPart(Journal):
+    """What a process writes down that does a part of another one's work: in a file of its own, for `Journal.take`.
+
+    Args:
+        path: The file.
+        known: Files of other processes, which are only read, and may be written meanwhile.
+    """
+
+    def __init__(self, path: Path, known: Sequence[Path]) -> None:
+        super().__init__(path)
+        for other in known:
+            # Gone, when its own process has taken it in by now.
+            with contextlib.suppress(FileNotFoundError):
+                self._read(other)

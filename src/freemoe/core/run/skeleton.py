@@ -22,6 +22,9 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.core.version import __version__
 
+NOT_DECIDING = ("workers",)
+"""Fields of a recipe that decide how a result is made and not what it is: a resumed run may have others."""
+
 RESULT_FORMAT = 1
 """Of ``result.json``; raised when an entry that was there is called otherwise or means something else."""
 
@@ -108,7 +111,8 @@ def carry_out(
         FreeMoEError: What the steps raise; no folder named like the output is left half written.
     """
     started = time.time()
-    run = RunFolder(recipe.output, recipe.model_dump(mode="json"), overwrite=overwrite, resume=resume)
+    identity = {name: value for name, value in recipe.model_dump(mode="json").items() if name not in NOT_DECIDING}
+    run = RunFolder(recipe.output, identity, overwrite=overwrite, resume=resume)
     try:
         made = steps(run, progress or Quiet())
     except BaseException:

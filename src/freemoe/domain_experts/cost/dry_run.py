@@ -67,7 +67,8 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
             f"{round(reference * passes['search'])} document scores to search, {round(reported * evidence)} to report"
         ),
         **_memory(bench, stages),
-        "time": f"about {_words(seconds)} on this machine, from one batch of this model ({per_document * 1000:.1f} ms a document)",
+        "time": f"about {_words(seconds)} on this machine{' for one worker' if recipe.workers > 1 else ''}, from one batch of "
+        f"this model ({per_document * 1000:.1f} ms a document)",
         "output": recipe.output,
     }
 
@@ -102,10 +103,16 @@ def _memory(bench: Workbench, stages: Sequence[str]) -> dict[str, str]:
     )
     above = {stage: peaks[stage].said + copies * (stage in FITTED) for stage in stages}
     total = base + max(above.values())
+    several = ""
+    if recipe.workers > 1:
+        # Each has the base and a stage of its own; the process that they work for has the base too.
+        several = f"{recipe.workers} workers of {_mebibytes(total)} MiB each beside the first process; each: "
+        total = base + recipe.workers * total
     parts = ", ".join(f"{stage} {_mebibytes(size)}" for stage, size in above.items())
     here = ", or this machine" if total < free_bytes(bench.model.device) + base else ""
+    told = f"{several}the base {_mebibytes(base)}, above it {parts}"
     return {
-        "memory": f"about {_mebibytes(total)} MiB beside the libraries: the base {_mebibytes(base)}, above it {parts}",
+        "memory": f"about {_mebibytes(total)} MiB beside the libraries: {told}",
         "fits": fitting(total) + here,
     }
 

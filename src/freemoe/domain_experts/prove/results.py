@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from freemoe.domain_experts.ahead import Ahead
 from freemoe.domain_experts.candidates import SALIENCY, Subdomain
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.prove.evidence import domain_evidence, where_off
@@ -29,8 +30,9 @@ def reported_evidence(
     experts: list[Expert],
     router: Router,
     choice: FrozenChoice,
+    ahead: Ahead | None = None,
 ) -> list[dict[str, Any]]:
-    """Score the reported split in every row, domain by domain."""
+    """Score the reported split in every row, domain by domain; those ahead do that, if there are any."""
     recipe = bench.recipe
     # Regenerated from what is written to disk, so that the report is about the artefact.
     stored = {k: v for e in experts for k, v in e.to_tensors().items()}
@@ -50,6 +52,7 @@ def reported_evidence(
 
     found = []
     with bench.progress.stage("report", len(divided)) as advance:
+        done = ahead.fill("report", list(divided), lambda name: advance(1)) if ahead else set()
         for domain, part in divided.items():
             documents = bench.domains[domain].reported.open(choice)
             feature = features(bench.model, [bench.scorer.prompt_ids(d) for d in documents], recipe.subdomains.feature)
@@ -77,7 +80,7 @@ def reported_evidence(
                     entry["units"] = _units_of(bench, domain, name, units, own)
             for name in part.names:
                 by_name[name].rankings.forget()
-            advance(1)
+            advance(0 if domain in done else 1)
     return found
 
 

@@ -1,0 +1,71 @@
+"""Functions that units of work name: they must stand in a module that other processes can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freemoe.core.errors import NumericError
+from freemoe.core.run.folder import RunPart
+
+CALLS: list[int] = []
+
+
+def square(number: int, wait: float = 0.0) -> dict[str, Any]:
+    time.sleep(wait)
+    return {"square": number**2, "tensor": torch.arange(number)}
+
+
+def calls(number: int) -> tuple[int, int]:
+    """This process and how often it was here."""
+    CALLS.append(number)
+    return os.getpid(), len(CALLS)
+
+
+def threads() -> int:
+    return torch.get_num_threads()
+
+
+def fails(kind: str) -> None:
+    if kind == "numeric":
+        raise NumericError("a loss is NaN")
+
+    class Local(Exception):
+        """One that another process cannot know."""
+
+    raise Local("from far away")
+
+
+def dies(folder: str, times: int, number: int = 9) -> str:
+    """Kill this process, so many times in all."""
+    mark = Path(folder) / f"{len(list(Path(folder).iterdir()))}"
+    if int(mark.name) < times:
+        mark.touch()
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+    return "alive"
+
+
+def leaves(code: int) -> None:
+    os._exit(code)
+
+
+def writes(output: str, unit: str, dies_after: int | None = None) -> None:
+    """Finish three units of a run that another process keeps."""
+    run = RunPart(output, unit)
+    for number in range(3):
+        if number == dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        run.journal.unit(f"{unit}/{number}", lambda number=number: number)
+    run.tensors(f"{unit}/tensor", lambda: {"a": torch.ones(2)})
+
+
+def sleeps(mark: str) -> None:
+    (Path(mark + ".part")).write_text(str(os.getpid()))
+    Path(mark + ".part").replace(mark)
+    time.sleep(600)
