@@ -34,7 +34,6 @@ from freemoe.domain_experts.candidates import (
     shrink_all,
 )
 from freemoe.domain_experts.expert import Expert
-from freemoe.domain_experts.mixture import KIND
 from freemoe.domain_experts.prove.card import model_card
 from freemoe.domain_experts.prove.evidence import overall
 from freemoe.domain_experts.prove.results import reported_evidence
@@ -48,7 +47,7 @@ from freemoe.evals.seen import Seen
 from freemoe.evals.tasks.documents import FrozenChoice, digest_documents
 from freemoe.models.checkpoints.loading import origin
 from freemoe.recipes import BuildRecipe, dump, recipe_from
-from freemoe.results.build import BuildResult
+from freemoe.results.build import KIND, BuildResult
 
 # Batches of a calibration after which its sums are written down.
 CALIBRATION_PART = 32

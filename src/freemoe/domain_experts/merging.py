@@ -9,12 +9,13 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.expert import require_zeros_say
-from freemoe.domain_experts.mixture import KIND, FreeMoE
+from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.merging import merge_shrunk, require_units
 from freemoe.evals.engine.answering import BASE
 from freemoe.models.checkpoints.gguf_header import is_gguf
 from freemoe.models.checkpoints.gguf_writing import require_file_type, write_gguf
 from freemoe.models.checkpoints.placement import Placement
+from freemoe.results.build import KIND
 
 
 def merge(

@@ -29,8 +29,8 @@ from freemoe.models.checkpoints.saving import require_free, save_checkpoint, who
 from freemoe.models.mask import Mask
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.weights import find_weights
+from freemoe.results.build import KIND
 
-KIND = "domain-experts"
 """Of the artefact, as its manifest has it."""
 
 

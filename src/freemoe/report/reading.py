@@ -12,9 +12,9 @@ from typing import Any
 
 from freemoe.core.errors import ArtifactError
 from freemoe.core.run.skeleton import RESULT_FORMAT
-from freemoe.domain_experts.mixture import KIND
 from freemoe.domain_experts.prove.card import ROWS
 from freemoe.results import read_result
+from freemoe.results.build import KIND
 
 COMPARED = tuple(row for row in ROWS if row != "base")
 

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from freemoe.results.common import Interval, Part, Result
 
+KIND = "domain-experts"
+"""In the manifest and the result of what ``freemoe build`` writes."""
+
 
 class BaseFacts(Part):
     """The base."""
