@@ -13,6 +13,12 @@ def makers(scores):
     return [scores[i].clone for i in range(len(scores))]
 
 
+@pytest.fixture(autouse=True, params=[0, 1 << 18], ids=["by intervals", "few"])
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to find where the largest begin."""
+    monkeypatch.setattr("freemoe.domain_experts.purify.strongest._SMALL", request.param)
+
+
 @pytest.mark.parametrize("count", [1, 3, 10, 1000])
 def test_strongest_equals_sorting_everything(count):
     generator = torch.Generator().manual_seed(count)

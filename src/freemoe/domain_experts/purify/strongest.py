@@ -12,6 +12,8 @@ from torch import Tensor
 from freemoe.models.mask import TensorMask
 
 # As many intervals as the upper 16 bits of an fp32 number tell apart.
+# Of so few scores torch finds the largest in less time than it takes to count intervals; it takes 16 bytes for each.
+_SMALL = 1 << 18
 _INTERVALS = 1 << 16
 # Scores that are sorted into intervals at a time: on the way each takes many times its own memory.
 _PART = 1 << 20
@@ -76,6 +78,11 @@ def _larger(scores: Sequence[Callable[[], Tensor]], line: float, most: int | Non
 
 def _floor(scores: Sequence[Callable[[], Tensor]], count: int, above: float) -> float:
     """A line, ``above`` or higher, that at least ``count`` scores are larger than, or all that are larger than ``above``."""
+    if len(scores) == 1 and (flat := scores[0]()).numel() <= _SMALL:
+        if count >= flat.numel():
+            return above
+        last = flat.float().topk(count).values[-1]
+        return max(above, float(torch.nextafter(last, last.new_tensor(-math.inf))))
     counts = torch.zeros(_INTERVALS, dtype=torch.long)
     for make in scores:
         for part in make().split(_PART):
