@@ -107,7 +107,9 @@ class Weight:
         Raises:
             FamilyError: It is not in memory.
         """
-        require_in_memory([self])
+        # Asked first, as this is called for every weight at every step.
+        if self.stored is not None:
+            require_in_memory([self])
         return self.arrange(self.parameter.detach())
 
     def values(self) -> Tensor:
@@ -254,8 +256,8 @@ def require_in_memory(weights: Sequence[Weight], what: str = "This", *, together
     Raises:
         FamilyError: Some are read as they are needed, or lie elsewhere.
     """
-    places = list(dict.fromkeys(str(w.device) for w in weights))
-    if together and len(places) > 1:
+    places = list(dict.fromkeys(str(w.device) for w in weights)) if together else []
+    if len(places) > 1:
         raise FamilyError(f"{what} needs all weights on one device; they lie on {', '.join(places)}.")
     away = [w.name for w in weights if w.stored is not None]
     if away:
