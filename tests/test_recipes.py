@@ -181,6 +181,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("data.root", 5, "valid string"),
     ("data.limit", 0, "greater than or equal to 1"),
     ("data.fewshot", -1, "greater than or equal to 0"),
+    ("data.chat", "always", "'auto', 'on' or 'off'"),
     ("data.overflow", "cut", "'truncate' or 'error'"),
     ("data.allow_code_execution", "perhaps", "valid boolean"),
     ("subdomains.by", "spectral", "'kmeans', 'task', 'field' or 'none'"),

@@ -177,6 +177,13 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+CHAT_TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}[/]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+"""Of a tokenizer that has one: what each role says stands in brackets."""
+
+
 def save_base_and_text(folder: Path) -> None:
     """Write a tiny Llama with its tokenizer into ``model``, and ninety short passages into ``text.jsonl``."""
     tiny_model("llama").save_pretrained(folder / "model")

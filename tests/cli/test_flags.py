@@ -38,6 +38,7 @@ VALUES: dict[str, tuple[str | None, Any]] = {
     "data_root": ("files", "files"),
     "limit": ("12", 12),
     "fewshot": ("3", 3),
+    "chat": ("off", "off"),
     "overflow": ("error", "error"),
     "allow_code_execution": (None, True),
     "by": ("field", "field"),

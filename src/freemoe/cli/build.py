@@ -26,10 +26,10 @@ from freemoe.recipes import BuildRecipe
 
 HELP = """Find, prove and write the domain experts of a base model.
 
-Example, with questions of your own ({"question", "choices", "answer"} or {"prompt", "target"} per line):
+Example, with data of your own (questions, prompts, instructions, conversations or text; docs/data.md):
 
 \b
-  freemoe build ./my-model --domain law=law.jsonl --domain notes=text:notes.txt -o experts
+  freemoe build ./my-model --domain law=law.jsonl --domain help=chats.parquet --domain notes=notes.txt -o experts
 
 Example, with benchmarks from local files:
 

@@ -34,6 +34,7 @@ A rival without training, written as the same kind of model:
 
 FLAGS: Flags = {
     "revision": "revision",
+    "chat": "chat",
     "mix": "mix",
     "data_root": "data_root",
     "output": OUTPUT,
@@ -106,7 +107,7 @@ COMMAND = Command(
     recipe=ConvertRecipe,
     arguments={
         "model": (str, typer.Argument(help="Folder or hub id of a dense model, or freemoe-demo.")),
-        "text": (list[str], typer.Option([], "--text", help="Text to learn from: .txt, .jsonl, .json; repeat.")),
+        "text": (list[str], typer.Option([], "--text", help="What to learn from: text, or rows of any shape; repeat.")),
     },
     flags=FLAGS,
     begin=_begin,

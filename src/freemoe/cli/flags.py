@@ -46,6 +46,7 @@ SHARED: Flags = {
     "data_root": "data.root",
     "limit": "data.limit",
     "fewshot": "data.fewshot",
+    "chat": "data.chat",
     "overflow": "data.overflow",
     "allow_code_execution": "data.allow_code_execution",
     "seed": "seed",

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from freemoe.cli.common import calm_libraries, console, print_json, say
+from freemoe.core.registry import unknown_name
+
+if TYPE_CHECKING:
+    from freemoe.evals.engine.answering import Opened
 
 HELP = """Continue a prompt: with the expert that the router picks, or one you name; with a converted, trimmed or plain model.
 
@@ -14,6 +20,20 @@ Example:
   freemoe generate experts "Q: 3 + 4 =" --expert auto
   freemoe generate trimmed "Q: 3 + 4 =" --expert base
 """
+
+
+def _put(opened: Opened, prompt: str, chat: str, artefact: str) -> str:
+    """The prompt, as a message of the user where it shall be one."""
+    from freemoe.core.artifacts import read_manifest
+    from freemoe.systems import system_of
+    from freemoe.text.chat import MODES, as_prompt, uses_template
+
+    if chat not in MODES:
+        raise unknown_name("--chat", chat, list(MODES))
+    built_so = system_of(artefact) is not None and bool(read_manifest(artefact, check=False).get("chat"))
+    if not uses_template(opened.tokenizer, chat, built_so):
+        return prompt
+    return as_prompt(opened.tokenizer, [{"role": "user", "content": prompt}], "the prompt")
 
 
 def register(app: typer.Typer) -> None:
@@ -26,6 +46,9 @@ def register(app: typer.Typer) -> None:
         expert: str = typer.Option("auto", help="auto, base, or an expert's name (see freemoe inspect)."),
         base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
         max_new_tokens: int = typer.Option(64, min=1, help="Tokens to write at most."),
+        chat: str = typer.Option(
+            "auto", help="The prompt as a message, by the chat template: on, off; auto: as the artefact's data was."
+        ),
         sample: bool = typer.Option(False, "--sample", help="Sample instead of greedy decoding."),
         seed: int = typer.Option(0, help="Of sampling."),
         dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
@@ -39,6 +62,7 @@ def register(app: typer.Typer) -> None:
         from freemoe.systems import load
 
         opened = load(artefact, base, dtype=dtype, device=device)
+        prompt = _put(opened, prompt, chat, artefact)
         torch.manual_seed(seed)
         wanted = 1 if dry_run else max_new_tokens
         text, chosen = opened.generate_text(prompt, expert=expert, max_new_tokens=wanted, do_sample=sample)

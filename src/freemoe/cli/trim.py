@@ -65,6 +65,7 @@ FLAGS: Flags = {
     "device": "device",
     "threads": "threads",
     "revision": "revision",
+    "chat": "chat",
 }
 
 

@@ -147,7 +147,11 @@ def _steps(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> Made:
             "overall": overall(reported, recipe.seed),
             "router": chosen.routing,
         },
-        manifest={"experts": [e.describe() for e in chosen.experts], "router": chosen.router.describe()},
+        manifest={
+            "experts": [e.describe() for e in chosen.experts],
+            "router": chosen.router.describe(),
+            "chat": any(data.chat for data in bench.domains.values()),
+        },
         seen=keep_record(run.partial, _seen(bench, choice)),
         cost={"artefact_bytes": sum(map(len, chosen.files.values()))},
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from freemoe.assets.tiny_world import World
 from freemoe.evals.seen import Seen
 from freemoe.recipes import TrimRecipe
 from freemoe.text.blocks import Blocks, pack_blocks, passages, row_texts, split
-from freemoe.text.files import read_documents
+from freemoe.text.documents import read_documents
 
 DEMO = "demo:"
 """The bundled world's documents, drawn anew: what the bundled mixture was trained on, but not the same documents."""
@@ -43,12 +42,12 @@ class TextParts:
         return Seen.of_texts(itertools.chain.from_iterable(parts), row_texts(tokenizer, self.test))
 
 
-def read_text(spec: str) -> list[str]:
-    """The documents of a file, or of the bundled world."""
+def read_text(spec: str, tokenizer: Any, chat: str) -> list[str]:
+    """The documents of a source, conversations by the model's chat template; or of the bundled world."""
     if spec == DEMO:
         drawn = World().documents(_DEMO_SEED)
         return [d.text for d in itertools.islice(drawn, _DEMO_DOCUMENTS)]
-    return read_documents(Path(spec).expanduser())
+    return read_documents(spec, tokenizer, chat)
 
 
 def load_text(recipe: TrimRecipe, tokenizer: Any) -> TextParts:
@@ -57,7 +56,7 @@ def load_text(recipe: TrimRecipe, tokenizer: Any) -> TextParts:
     Raises:
         DataError: No text, or a part that is shorter than one block.
     """
-    parts = split(passages(read_text(recipe.text)), seed=recipe.seed)
+    parts = split(passages(read_text(recipe.text, tokenizer, recipe.chat)), seed=recipe.seed)
     training = recipe.training
     wanted = {"train": training.limit, "held_out": training.held_out, "test": training.test}
     packed = {

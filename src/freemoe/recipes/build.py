@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from freemoe.core.registry import check_name
-from freemoe.recipes.sections import BatchTokens, Devices, Dtype, Output, Revision, Section, Seed, Threads
+from freemoe.recipes.sections import BatchTokens, Chat, Devices, Dtype, Output, Revision, Section, Seed, Threads
 
 METRICS = ["saliency", "wanda", "magnitude", "random"]
 """Names that ``search.metrics`` may hold; a metric that is registered elsewhere adds its own."""
@@ -36,6 +36,7 @@ class DataSection(Section):
         default="truncate", description="Prompts longer than the context: cut from the left as lm-eval does, or refuse."
     )
     allow_code_execution: bool = Field(default=False, description="Run generated code in the sandbox.")
+    chat: Chat = "auto"
     text_given: int = Field(
         default=0,
         ge=0,

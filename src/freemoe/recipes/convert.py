@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from freemoe.core.registry import check_name
-from freemoe.recipes.sections import Device, Dtype, Output, Revision, Section, Seed, Threads
+from freemoe.recipes.sections import Chat, Device, Dtype, Output, Revision, Section, Seed, Threads
 
 METHODS = ["tomoe", "static-magnitude", "static-activation", "activation-split"]
 """What ``method`` may name: learned gates, or a rival; one that is registered elsewhere adds its own."""
@@ -122,7 +122,10 @@ class ConvertRecipe(Section):
     command: Literal["convert"] = "convert"
     model: str
     revision: Revision = None
-    text: tuple[str, ...] = Field(default=(), description="Local text files: .txt, .jsonl, .json.")
+    chat: Chat = "auto"
+    text: tuple[str, ...] = Field(
+        default=(), description="Text files, rows of any shape (docs/data.md), or hf:owner/name:split."
+    )
     mix: Literal["paper", "authors"] | None = Field(default=None, description="A mix of data sets under data_root.")
     data_root: str | None = Field(default=None, description="Folder with the data sets; the hub if absent.")
     output: Output = "freemoe-converted"

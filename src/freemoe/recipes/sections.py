@@ -19,6 +19,13 @@ def _one_device(value: str) -> str:
 Seed = Annotated[int, Field(ge=0, lt=2**32, description="Seed of everything random.")]
 Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], Field(description="Number format of the base.")]
 Device = Annotated[str, AfterValidator(_one_device), Field(description="auto, cpu, cuda, cuda:N.")]
+Chat = Annotated[
+    Literal["auto", "on", "off"],
+    Field(
+        description="The model's chat template: auto (where it has one and the data is conversations), on (every prompt is a "
+        "message of the user), off."
+    ),
+]
 Devices = Annotated[
     str | dict[str, str],
     Field(

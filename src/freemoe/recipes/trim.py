@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from freemoe.recipes.sections import Device, Dtype, Output, Revision, Section, Seed, Threads
+from freemoe.recipes.sections import Chat, Device, Dtype, Output, Revision, Section, Seed, Threads
 
 
 class PlanSection(Section):
@@ -107,7 +107,10 @@ class TrimRecipe(Section):
     command: Literal["trim"] = "trim"
     model: str
     revision: Revision = None
-    text: str = Field(description="Text file (.txt, .jsonl, .json), or demo: for the bundled world's documents.")
+    chat: Chat = "auto"
+    text: str = Field(
+        description="Text file, rows of any shape (docs/data.md), hf:owner/name:split, or demo: for the bundled world's documents."
+    )
     output: Output = "freemoe-trimmed"
     seed: Seed = 0
     dtype: Dtype = "auto"

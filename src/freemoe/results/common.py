@@ -67,7 +67,7 @@ def read_result(folder: str | Path) -> dict[str, Any]:
         ArtifactError: There is none, it is damaged, or a newer freemoe wrote it.
     """
     path = Path(folder)
-    path = path if path.suffix == ".json" else path / "result.json"
+    path = path if path.suffix == ".json" and not path.is_dir() else path / "result.json"
     if not path.is_file():
         near = path.parent.with_name(path.parent.name + ".partial")
         hint = f" An unfinished run stands at {str(near)!r}: run its command again first." if near.exists() else ""

@@ -134,7 +134,9 @@ def pack_blocks(tokenizer: Any, texts: Sequence[str], length: int, what: str = "
     ids: list[int] = []
     positions: list[int] = []
     for text in texts:
-        own = start + tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        own = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        if own[:1] != start:  # a chat template writes it itself
+            own = start + own
         ids += own
         positions += range(len(own))
     rows = len(ids) // length

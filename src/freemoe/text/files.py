@@ -1,8 +1,4 @@
-"""Local text files, and token ids packed into blocks of one length.
-
-Formats: plain text (``.txt``, ``.md``, ``.raw`` and whatever else is UTF-8), JSONL and JSON lists whose
-items are strings or objects with a ``text``.
-"""
+"""Local files of text and of JSON lines, and token ids packed into blocks of one length."""
 
 from __future__ import annotations
 
@@ -14,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import DataError
-
-TEXT_FIELD = "text"
 
 
 @dataclass(frozen=True)
@@ -75,35 +69,6 @@ def read_json_lines(path: Path) -> list[tuple[int, Any]]:
                 "Every line must be one JSON object."
             ) from None
     return rows
-
-
-def read_documents(path: Path) -> list[str]:
-    """Return the documents of a text file: one for plain text, one per item for JSON and JSONL."""
-    suffix = path.suffix.lower()
-    if suffix == ".jsonl":
-        items = read_json_lines(path)
-    elif suffix == ".json":
-        try:
-            value = json.loads(read_text_file(path))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno}).") from None
-        if not isinstance(value, list):
-            raise DataError(f"{path} holds a JSON {type(value).__name__}; a list of texts is needed.")
-        items = list(enumerate(value, start=1))
-    else:
-        return [read_text_file(path)]
-    return [_item_text(path, number, item) for number, item in items]
-
-
-def _item_text(path: Path, number: int, item: Any) -> str:
-    text = item.get(TEXT_FIELD) if isinstance(item, dict) else item
-    if not isinstance(text, str) or not text.strip():
-        seen = f"keys {sorted(item)}" if isinstance(item, dict) else repr(item)[:80]
-        raise DataError(
-            f"{path}:{number}: no text here ({seen}). Each item must be a string or an object with a "
-            f"non-empty {TEXT_FIELD!r}."
-        )
-    return text
 
 
 def paragraphs(documents: Sequence[str]) -> list[str]:

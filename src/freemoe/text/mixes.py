@@ -11,7 +11,7 @@ from typing import Any
 from freemoe.core.errors import DataError
 from freemoe.core.registry import Registry
 from freemoe.text.blocks import passages
-from freemoe.text.files import read_documents
+from freemoe.text.documents import read_documents
 
 
 @dataclass(frozen=True)

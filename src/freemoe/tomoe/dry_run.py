@@ -18,7 +18,7 @@ def plan(recipe: ConvertRecipe) -> dict[str, Any]:
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, "cpu")
     sublayers = find_sublayers(model)
     length = block_length(recipe, model)
-    parts = read_text(recipe)
+    parts = read_text(recipe, tokenizer)
     tokens = {
         name: pack_blocks(tokenizer, getattr(parts, name), length, f"{name} part of the text").tokens
         for name in ("train", "held_out", "test")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import Sublayers, find_sublayers
 from freemoe.recipes import ConvertRecipe
 from freemoe.text.blocks import Blocks, Parts, pack_blocks, passages, row_texts, split
-from freemoe.text.files import read_documents
+from freemoe.text.documents import read_documents
 from freemoe.text.mixes import read_mix
 
 # Text for the statistics that training and rivals begin with.
@@ -56,11 +55,11 @@ class Bench:
         return Seen.of_texts(itertools.chain.from_iterable(parts), row_texts(self.tokenizer, self.test))
 
 
-def read_text(recipe: ConvertRecipe) -> Parts:
-    """The recipe's text in its three parts."""
+def read_text(recipe: ConvertRecipe, tokenizer: Any) -> Parts:
+    """The recipe's text in its three parts; conversations by the model's chat template."""
     texts: list[str] = []
     for name in recipe.text:
-        texts += passages(read_documents(Path(name)))
+        texts += passages(read_documents(name, tokenizer, recipe.chat))
     if recipe.mix is not None:
         texts += read_mix(recipe.mix, recipe.data_root)
     return split(texts, seed=recipe.seed)
@@ -94,7 +93,7 @@ def prepare(recipe: ConvertRecipe, run: RunFolder | None, progress: Progress | N
     if recipe.train.checkpointing:
         checkpoint_activations(model)
     length = block_length(recipe, model)
-    parts = read_text(recipe)
+    parts = read_text(recipe, tokenizer)
     blocks = {
         part: pack_blocks(tokenizer, getattr(parts, part), length, f"{part.replace('_', '-')} part of the text")
         for part in ("train", "held_out", "test")

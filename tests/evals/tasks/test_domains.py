@@ -50,7 +50,7 @@ def test_missing_files_name_the_path(tmp_path):
         load_domain("d", [f"{tmp_path}/nope.jsonl"])
     with pytest.raises(DataError, match=r"--data-root"):
         load_domain("d", ["gsm8k"], data_root=tmp_path / "nope")
-    with pytest.raises(DataError, match=r"must be .jsonl"):
+    with pytest.raises(DataError, match=r"a.csv, row 2: no known key"):
         load_domain("d", [str(task_file(tmp_path / "a.csv", "p"))])
     with pytest.raises(RecipeError, match="num_fewshot is -1"):
         load_domain("d", ["gsm8k"], num_fewshot=-1)

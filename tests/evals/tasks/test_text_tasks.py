@@ -6,7 +6,8 @@ from freemoe.core.errors import DataError
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.evals.tasks.text_tasks import TextTask, drop_shared_lines, split_tail, thin
-from freemoe.text.files import pack, paragraphs, read_documents, spread
+from freemoe.text.documents import read_documents
+from freemoe.text.files import pack, paragraphs, spread
 
 
 class Letters:
@@ -134,9 +135,9 @@ def test_text_tasks_refuse(tmp_path):
         load_domain("d", [f"text:{path}"])
     with pytest.raises(DataError, match="gives no block of 256 tokens"):
         load_domain("d", [f"text:{path}"], tokenizer=Letters())
-    with pytest.raises(DataError, match="no text here"):
+    with pytest.raises(DataError, match=r"no known key.*txt"):
         read_documents(_written(tmp_path / "b.jsonl", '{"txt": "a"}'))
-    with pytest.raises(DataError, match="a list of texts"):
+    with pytest.raises(DataError, match="a list of rows or of texts"):
         read_documents(_written(tmp_path / "b.json", '{"text": "a"}'))
     with pytest.raises(DataError, match="not JSON"):
         read_documents(_written(tmp_path / "c.json", "[,]"))

@@ -7,11 +7,17 @@ from freemoe.core.errors import DataError
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.evals.tasks.task import Task
-from freemoe.evals.tasks.user_tasks import UserTask, answer_index, read_task_file
+from freemoe.evals.tasks.user_tasks import UserTask
+from freemoe.evals.tasks.user_tasks import read_task_file as read_with_shape
+from freemoe.text.shapes import answer_index
 
 
 def choice(i, **extra):
     return {"question": f"Is {i} even?", "choices": ["yes", "no"], "answer": i % 2, **extra}
+
+
+def read_task_file(path, task):
+    return read_with_shape(path, task)[1]
 
 
 def write(path: Path, rows) -> Path:
@@ -60,7 +66,8 @@ BAD = {
         [choice(1), {"question": "q", "chocies": []}],
         r"t.jsonl:2: missing 'choices', 'answer'; .*chocies",
     ),
-    "unknown format": ([{"text": "x"}], r"missing .*keys seen: 'text'"),
+    "unknown format": ([{"body": "x"}], r"no known key; keys seen: 'body'"),
+    "plain text": ([{"text": "x"}], "plain text; write text:FILE"),
     "both formats": ([{**choice(1), "prompt": "p", "target": "t"}], "both formats"),
     "mixed": (
         [choice(1), {"prompt": "p", "target": "t"}],

@@ -20,7 +20,7 @@ from freemoe.evals.engine.scorer import Pair, Scorer
 from freemoe.evals.tasks.documents import Document, content_key
 from freemoe.evals.tasks.text_tasks import TextTask
 from freemoe.recipes import SaliencySection
-from freemoe.text.files import read_documents
+from freemoe.text.documents import read_documents
 
 MODEL = "models/stories260k"
 

@@ -24,7 +24,8 @@ from freemoe.evals.tasks.splits import draw
 from freemoe.evals.tasks.task import DomainData, Grader, Response, grade_choice
 from freemoe.evals.tasks.text_tasks import TextTask
 from freemoe.recipes import SaliencySection
-from freemoe.text.files import read_documents, read_json_lines, read_text_file
+from freemoe.text.documents import read_documents
+from freemoe.text.files import read_json_lines, read_text_file
 
 Texts = tuple[list[str], list[str] | None]
 

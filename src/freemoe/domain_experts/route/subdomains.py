@@ -88,6 +88,10 @@ def _group(document: Document, by: str) -> str:
     return document.task if by == "task" else (document.field or document.task) if by == "field" else ""
 
 
+def _plain_text(documents: Sequence[Document]) -> bool:
+    return documents[0].kind == "text" and not documents[0].prompt
+
+
 def divide(domain: str, split: ReferenceSplit, feature: Tensor, section: SubdomainSection, seed: int) -> Subdomains:
     """Divide a domain's reference documents into subdomains.
 
@@ -108,7 +112,7 @@ def divide(domain: str, split: ReferenceSplit, feature: Tensor, section: Subdoma
         groups = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         labels = np.array([groups[key] for key in keys])
         names = list(groups)
-    elif section.by == "none" or count == 1 or (count is None and documents[0].kind == "text"):
+    elif section.by == "none" or count == 1 or (count is None and _plain_text(documents)):
         # One text is one domain unless told otherwise: its expert needs all the text there is.
         labels, names, groups = np.zeros(len(documents), dtype=int), ["all"], {}
     else:

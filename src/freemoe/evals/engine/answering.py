@@ -45,7 +45,9 @@ def prompt_ids(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int) -> 
     """
     if tokenizer is None:
         raise DataError("Text needs the base's tokenizer: pass tokenizer= to from_pretrained.")
-    ids = tokenizer(prompt, return_tensors="pt")["input_ids"].to(model.device)
+    # A chat template writes the token at the beginning of a text itself.
+    begun = bool(tokenizer.bos_token) and prompt.startswith(tokenizer.bos_token)
+    ids = tokenizer(prompt, add_special_tokens=not begun, return_tensors="pt")["input_ids"].to(model.device)
     longest = context_length(model, tokenizer)
     if not ids.shape[1] or ids.shape[1] + max_new_tokens > longest:
         raise DataError(

@@ -128,7 +128,11 @@ class Tokens:
     def prompt_ids(self, document: Document) -> tuple[int, ...]:
         """Token ids of the prompt without special tokens, cut to the context: what features are made of."""
         if document.kind == "text":
-            return tuple(document.tokens or self.encode(document.answers[0]))[-self.max_length :]
+            ids = document.tokens or tuple(self.encode(document.answers[0]))
+            if document.prompt:  # a response: whoever routes knows what comes before it only
+                special = self.tokenizer.all_special_ids
+                ids = tuple(t for t in ids[: document.given] if t not in special)
+            return ids[-self.max_length :]
         if document.prompt not in self._embedding_ids:
             ids = self.tokenizer.encode(document.prompt, add_special_tokens=False)[-self.max_length :]
             self._embedding_ids[document.prompt] = tuple(ids)

@@ -28,9 +28,9 @@ class Document:
             cluster of the bootstrap.
         kind: How it is scored: ``choice`` (likelihood of each answer), ``target`` (is the greedy continuation
             equal to the target), ``generate`` and ``code`` (generated until a stop string, then graded),
-            ``text`` (likelihood of plain text).
-        prompt: All text before the answer, few-shot examples included.
-        answers: Continuations to score: the choices, or the one target; for ``text`` the text itself.
+            ``text`` (likelihood of plain text, or of a response after its prompt).
+        prompt: All text before the answer, few-shot examples included; empty for plain text.
+        answers: Continuations to score: the choices, or the one target; for ``text`` the text itself, or the response.
         gold: Index of the right answer, where there is one.
         reference: Gold answer as text, used for calibration and for the loss of signed purification.
         until: Stop strings of a generation.
@@ -40,8 +40,8 @@ class Document:
         tokens: For ``text`` only: the exact token ids to score, each predicted from those before it in the
             block (the first from the tokenizer's beginning-of-text token where it has one, else it is
             context only).
-        given: For ``text`` only: leading tokens that are context and not scored; 0 puts the beginning-of-text
-            token before the block.
+        given: For ``text`` only: leading tokens that are context and not scored, such as a response's prompt; 0 puts the
+            beginning-of-text token before the block.
     """
 
     task: str

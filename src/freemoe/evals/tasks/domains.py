@@ -3,15 +3,16 @@
 A task is named by
 ``gsm8k`` (a benchmark of the table in `benchmarks`; ``gsm8k@5`` for five few-shot examples,
 ``mbpp+train`` to search on train too),
-``FILE.jsonl`` (carved), ``REF.jsonl::TEST.jsonl``, a folder with ``reference.jsonl`` and ``test.jsonl``,
-``text:FILE`` or ``text:FILE::TESTFILE``, ``demo:math`` (``code``, ``general``: the bundled benchmark).
+``FILE`` (carved; JSONL, JSON, CSV, TSV, parquet, or plain text), ``REFERENCE::TEST``, a folder with ``reference.jsonl`` and
+``test.jsonl``, ``hf:owner/name:split`` (a data set), any of these after the shape its rows have (``chat:FILE``, ``text:FILE``;
+recognised otherwise), ``demo:math`` (``code``, ``general``: the bundled benchmark).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,15 @@ from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSplit, check_disjoint
 from freemoe.evals.tasks.task import DomainData, Grader, Task
 from freemoe.evals.tasks.text_tasks import text_task
-from freemoe.evals.tasks.user_tasks import FOLDER_FILES, UserTask
+from freemoe.evals.tasks.user_tasks import FOLDER_FILES, Reading, UserTask
 from freemoe.recipes import BuildRecipe, EvalRecipe
+from freemoe.text.chat import as_prompt, uses_template
+from freemoe.text.documents import split_shape
+from freemoe.text.rows import HUB, SUFFIXES, is_rows, read_rows, source_name
+from freemoe.text.shapes import recognise
 
-TEXT = "text:"
 DEMO = "demo:"
+TEXT_SUFFIXES = (".txt", ".md")
 PAIR = "::"
 
 
@@ -53,44 +58,56 @@ def parse_domain(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def is_file_spec(spec: str) -> bool:
-    """Whether a task spec names files of the user rather than a benchmark."""
+    """Whether a task spec names data of the user rather than a benchmark."""
     # A benchmark's name stays one in a folder that has a folder of that name.
     if re.split(r"[@+]", spec)[0] in BENCHMARKS:
         return False
+    shape, source = split_shape(spec)
     return (
-        spec.startswith((TEXT, DEMO))
+        shape is not None
+        or source.startswith((DEMO, HUB))
         or PAIR in spec
         or "/" in spec
         or "\\" in spec
-        or Path(spec).suffix.lower() in (".jsonl", ".json", ".txt")
+        or Path(spec).suffix.lower() in (*SUFFIXES, *TEXT_SUFFIXES)
         or Path(spec).is_dir()
     )
 
 
-def _files(spec: str) -> tuple[Path, Path | None]:
-    """The one or two files of a spec, checked to be there and to be different."""
+@dataclass(frozen=True)
+class _Data:
+    """The user's data that a spec names: the shape that is asked for, one source or two."""
+
+    shape: str | None
+    first: str
+    second: str | None
+
+
+def _data(spec: str) -> _Data:
+    """What a spec names, files checked to be there and to be different."""
     if spec.startswith(DEMO):
         domain = spec.removeprefix(DEMO)
         if domain not in DOMAINS:
             raise unknown_name("domain of the bundled benchmark", domain, list(DOMAINS))
-        return benchmark_path(domain, "reference"), benchmark_path(domain, "test")
-    first, pair, second = spec.removeprefix(TEXT).partition(PAIR)
-    file = Path(first).expanduser()
-    test = Path(second).expanduser() if pair else None
-    if file.is_dir() and test is None and not spec.startswith(TEXT):
-        file, test = (file / name for name in FOLDER_FILES)
-    for path in (file, test):
-        if path is not None and not path.is_file():
+        return _Data(None, *(str(benchmark_path(domain, part)) for part in ("reference", "test")))
+    shape, rest = split_shape(spec)
+    first, pair, second = rest.partition(PAIR)
+    sources = [first, second] if pair else [first]
+    if Path(first).expanduser().is_dir() and not pair and shape != "text":
+        sources = [str(Path(first).expanduser() / name) for name in FOLDER_FILES]
+    sources = [s if s.startswith(HUB) else str(Path(s).expanduser()) for s in sources]
+    for source in sources:
+        if not source.startswith(HUB) and not Path(source).is_file():
             raise DataError(
-                f"Task {spec!r}: no file at {path.resolve()}. Check the path; it is read from the current "
+                f"Task {spec!r}: no file at {Path(source).resolve()}. Check the path; it is read from the current "
                 f"folder ({Path.cwd()})."
             )
-    if test is not None and file.resolve() == test.resolve():
+    if len({s if s.startswith(HUB) else str(Path(s).resolve()) for s in sources}) < len(sources):
         raise DataError(
-            f"Task {spec!r}: reference and reported are the same file {file.resolve()}. What is searched "
+            f"Task {spec!r}: reference and reported are the same {'data set' if first.startswith(HUB) else 'file'} {sources[0]}. What is searched "
             "on cannot be reported on; name one file alone and it is carved in two."
         )
-    return file, test
+    return _Data(shape, sources[0], sources[1] if len(sources) > 1 else None)
 
 
 def make_task(
@@ -103,6 +120,7 @@ def make_task(
     num_fewshot: int | None = None,
     allow_code_execution: bool = False,
     text_given: int = 0,
+    chat: str = "auto",
 ) -> Task:
     """Build the task that a spec names; arguments as in `load_domain`."""
     if not is_file_spec(spec):
@@ -117,18 +135,21 @@ def make_task(
             num_fewshot=num_fewshot,
             allow_code_execution=allow_code_execution,
         )
-    file, test = _files(spec)
+    data = _data(spec)
+    name = source_name(data.first)
     if spec.startswith(DEMO):
-        return UserTask(spec.removeprefix(DEMO), file, test, limit=limit, seed=seed)
-    name = file.parent.name if file.name == FOLDER_FILES[0] and file.parent.name else file.stem
-    if spec.startswith(TEXT):
-        return text_task(name, file, test, tokenizer=tokenizer, limit=limit, given=text_given)
-    if file.suffix.lower() != ".jsonl":
-        raise DataError(
-            f"Task {spec!r}: a file of questions must be .jsonl, not {file.suffix or 'without suffix'!r}; "
-            f"for plain text write text:{spec}."
-        )
-    return UserTask(name, file, test, limit=limit, seed=seed)
+        name = spec.removeprefix(DEMO)
+    elif Path(data.first).name == FOLDER_FILES[0] and Path(data.first).parent.name:
+        name = Path(data.first).parent.name
+    if (data.shape or _recognised(data.first)) == "text":
+        return text_task(name, data.first, data.second, tokenizer=tokenizer, limit=limit, given=text_given)
+    how = Reading(data.shape, tokenizer, chat)
+    return UserTask(name, data.first, data.second, limit=limit, seed=seed, how=how)
+
+
+def _recognised(source: str) -> str:
+    """Name of the shape that a source has."""
+    return recognise(read_rows(source)[0]).name if is_rows(source) else "text"
 
 
 def load_domain(
@@ -142,6 +163,7 @@ def load_domain(
     num_fewshot: int | None = None,
     allow_code_execution: bool = False,
     text_given: int = 0,
+    chat: str = "auto",
 ) -> DomainData:
     """Load a domain's tasks into its two splits.
 
@@ -156,6 +178,7 @@ def load_domain(
         num_fewshot: Few-shot examples of every named benchmark; None for each one's own (``task@N`` wins).
         allow_code_execution: Let code tasks run generated programs when they grade.
         text_given: Tokens at the start of a block of text that are context only; 0 for the beginning-of-text token.
+        chat: ``auto``, ``on`` or ``off``: whether the tokenizer's chat template is used (`freemoe.text.chat`).
 
     Raises:
         UnknownNameError: When no benchmark has that name.
@@ -180,6 +203,7 @@ def load_domain(
             num_fewshot=num_fewshot,
             allow_code_execution=allow_code_execution,
             text_given=text_given,
+            chat=chat,
         )
         if task.name in tasks:
             raise DataError(
@@ -187,7 +211,24 @@ def load_domain(
                 "file: a task is called by its file's stem."
             )
         tasks[task.name] = task
-    return join_tasks(name, tasks)
+    return join_tasks(name, tasks, _as_message(tokenizer) if uses_template(tokenizer, chat, False) else None)
+
+
+def _as_message(tokenizer: Any) -> Callable[[Document], Document]:
+    """Makes a prompt with all its few-shot examples one message of the user, as lm-eval's chat templates do.
+
+    What a conversation or a text is, is left alone: it has its template already, or none.
+    """
+
+    def change(document: Document) -> Document:
+        if document.kind == "text":
+            return document
+        where = f"{document.task} {document.id}"
+        prompt = as_prompt(tokenizer, [{"role": "user", "content": document.prompt}], where)
+        answers = tuple(answer.removeprefix(" ") for answer in document.answers)
+        return replace(document, prompt=prompt, answers=answers, reference=document.reference.removeprefix(" "))
+
+    return change
 
 
 def domain_of(recipe: BuildRecipe | EvalRecipe, name: str, tokenizer: Any) -> DomainData:
@@ -202,11 +243,18 @@ def domain_of(recipe: BuildRecipe | EvalRecipe, name: str, tokenizer: Any) -> Do
         num_fewshot=recipe.data.fewshot,
         allow_code_execution=recipe.data.allow_code_execution,
         text_given=recipe.data.text_given,
+        chat=recipe.data.chat,
     )
 
 
-def join_tasks(name: str, tasks: dict[str, Task]) -> DomainData:
-    """Pool tasks into one domain, with the two splits kept apart across tasks too."""
+def join_tasks(name: str, tasks: dict[str, Task], change: Callable[[Document], Document] | None = None) -> DomainData:
+    """Pool tasks into one domain, with the two splits kept apart across tasks too.
+
+    Args:
+        name: Of the domain.
+        tasks: By name.
+        change: How every document is put otherwise than its task puts it.
+    """
     reference: dict[tuple[str, str], Document] = {}
     reported: dict[tuple[str, str], Document] = {}
     graders: dict[str, Task] = dict(tasks)
@@ -217,15 +265,22 @@ def join_tasks(name: str, tasks: dict[str, Task]) -> DomainData:
             graders.setdefault(lender.name, lender)
         for side, documents in ((reference, task.reference()), (reported, task.reported())):
             for document in documents:
-                side.setdefault((document.task, document.id), document)
+                side.setdefault((document.task, document.id), change(document) if change else document)
     given = ReferenceSplit(tuple(reference.values()), name)
     closed = ReportedSplit(tuple(reported.values()), name)
     kept = check_disjoint(name, given, closed)
     notes = [task.note for task in tasks.values()]
+    if change:
+        notes.append(f"{name}: prompts are one message of the user, by the model's chat template")
     if len(kept) < len(given):
         notes.append(f"{name}: {len(given) - len(kept)} reference documents dropped, as they are reported on too")
     return DomainData(
-        name, kept, closed, tuple(notes), {n: Grader(t.name, t.metric, t.grade) for n, t in graders.items()}
+        name,
+        kept,
+        closed,
+        tuple(notes),
+        {n: Grader(t.name, t.metric, t.grade) for n, t in graders.items()},
+        bool(change) or any(getattr(task, "chat", False) for task in tasks.values()),
     )
 
 

@@ -80,6 +80,7 @@ class DomainData:
     Attributes:
         notes: One line per task: which split is reference, which is reported, what was carved or dropped.
         graders: Graders by the name of their task.
+        chat: Whether prompts are put by the model's chat template.
     """
 
     name: str
@@ -87,6 +88,7 @@ class DomainData:
     reported: ReportedSplit
     notes: tuple[str, ...] = ()
     graders: dict[str, Grader] = field(default_factory=dict, repr=False)
+    chat: bool = False
 
 
 def likelihoods(document: Document, responses: Sequence[Response]) -> list[tuple[float, ...]]:
@@ -99,6 +101,12 @@ def likelihoods(document: Document, responses: Sequence[Response]) -> list[tuple
             "answer."
         )
     return found
+
+
+def per_token(document: Document, responses: Sequence[Response]) -> float:
+    """Nats per scored token of a text, or of a response."""
+    value, _, *rest = likelihoods(document, responses)[0]
+    return -value / (rest[0] if rest else len(document.tokens) - document.given)
 
 
 def completions(document: Document, responses: Sequence[Response]) -> list[str]:

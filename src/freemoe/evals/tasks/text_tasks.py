@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import DataError
 from freemoe.evals.tasks.documents import Document, content_key
-from freemoe.evals.tasks.task import Response, likelihoods
-from freemoe.text.files import pack, paragraphs, read_documents, spread
+from freemoe.evals.tasks.task import Response, per_token
+from freemoe.text.documents import read_documents
+from freemoe.text.files import pack, paragraphs, spread
 
 BLOCK = 256
 CAPS = {"reference": 600, "reported": 300}
@@ -169,20 +169,19 @@ class TextTask:
 
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """Nats per scored token, under the name of the metric."""
-        value, _, *rest = likelihoods(document, responses)[0]
-        return {self.metric: -value / (rest[0] if rest else len(document.tokens))}
+        return {self.metric: per_token(document, responses)}
 
 
 def text_task(
     name: str,
-    file: Path,
-    test_file: Path | None = None,
+    source: str,
+    test_source: str | None = None,
     *,
     tokenizer: Any = None,
     limit: int | None = None,
     given: int = 0,
 ) -> TextTask:
-    """A text task from one file, whose tail is reported, or from two."""
-    source = str(file) if test_file is None else f"reference {file}, reported {test_file}"
-    test = None if test_file is None else read_documents(test_file)
-    return TextTask(name, read_documents(file), test, source=source, tokenizer=tokenizer, limit=limit, given=given)
+    """A text task from one source, whose tail is reported, or from two."""
+    about = source if test_source is None else f"reference {source}, reported {test_source}"
+    first, second = (None if s is None else read_documents(f"text:{s}") for s in (source, test_source))
+    return TextTask(name, first or [], second, source=about, tokenizer=tokenizer, limit=limit, given=given)

@@ -1,174 +1,141 @@
-"""A user's own task: JSONL of questions with choices, or of prompts with the one right continuation.
+"""A user's own task: rows of questions with choices, of prompts with their target, of instructions or conversations.
 
-``{"question": ..., "choices": [...], "answer": ...}`` with the answer as index, letter or the choice's text,
-or ``{"prompt": ..., "target": ...}``; either with an optional ``id``, ``field`` (sub-task) and ``key``
-(content key).
+The shape of the rows is recognised (`freemoe.text.shapes`) or named: ``chat:FILE``. A row of any shape may have an ``id``, a
+``field`` (sub-task) and a ``key`` (content key).
 """
 
 from __future__ import annotations
 
-import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import DataError
 from freemoe.evals.tasks.documents import Document, content_key
+from freemoe.evals.tasks.responses import response_parts
 from freemoe.evals.tasks.splits import carve, draw
-from freemoe.evals.tasks.task import Response, grade_choice, likelihoods
-from freemoe.text.files import read_json_lines
+from freemoe.evals.tasks.task import Response, grade_choice, likelihoods, per_token
+from freemoe.text.chat import uses_template
+from freemoe.text.documents import read_items
+from freemoe.text.rows import HUB, Row, source_name
+from freemoe.text.shapes import Choice, Conversation, Item, Shape, Target
 
-FORMATS = {
-    "choice": ("question", "choices", "answer"),
-    "target": ("prompt", "target"),
-}
 OPTIONAL = ("id", "field", "key")
 FOLDER_FILES = ("reference.jsonl", "test.jsonl")
 
 
-def _text(where: str, row: dict[str, Any], name: str) -> str:
-    value = row[name]
-    if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{where}: {name!r} is {value!r}; it must be text that is not blank.")
-    return value
+@dataclass(frozen=True)
+class Reading:
+    """How rows become documents.
 
-
-def answer_index(where: str, answer: object, choices: Sequence[str]) -> int:
-    """Index of the right choice, from its index, its letter or its text.
-
-    Raises:
-        DataError: When it names no choice, or its letter and its text name different ones.
+    Attributes:
+        shape: Name of the rows' shape; recognised if None.
+        tokenizer: Of the model; responses are cut into its tokens.
+        chat: Whether its chat template is used, as `freemoe.text.chat.uses_template` has it.
     """
-    count = len(choices)
-    letters = string.ascii_uppercase[:count]
-    allowed = f"an index from 0 to {count - 1}, a letter from A to {letters[-1:]}, or the text of one choice"
-    if isinstance(answer, int) and not isinstance(answer, bool):
-        if 0 <= answer < count:
-            return answer
-        raise DataError(f"{where}: 'answer' is {answer}, but there are {count} choices; allowed: {allowed}.")
-    if not isinstance(answer, str):
-        raise DataError(f"{where}: 'answer' is {answer!r}; allowed: {allowed}.")
-    found = {i for i, choice in enumerate(choices) if choice.strip() == answer.strip()}
-    letter = answer.strip().upper()
-    if len(letter) == 1 and letter in letters:
-        found.add(letters.index(letter))
-    if len(found) == 1:
-        return found.pop()
-    if found:
-        raise DataError(
-            f"{where}: 'answer' is {answer!r}, which is the letter of one choice and the text of another; "
-            f"write the index (0 to {count - 1}) instead."
-        )
-    raise DataError(f"{where}: 'answer' is {answer!r}, which is none of the {count} choices; allowed: {allowed}.")
+
+    shape: str | None = None
+    tokenizer: Any = None
+    chat: str = "auto"
 
 
-def _choice(where: str, row: dict[str, Any]) -> dict[str, Any]:
-    question = _text(where, row, "question")
-    choices = row["choices"]
-    if not isinstance(choices, list) or not all(isinstance(c, str) and c.strip() for c in choices):
-        raise DataError(f"{where}: 'choices' is {choices!r:.120}; it must be a list of texts that are not blank.")
-    if len(choices) < 2:
-        raise DataError(f"{where}: {len(choices)} choice(s); a question needs at least 2.")
-    if len(set(choices)) < len(choices):
-        twice = next(c for c in choices if choices.count(c) > 1)
-        raise DataError(f"{where}: the choice {twice!r} stands there twice; choices must differ.")
-    gold = answer_index(where, row["answer"], choices)
-    answers = tuple(" " + c for c in choices)
-    # The same fact asked again with other wrong choices is still the same fact.
-    key = content_key(question, choices[gold])
-    return {"prompt": question, "answers": answers, "gold": gold, "reference": answers[gold], "key": key}
+def read_task_file(source: str | Path, task: str, how: Reading | None = None) -> tuple[Shape, list[Document]]:
+    """Read the documents of a source; all its rows have one shape.
 
-
-def _target(where: str, row: dict[str, Any]) -> dict[str, Any]:
-    prompt, target = _text(where, row, "prompt"), _text(where, row, "target")
-    return {
-        "prompt": prompt,
-        "answers": (target,),
-        "gold": 0,
-        "reference": target,
-        "key": content_key(prompt, target),
-    }
-
-
-def _format(where: str, row: Any) -> str:
-    """Which of the two formats a row has."""
-    wanted = " or ".join("{" + ", ".join(keys) + "}" for keys in FORMATS.values())
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: a JSON {type(row).__name__} ({row!r:.60}); each line must be an object {wanted}.")
-    complete = [kind for kind, keys in FORMATS.items() if all(k in row for k in keys)]
-    if len(complete) == 1:
-        return complete[0]
-    if complete:
-        raise DataError(f"{where}: has the keys of both formats; use one: {wanted}.")
-    nearest = max(FORMATS, key=lambda kind: sum(k in row for k in FORMATS[kind]))
-    missing = [k for k in FORMATS[nearest] if k not in row]
-    raise DataError(
-        f"{where}: missing {', '.join(map(repr, missing))}; keys seen: "
-        f"{', '.join(map(repr, sorted(row))) or 'none'}. Each line must be {wanted}; optional: "
-        f"{', '.join(OPTIONAL)}."
-    )
-
-
-def read_task_file(path: Path, task: str) -> list[Document]:
-    """Read a JSONL task; every line has the same of the two formats.
+    Returns:
+        The shape, and the documents.
 
     Raises:
         DataError: With file, line number, the value seen and the values allowed.
     """
+    how = how or Reading()
+    shape, items = read_items(str(source), how.shape)
+    template = uses_template(how.tokenizer, how.chat, shape.name == "chat")
     documents: list[Document] = []
     seen: dict[str, int] = {}
-    first: tuple[int, str] | None = None
-    for number, row in read_json_lines(path):
-        where = f"{path}:{number}"
-        kind = _format(where, row)
-        first = first or (number, kind)
-        if kind != first[1]:
-            raise DataError(
-                f"{where}: a {kind!r} line in a file of {first[1]!r} lines (see line {first[0]}). One file "
-                "holds one format; split it into two tasks."
-            )
-        parts = _choice(where, row) if kind == "choice" else _target(where, row)
+    for row, item in items:
+        own = row.value if isinstance(row.value, dict) else {}
         for name in OPTIONAL:
-            value = row.get(name)
+            value = own.get(name)
             if value is not None and not isinstance(value, str | int):
-                raise DataError(f"{where}: {name!r} is {value!r:.60}; it must be text or a whole number.")
-        if row.get("key") is not None:
-            parts["key"] = content_key(str(row["key"]))
-        name = str(row["id"]) if row.get("id") is not None else str(number)
+                raise DataError(f"{row.where}: {name!r} is {value!r:.60}; it must be text or a whole number.")
+        # Data sets of conversations repeat theirs.
+        named = own.get("id") is not None and not isinstance(item, Conversation)
+        name = str(own["id"]) if named else str(row.number)
         if name in seen:
-            raise DataError(f"{where}: the id {name!r} was used on line {seen[name]} already; ids must differ.")
-        seen[name] = number
-        field = "" if row.get("field") is None else str(row["field"])
-        identity = f"{path.stem}:{name}"
-        documents.append(Document(task, identity, kind=kind, field=field, index=len(documents), **parts))  # type: ignore[arg-type]
-    return documents
+            raise DataError(f"{row.where}: the id {name!r} was used on line {seen[name]} already; ids must differ.")
+        seen[name] = row.number
+        field = "" if own.get("field") is None else str(own["field"])
+        for number, parts in enumerate(_parts(row, item, how, template)):
+            if own.get("key") is not None:
+                parts["key"] = content_key(str(own["key"]))
+            turn = f".{number + 1}" if isinstance(item, Conversation) and len(item.turns) > 1 else ""
+            identity = f"{source_name(str(source))}:{name}{turn}"
+            documents.append(Document(task, identity, field=field, index=len(documents), **parts))
+    return shape, documents
+
+
+def _parts(row: Row, item: Item, how: Reading, template: bool) -> Iterator[dict[str, Any]]:
+    """The fields of the documents of one row."""
+    match item:
+        case Choice(question, choices, gold):
+            answers = tuple(" " + c for c in choices)
+            # The same fact asked again with other wrong choices is still the same fact.
+            key = content_key(question, choices[gold])
+            yield {
+                "kind": "choice",
+                "prompt": question,
+                "answers": answers,
+                "gold": gold,
+                "reference": answers[gold],
+                "key": key,
+            }
+        case Target(prompt, target):
+            key = content_key(prompt, target)
+            yield {
+                "kind": "target",
+                "prompt": prompt,
+                "answers": (target,),
+                "gold": 0,
+                "reference": target,
+                "key": key,
+            }
+        case Conversation():
+            for parts in response_parts(row.where, item, how.tokenizer, template):
+                yield {"kind": "text", **parts}
+        case _:
+            raise DataError(f"{row.where}: this is plain text; write text:FILE.")
 
 
 @dataclass
 class UserTask:
-    """A task from one JSONL file, carved in two by content key, or from two files.
+    """A task from one source, carved in two by content key, or from two.
 
     Args:
         name: Name within its domain.
-        file: The file, or the reference file when ``test_file`` is given.
-        test_file: The reported file.
-        share: Share of the content keys that goes to the reference when one file is carved.
+        file: The file or data set, or the one of the reference when ``test_file`` is given.
+        test_file: The reported one.
+        share: Share of the content keys that goes to the reference when one source is carved.
         limit: Documents of each split at most.
         seed: Seed of the carving and of the draw.
+        how: How rows become documents.
     """
 
     name: str
-    file: Path
-    test_file: Path | None = None
+    file: str | Path
+    test_file: str | Path | None = None
     share: float = 0.5
     limit: int | None = None
     seed: int = 0
-    metric: str = "acc"
+    how: Reading = Reading()
     runs_code: bool = False
 
     def __post_init__(self) -> None:
-        first = read_task_file(self.file, self.name)
+        shape, first = read_task_file(self.file, self.name, self.how)
+        self.metric = "nll" if first[0].kind == "text" else "acc"
+        template = uses_template(self.how.tokenizer, self.how.chat, shape.name == "chat")
+        self.chat = template and self.metric == "nll"
         if self.test_file is None:
             reference, reported = carve([d.key for d in first], self.share, self.seed)
             parts = [first[i] for i in reference], [first[i] for i in reported]
@@ -180,22 +147,8 @@ class UserTask:
                     "files: REF.jsonl::TEST.jsonl."
                 )
         else:
-            second = read_task_file(self.test_file, self.name)
-            if {d.kind for d in first} != {d.kind for d in second}:
-                raise DataError(
-                    f"Task {self.name!r}: {self.file} holds {first[0].kind!r} documents and {self.test_file} "
-                    f"{second[0].kind!r} ones; both files need one format."
-                )
-            keys = {d.key for d in second}
-            kept = [d for d in first if d.key not in keys]
-            if not kept:
-                raise DataError(
-                    f"Task {self.name!r}: all {len(first)} documents of {self.file} also stand in "
-                    f"{self.test_file}. What is searched on cannot be reported on; give it other documents."
-                )
-            parts = kept, second
-            dropped = f", {len(first) - len(kept)} dropped as also reported" if len(kept) < len(first) else ""
-            how = f"reference {self.file.name}{dropped}, reported {self.test_file.name}"
+            parts, dropped = self._two_sources(first)
+            how = f"reference {_label(self.file)}{dropped}, reported {_label(self.test_file)}"
         # Two files may have one stem; the side keeps the names apart.
         marked = [
             [replace(d, id=f"{side}:{d.id}") for d in part]
@@ -203,9 +156,35 @@ class UserTask:
         ]
         self._reference, self._reported = (self._limited(part) for part in marked)
         self.note = (
-            f"{self.name}: {how}; reference {len(self._reference)} of {len(parts[0])}, reported "
-            f"{len(self._reported)} of {len(parts[1])}"
+            f"{self.name}: read as {self._read_as(shape)}; {how}; reference {len(self._reference)} of {len(parts[0])}, "
+            f"reported {len(self._reported)} of {len(parts[1])}"
         )
+
+    def _two_sources(self, first: list[Document]) -> tuple[tuple[list[Document], list[Document]], str]:
+        """The documents of both sides, apart, and what was dropped, in words."""
+        assert self.test_file is not None
+        _, second = read_task_file(self.test_file, self.name, self.how)
+        if {d.kind for d in first} != {d.kind for d in second}:
+            raise DataError(
+                f"Task {self.name!r}: {self.file} holds {first[0].kind!r} documents and {self.test_file} "
+                f"{second[0].kind!r} ones; both files need one format."
+            )
+        keys = {d.key for d in second}
+        kept = [d for d in first if d.key not in keys]
+        if not kept:
+            raise DataError(
+                f"Task {self.name!r}: all {len(first)} documents of {self.file} also stand in "
+                f"{self.test_file}. What is searched on cannot be reported on; give it other documents."
+            )
+        dropped = f", {len(first) - len(kept)} dropped as also reported" if len(kept) < len(first) else ""
+        return (kept, second), dropped
+
+    def _read_as(self, shape: Shape) -> str:
+        """The shape in words, and how its prompts are put."""
+        if self.metric != "nll":
+            return f"{shape.name} {shape.describe()}"
+        put = "by the model's chat template" if self.chat else "as plain text, without a chat template"
+        return f"{shape.name} {shape.describe()}, {put}"
 
     def _limited(self, documents: list[Document]) -> list[Document]:
         taken = draw([d.id for d in documents], [d.field for d in documents], self.limit, self.seed)
@@ -220,7 +199,14 @@ class UserTask:
         return list(self._reported)
 
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
-        """``acc`` (and ``acc_norm``) of a choice; for a target ``acc``: is it what greedy decoding gives."""
+        """``acc`` (and ``acc_norm``) of a choice; of a target ``acc``: is it what greedy decoding gives; of a response ``nll``."""
+        if document.kind == "text":
+            return {self.metric: per_token(document, responses)}
         if document.kind == "choice":
-            return grade_choice(document, responses, [len(a) - 1 for a in document.answers])
+            return grade_choice(document, responses, [len(a.removeprefix(" ")) for a in document.answers])
         return {"acc": float(likelihoods(document, responses)[0][1])}
+
+
+def _label(source: str | Path) -> str:
+    """How a source is called in a note."""
+    return str(source) if str(source).startswith(HUB) else Path(source).name

@@ -24,7 +24,7 @@ from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.checkpoints.saving import save_checkpoint
 from freemoe.recipes import ConvertRecipe, TrimRecipe, recipe_from
 from freemoe.text.blocks import Blocks, pack_blocks, passages
-from freemoe.text.files import read_documents
+from freemoe.text.documents import read_documents
 from freemoe.tomoe.measure import score_text
 
 BLOCK = 256

@@ -1,0 +1,91 @@
+"""The documents of a source as plain text, whatever shape its rows have: what conversions, trims and texts are read from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from freemoe.core.errors import DataError
+from freemoe.text.chat import as_text, uses_template
+from freemoe.text.files import read_text_file
+from freemoe.text.rows import HUB, Row, is_rows, read_rows
+from freemoe.text.shapes import SHAPES, Choice, Conversation, Item, Shape, Target, Text, forced, read_item, recognise
+
+log = logging.getLogger(__name__)
+
+
+def split_shape(source: str) -> tuple[str | None, str]:
+    """Part ``chat:FILE`` into the shape that it asks for, or None, and the source."""
+    name, colon, rest = source.partition(":")
+    return (name, rest) if colon and name in SHAPES else (None, source)
+
+
+def shape_of(source: str, wanted: str | None, rows: Sequence[Row]) -> Shape:
+    """The shape that was asked for, or the one of the first row; errors as of `shapes.recognise`."""
+    if wanted is None:
+        return recognise(rows[0])
+    shape = forced(wanted)
+    value = rows[0].value
+    if wanted != "text" and (not isinstance(value, dict) or not shape.fits(value)):
+        keys = ", ".join(map(repr, value)) if isinstance(value, dict) else type(value).__name__
+        raise DataError(f"{rows[0].where}: asked for as {wanted!r}, which needs {shape.describe()}; seen: {keys}.")
+    return shape
+
+
+def read_items(source: str, wanted: str | None) -> tuple[Shape, list[tuple[Row, Item]]]:
+    """Every row of a source and what it says.
+
+    Args:
+        source: As of `rows.read_rows`.
+        wanted: Name of the shape; recognised by the first row if None.
+
+    Raises:
+        DataError: With where it stands, the value seen and the values allowed.
+    """
+    rows = read_rows(source)
+    shape = shape_of(source, wanted, rows)
+    return shape, [(row, read_item(row, shape, rows[0])) for row in rows]
+
+
+def read_documents(source: str | Path, tokenizer: Any = None, chat: str = "off") -> list[str]:
+    """The documents of a source: one for a file of plain text, else one per row.
+
+    Args:
+        source: A file, a data set (``hf:owner/name:split``), or either after a shape's name (``chat:FILE``).
+        tokenizer: Of the model, for its chat template.
+        chat: As of `chat.uses_template`.
+
+    Raises:
+        DataError: When it is absent, empty or cannot be read, with file and line.
+    """
+    wanted, where = split_shape(str(source))
+    if not is_rows(where):
+        if wanted not in (None, "text"):
+            raise DataError(
+                f"{source}: {wanted!r} needs rows (.jsonl, .json, .csv, .tsv, .parquet or {HUB}NAME:SPLIT)."
+            )
+        return [read_text_file(Path(where).expanduser())]
+    shape, items = read_items(where, wanted)
+    template = tokenizer is not None and uses_template(tokenizer, chat, shape.name == "chat")
+    if shape.name != "text":
+        log.info(
+            "%s: read as %s %s%s", where, shape.name, shape.describe(), ", by the chat template" if template else ""
+        )
+    return [_document(row, item, tokenizer if template else None) for row, item in items]
+
+
+def _document(row: Row, item: Item, template: Any) -> str:
+    if isinstance(item, Conversation):
+        last = item.turns[-1]
+        if template is not None:
+            return as_text(template, [*last.messages, {"role": "assistant", "content": last.response}], row.where)
+        return last.prompt + last.gap + last.response
+    match item:
+        case Choice(question, choices, gold):
+            return f"{question} {choices[gold]}"
+        case Target(prompt, target):
+            return prompt + target
+        case Text(text):
+            return text

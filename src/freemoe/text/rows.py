@@ -1,0 +1,169 @@
+"""Rows of data as people have them: JSONL, JSON, CSV, TSV, parquet, or a split of a data set (``hf:owner/name:split``)."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from freemoe.core.errors import DataError, RecipeError
+from freemoe.text.files import read_json_lines, read_text_file, spread
+
+HUB = "hf:"
+"""How the name of a data set begins that the `datasets` library is asked for: on the hub, or a folder of its own."""
+
+MOST_ROWS = 100_000
+"""Rows that are taken of a data set at most, evenly spaced; it may have hundreds of millions."""
+
+TABLES = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = (".jsonl", ".json", ".parquet", *TABLES)
+"""Of files that hold rows; every other file is plain text."""
+
+_HUB_NAME = re.compile(r"hf:(?P<name>[^:]+)(?::(?P<config>[^:\[\]]+))?:(?P<split>[^:\[\]]+(?:\[[^\]]*\])?)")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a source.
+
+    Attributes:
+        number: Its line or row, counted from 1.
+        where: Source and number, for messages.
+        value: What it holds: of tables a dict by column.
+    """
+
+    number: int
+    where: str
+    value: Any
+
+
+def is_rows(source: str) -> bool:
+    """Whether a source holds rows rather than plain text, by its name."""
+    return source.startswith(HUB) or Path(source).suffix.lower() in SUFFIXES
+
+
+def source_name(source: str) -> str:
+    """What a source is called: the stem of a file, or the name of a data set."""
+    if source.startswith(HUB):
+        return Path(source.removeprefix(HUB).split(":")[0]).name
+    return Path(source).stem
+
+
+def read_rows(source: str) -> list[Row]:
+    """Read every row of a source.
+
+    Args:
+        source: Path of a ``.jsonl``, ``.json``, ``.csv``, ``.tsv`` or ``.parquet`` file, or ``hf:owner/name[:config]:split``.
+
+    Raises:
+        DataError: With file and line, when it is absent, empty or cannot be read.
+        RecipeError: A data set's name without a split.
+    """
+    if source.startswith(HUB):
+        return _from_datasets(source)
+    path = Path(source).expanduser()
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        rows = [Row(number, f"{path}:{number}", value) for number, value in read_json_lines(path)]
+    elif suffix == ".json":
+        rows = _from_json(path)
+    elif suffix == ".parquet":
+        rows = _numbered(str(path), _from_parquet(path))
+    elif suffix in TABLES:
+        rows = _from_table(path, TABLES[suffix])
+    else:
+        raise DataError(f"{path} is no file of rows; those end in {', '.join(SUFFIXES)}.")
+    if not rows:
+        raise DataError(f"{path} holds no row. Give it at least one.")
+    return rows
+
+
+def _numbered(source: str, values: Sequence[Any]) -> list[Row]:
+    return [Row(number, f"{source}, row {number}", value) for number, value in enumerate(values, start=1)]
+
+
+def _from_json(path: Path) -> list[Row]:
+    """A list, or an object that holds one list of them: ``{"data": [...]}``."""
+    try:
+        value = json.loads(read_text_file(path))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno}).") from None
+    if isinstance(value, dict):
+        lists = [held for held in value.values() if isinstance(held, list) and held and isinstance(held[0], dict)]
+        if len(lists) == 1:
+            value = lists[0]
+    if not isinstance(value, list):
+        raise DataError(f"{path} holds a JSON {type(value).__name__}; a list of rows or of texts is needed.")
+    return _numbered(str(path), value)
+
+
+def _from_table(path: Path, delimiter: str) -> list[Row]:
+    text = read_text_file(path)
+    first = text.split("\n", 1)[0]
+    if delimiter == "," and first.count(";") > first.count(","):
+        delimiter = ";"  # what spreadsheets write where the comma stands in numbers
+    try:
+        lines = [cells for cells in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True) if any(cells)]
+    except csv.Error as error:
+        raise DataError(f"{path} is no table that can be read: {error}. Check its quotes.") from None
+    header = [name.strip() for name in lines[0]]
+    if len(set(header)) < len(header) or not all(header):
+        raise DataError(f"{path}: the first line must name the columns, each once; it is {header!r:.120}.")
+    rows = []
+    for number, cells in enumerate(lines[1:], start=2):
+        if len(cells) != len(header):
+            raise DataError(
+                f"{path}, row {number}: {len(cells)} cells, and the first line names {len(header)} columns "
+                f"({', '.join(header)}). Quote cells that hold {delimiter!r}."
+            )
+        rows.append(Row(number, f"{path}, row {number}", dict(zip(header, cells, strict=True))))
+    return rows
+
+
+def _from_parquet(path: Path) -> list[Any]:
+    if not path.is_file():
+        read_text_file(path)  # which says what is wrong
+    _require("pyarrow", str(path))
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} is no parquet file that can be read ({error}). Write it again.") from None
+
+
+def _from_datasets(source: str) -> list[Row]:
+    found = _HUB_NAME.fullmatch(source)
+    if found is None:
+        raise RecipeError(
+            f"{source!r} names no split of a data set. Write hf:owner/name:split or hf:owner/name:config:split, for instance "
+            "hf:owner/name:train, or hf:owner/name:train[:2000] for its first rows."
+        )
+    _require("datasets", source)
+    import datasets
+
+    name, config, split = found.group("name", "config", "split")
+    try:
+        table: Any = datasets.load_dataset(name, config, split=split)
+    except Exception as error:  # the hub's client raises a dozen kinds of its own
+        said = str(error).splitlines()[0] if str(error) else "no message"
+        raise DataError(
+            f"The data set {source!r} could not be read ({type(error).__name__}: {said}). Check name, configuration and "
+            "split; without a network give a file of its rows (.parquet, .jsonl, .csv)."
+        ) from error
+    taken = spread(len(table), MOST_ROWS)
+    if not taken:
+        raise DataError(f"The data set {source!r} has no row.")
+    return [Row(i + 1, f"{source}, row {i + 1}", dict(table[i])) for i in taken]
+
+
+def _require(package: str, source: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise DataError(f"{source} needs {package}, which is not installed here. pip install 'freemoe[eval]'.")

@@ -1,0 +1,372 @@
+"""What a row of data says: a question with choices, a prompt with its target, an instruction, a conversation, or text.
+
+A shape is a row of the table below: the columns by which it is recognised, and how it is read. The first row of a source
+decides the shape of all; a user may name it instead (``chat:FILE``).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from freemoe.core.errors import DataError
+from freemoe.text.chat import Message, plain_prompt
+from freemoe.text.rows import Row
+
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+}
+"""Roles of messages as data sets write them -> as templates know them."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A question with choices; ``gold`` is the right one's place."""
+
+    question: str
+    choices: tuple[str, ...]
+    gold: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """A prompt with the one right continuation."""
+
+    prompt: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A response and what comes before it.
+
+    Attributes:
+        messages: The conversation before the response.
+        response: What the assistant says.
+        prompt: The conversation as plain text, where no template is used.
+        gap: What stands between plain prompt and response.
+    """
+
+    messages: tuple[Message, ...]
+    response: str
+    prompt: str
+    gap: str = " "
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Every turn of a row in which an assistant answers."""
+
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Plain text."""
+
+    text: str
+
+
+Item = Choice | Target | Conversation | Text
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One row of the table.
+
+    Attributes:
+        name: As it is forced: ``NAME:FILE``.
+        columns: What it needs, each with the names it may have.
+        read: Makes an item of a row; is told where it stands.
+        beats: Shapes whose columns may stand beside its own, and which it is taken before.
+    """
+
+    name: str
+    columns: tuple[tuple[str, ...], ...]
+    read: Callable[[str, dict[str, Any]], Item]
+    beats: tuple[str, ...] = ()
+
+    def fits(self, row: dict[str, Any]) -> bool:
+        """Whether a row has all that it needs."""
+        return all(any(name in row for name in names) for names in self.columns)
+
+    def missing(self, row: dict[str, Any]) -> list[str]:
+        """What a row lacks, by its first name."""
+        return [names[0] for names in self.columns if not any(name in row for name in names)]
+
+    def describe(self) -> str:
+        """Its columns: ``{question, choices, answer}``."""
+        return "{" + ", ".join(names[0] for names in self.columns) + "}"
+
+
+# ------------------------------------------------------------------------------------------ cells
+
+
+def _cell(row: dict[str, Any], names: Sequence[str]) -> tuple[str, Any]:
+    """The first of several columns that a row has, and what it holds."""
+    name = next(n for n in names if n in row)
+    return name, row[name]
+
+
+def _text(where: str, row: dict[str, Any], names: Sequence[str]) -> str:
+    name, value = _cell(row, names)
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{where}: {name!r} is {value!r:.120}; it must be text that is not blank.")
+    return value
+
+
+def answer_index(where: str, answer: object, choices: Sequence[str], labels: Sequence[str] = ()) -> int:
+    """Index of the right choice, from its index, its label, its letter or its text.
+
+    Args:
+        where: Of the row, for the error.
+        answer: What the row says.
+        choices: The choices' texts.
+        labels: What the data calls them; letters from A on if absent.
+
+    Raises:
+        DataError: When it names no choice, or its letter and its text name different ones.
+    """
+    count = len(choices)
+    letters = list(labels) or list(string.ascii_uppercase[:count])
+    allowed = f"an index from 0 to {count - 1}, a letter from {letters[0]} to {letters[-1]}, or the text of one choice"
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        if 0 <= answer < count:
+            return answer
+        raise DataError(f"{where}: 'answer' is {answer}, but there are {count} choices; allowed: {allowed}.")
+    if not isinstance(answer, str):
+        raise DataError(f"{where}: 'answer' is {answer!r}; allowed: {allowed}.")
+    found = {i for i, choice in enumerate(choices) if choice.strip() == answer.strip()}
+    letter = answer.strip().upper()
+    if letter in letters:
+        found.add(letters.index(letter))
+    if len(found) == 1:
+        return found.pop()
+    if found:
+        raise DataError(
+            f"{where}: 'answer' is {answer!r}, which is the letter of one choice and the text of another; "
+            f"write the index (0 to {count - 1}) instead."
+        )
+    if letter.isdecimal() and int(letter) < count:  # a cell of a table is always text
+        return int(letter)
+    raise DataError(f"{where}: 'answer' is {answer!r}, which is none of the {count} choices; allowed: {allowed}.")
+
+
+def _listed(value: Any) -> Any:
+    """A list that a table's cell holds as text, as JSON or as Python writes it."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return value
+
+
+# ------------------------------------------------------------------------------------------ shapes
+
+
+def _choice(where: str, row: dict[str, Any]) -> Choice:
+    name, choices = _cell(row, CHOICES)
+    choices, labels = _listed(choices), ()
+    if isinstance(choices, dict) and {"text", "label"} <= choices.keys():  # as ARC and its kin have it on the hub
+        choices, labels = choices["text"], tuple(str(label) for label in choices["label"])
+    if not isinstance(choices, list) or not all(isinstance(c, str) and c.strip() for c in choices):
+        raise DataError(f"{where}: {name!r} is {choices!r:.120}; it must be a list of texts that are not blank.")
+    return _checked(where, row, choices, labels)
+
+
+def _checked(where: str, row: dict[str, Any], choices: list[str], labels: Sequence[str]) -> Choice:
+    question = _text(where, row, QUESTION)
+    if len(choices) < 2:
+        raise DataError(f"{where}: {len(choices)} choice(s); a question needs at least 2.")
+    if len(set(choices)) < len(choices):
+        twice = next(c for c in choices if choices.count(c) > 1)
+        raise DataError(f"{where}: the choice {twice!r} stands there twice; choices must differ.")
+    _, answer = _cell(row, ANSWER)
+    return Choice(question, tuple(choices), answer_index(where, answer, choices, labels))
+
+
+def _lettered(where: str, row: dict[str, Any]) -> Choice:
+    """A column for every choice, A, B, C ..., as tables have it."""
+    choices = []
+    for letter in string.ascii_uppercase:
+        if row.get(letter) in (None, ""):
+            break
+        choices.append(_text(where, row, (letter,)))
+    return _checked(where, row, choices, ())
+
+
+def _target(where: str, row: dict[str, Any]) -> Target:
+    return Target(_text(where, row, ("prompt",)), _text(where, row, ("target",)))
+
+
+def _completion(where: str, row: dict[str, Any]) -> Conversation:
+    name, prompt = _cell(row, PROMPT)
+    if isinstance(prompt, list):  # both sides as messages
+        _, answer = _cell(row, COMPLETION)
+        return _conversation(where, name, [*prompt, *(answer if isinstance(answer, list) else [answer])])
+    asked, told = _text(where, row, PROMPT), _text(where, row, COMPLETION)
+    return Conversation((Turn(({"role": "user", "content": asked},), told, asked, ""),))
+
+
+def _instruction(where: str, row: dict[str, Any]) -> Conversation:
+    asked, told = _text(where, row, ("instruction",)).strip(), _text(where, row, OUTPUT).strip()
+    given = (row.get("input") or "").strip() if isinstance(row.get("input") or "", str) else ""
+    content = "\n\n".join(part for part in (asked, given) if part)
+    prompt = "\n\n".join(part for part in (f"Task: {asked}", given, "Answer:") if part)
+    return Conversation((Turn(({"role": "user", "content": content},), told, prompt),))
+
+
+def _chat(where: str, row: dict[str, Any]) -> Conversation:
+    name, messages = _cell(row, MESSAGES)
+    messages = _listed(messages)
+    if not isinstance(messages, list) or not messages:
+        raise DataError(f"{where}: {name!r} is {messages!r:.120}; it must be a list of messages.")
+    return _conversation(where, name, messages)
+
+
+def _conversation(where: str, name: str, messages: Sequence[Any]) -> Conversation:
+    found: list[Message] = []
+    turns = []
+    for number, message in enumerate(messages, start=1):
+        read = _message(f"{where}, {name} {number}", message)
+        if read["role"] == "assistant" and any(m["role"] == "user" for m in found):
+            turns.append(Turn(tuple(found), read["content"], plain_prompt(found)))
+        found.append(read)
+    if not turns:
+        roles = ", ".join(m["role"] for m in found)
+        raise DataError(f"{where}: nobody answers a user here (roles: {roles}). Leave the row out.")
+    return Conversation(tuple(turns))
+
+
+def _message(where: str, message: Any) -> Message:
+    if not isinstance(message, dict) or not ({"role", "from"} & message.keys()):
+        raise DataError(f"{where} is {message!r:.80}; a message is an object with 'role' and 'content'.")
+    role = message.get("role", message.get("from"))
+    if role not in ROLES:
+        raise DataError(f"{where}: the role {role!r} is unknown; allowed: {', '.join(ROLES)}.")
+    content = message.get("content", message.get("value"))
+    if isinstance(content, list):
+        parts = [p.get("text") if isinstance(p, dict) and p.get("type") == "text" else None for p in content]
+        if any(not isinstance(p, str) for p in parts):
+            raise DataError(f"{where}: its content holds more than text, and only text is read. Leave the row out.")
+        content = "".join(p for p in parts if p)
+    if not isinstance(content, str):
+        raise DataError(
+            f"{where}: its content is {content!r:.60}; it must be text. Leave rows with calls of tools out."
+        )
+    return {"role": ROLES[role], "content": content}
+
+
+def _plain(where: str, row: dict[str, Any]) -> Text:
+    return Text(_text(where, row, TEXT))
+
+
+QUESTION, ANSWER = ("question", "prompt"), ("answer", "answerKey", "label", "gold")
+CHOICES = ("choices", "options")
+PROMPT, COMPLETION = ("prompt", "question", "input"), ("completion", "response", "answer", "output")
+OUTPUT = ("output", "response")
+MESSAGES, TEXT = ("messages", "conversations"), ("text",)
+
+SHAPES: dict[str, Shape] = {
+    shape.name: shape
+    for shape in (
+        Shape("chat", (MESSAGES,), _chat, beats=("completion", "target", "text", "instruction", "choice", "lettered")),
+        Shape("choice", (("question",), CHOICES, ANSWER), _choice, beats=("text", "lettered")),
+        Shape("lettered", (("question",), ("A",), ("B",), ANSWER), _lettered, beats=("text",)),
+        Shape("target", (("prompt",), ("target",)), _target, beats=("text",)),
+        Shape("completion", (("prompt",), ("completion", "response")), _completion, beats=("text",)),
+        Shape("instruction", (("instruction",), OUTPUT), _instruction, beats=("completion", "text")),
+        Shape("text", (TEXT,), _plain),
+    )
+}
+"""In the order in which they are told."""
+
+_LOOSE = {"completion": (PROMPT, COMPLETION), "choice": (QUESTION, CHOICES, ANSWER)}
+"""Further names that columns may have where the shape is forced."""
+
+
+def forced(name: str) -> Shape:
+    """The shape of a name that was asked for."""
+    shape = SHAPES[name]
+    return Shape(shape.name, _LOOSE.get(name, shape.columns), shape.read, shape.beats)
+
+
+def recognise(row: Row) -> Shape:
+    """The shape of a source, from its first row.
+
+    Raises:
+        DataError: With what it has, what is wanted and the way out, when it has no shape or more than one.
+    """
+    value = _as_dict(row)
+    wanted = " or ".join(shape.describe() for shape in SHAPES.values())
+    found = [shape for shape in SHAPES.values() if shape.fits(value)]
+    found = [s for s in found if not any(s.name in other.beats for other in found)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = " and ".join(f"{s.name!r} {s.describe()}" for s in found)
+        raise DataError(
+            f"{row.where}: has the keys of both formats, {names}. Say which is meant: {found[0].name}:FILE or "
+            f"{found[1].name}:FILE."
+        )
+    # A tie goes to the shape that lacks least.
+    nearest = min(SHAPES.values(), key=lambda s: (len(s.missing(value)) / len(s.columns), len(s.columns)))
+    asks = [s for s in _LOOSE if forced(s).fits(value)]
+    hint = f" If it is meant as {asks[0]!r}, write {asks[0]}:FILE." if asks else ""
+    lacks = nearest.missing(value)
+    said = f"missing {', '.join(map(repr, lacks))}" if len(lacks) < len(nearest.columns) else "no known key"
+    raise DataError(
+        f"{row.where}: {said}; keys seen: {', '.join(map(repr, sorted(value))) or 'none'}. Each row must be {wanted}.{hint}"
+    )
+
+
+def read_item(row: Row, shape: Shape, first: Row) -> Item:
+    """What a row says.
+
+    Args:
+        row: Any row of a source.
+        shape: Of the source.
+        first: The row that decided it.
+
+    Raises:
+        DataError: With where it stands, the value seen and the values allowed.
+    """
+    value = _as_dict(row)
+    missing = shape.missing(value)
+    if missing:
+        others = [s for s in SHAPES.values() if s.name != shape.name and s.fits(value)]
+        if others:
+            raise DataError(
+                f"{row.where}: a {others[0].name!r} line in a file of {shape.name!r} lines (see {first.where}). One file "
+                "holds one format; split it into two tasks."
+            )
+        raise DataError(
+            f"{row.where}: missing {', '.join(map(repr, missing))}; keys seen: "
+            f"{', '.join(map(repr, sorted(value))) or 'none'}. Each row must be {shape.describe()}, as {first.where} is."
+        )
+    return shape.read(row.where, value)
+
+
+def _as_dict(row: Row) -> dict[str, Any]:
+    if isinstance(row.value, str):
+        return {"text": row.value}
+    if not isinstance(row.value, dict):
+        wanted = " or ".join(shape.describe() for shape in SHAPES.values())
+        raise DataError(
+            f"{row.where}: a JSON {type(row.value).__name__} ({row.value!r:.60}); each line must be an object {wanted}."
+        )
+    return row.value

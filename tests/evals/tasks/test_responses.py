@@ -1,0 +1,124 @@
+"""Responses are scored token by token after what comes before them, and by nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from freemoe.core.errors import DataError, RecipeError
+from freemoe.evals.engine.evaluator import Evaluator
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.tasks.documents import FrozenChoice
+from freemoe.evals.tasks.domains import load_domain
+from freemoe.evals.tasks.responses import response_parts
+from freemoe.text.shapes import Conversation, Turn
+from tests.tiny import CHAT_TEMPLATE, tiny_model, tiny_tokenizer
+
+
+def chat_tokenizer():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def talks(folder, count=20):
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"number {i}?"},
+                {"role": "assistant", "content": f"it is {i}"},
+                {"role": "user", "content": "and then"},
+                {"role": "assistant", "content": f"{i + 1}"},
+            ]
+        }
+        for i in range(count)
+    ]
+    path = folder / "talk.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("template", [False, True])
+def test_a_response_s_likelihood_is_the_sum_over_its_own_tokens(tmp_path, template):
+    model, tokenizer = tiny_model("llama"), chat_tokenizer()
+    data = load_domain("d", [talks(tmp_path)], tokenizer=tokenizer, chat="auto" if template else "off")
+    assert data.chat is template
+    documents = data.reference.documents
+    scores = Evaluator(Scorer(model, tokenizer), data.graders).score(documents)
+    for document, score in zip(documents, scores, strict=True):
+        end = "[/]" if template else ""
+        assert document.prompt.endswith("[assistant]" if template else "Assistant:")
+        assert document.reference.endswith(end)
+        ids = torch.tensor([tokenizer.encode(document.prompt + document.reference)])
+        with torch.no_grad():
+            logs = model(ids).logits.log_softmax(-1)[0]
+        own = len(tokenizer.encode(document.reference))
+        expected = sum(logs[at - 1, ids[0, at]].item() for at in range(ids.shape[1] - own, ids.shape[1]))
+        assert score.tokens == own
+        assert math.isclose(score.loglikelihood, expected, rel_tol=1e-4)
+        graded = data.graders["talk"].grade(document, [(score.loglikelihood, False, own)])
+        assert math.isclose(graded["nll"], -expected / own, rel_tol=1e-4)
+
+
+def test_all_turns_of_a_conversation_are_on_one_side(tmp_path):
+    data = load_domain("d", [talks(tmp_path)], tokenizer=chat_tokenizer())
+    sides = [data.reference.documents, data.reported.open(FrozenChoice("x"))]
+    rows = [{d.id.split(":")[-1].split(".")[0] for d in side} for side in sides]
+    assert [len(side) for side in sides] == [20, 20]
+    assert not rows[0] & rows[1]
+    assert "read as chat {messages}, by the model's chat template" in data.notes[0]
+
+
+def test_other_answers_to_one_question_stay_together(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [{"instruction": f"say {i // 4}", "output": f"answer {i}"} for i in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = load_domain("d", [str(path)], tokenizer=tiny_tokenizer())
+    assert len({d.key for d in data.reference.documents}) == 5
+    assert not {d.key for d in data.reference.documents} & data.reported.keys()
+
+
+def test_features_are_of_the_prompt_alone(tmp_path):
+    tokenizer = chat_tokenizer()
+    data = load_domain("d", [talks(tmp_path)], tokenizer=tokenizer)
+    scorer = Scorer(tiny_model("llama"), tokenizer)
+    for document in data.reference.documents:
+        assert tokenizer.decode(scorer.prompt_ids(document)) == document.prompt
+
+
+def test_long_ones_are_cut_to_what_the_model_holds():
+    turn = Turn(({"role": "user", "content": "x"},), "r" * 400, "p" * 400)
+    (parts,) = response_parts("x", Conversation((turn,)), tiny_tokenizer(), False)
+    assert len(parts["tokens"]) == 256
+    assert parts["given"] == 128
+    ids = tiny_tokenizer().encode(" " + "r" * 127)
+    assert list(parts["tokens"][128:]) == ids
+
+
+def test_on_makes_every_prompt_a_message(tmp_path):
+    path = tmp_path / "q.jsonl"
+    rows = [{"question": f"Is {i} even?", "choices": ["yes", "no"], "answer": i % 2} for i in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = load_domain("d", [str(path)], tokenizer=chat_tokenizer(), chat="on")
+    document = data.reference.documents[0]
+    assert document.prompt == f"[user]Is {document.index} even?[/][assistant]"
+    assert document.answers == ("yes", "no")
+    # Graded as without the template: by the lengths of the choices themselves.
+    found = data.graders["q"].grade(document, [(-3.0, False), (-2.5, False)])
+    assert found["acc_norm"] == float(document.gold == 0)
+    assert found["acc"] == float(document.gold == 1)
+    assert data.chat
+    with pytest.raises(RecipeError, match="has no chat template"):
+        load_domain("d", [str(path)], tokenizer=tiny_tokenizer(), chat="on")
+
+
+def test_refused():
+    turn = Turn(({"role": "user", "content": "x"},), "r", "p")
+    with pytest.raises(DataError, match=r"row 1: .*no tokenizer"):
+        list(response_parts("row 1", Conversation((turn,)), None, False))
+    empty = Turn(({"role": "user", "content": "x"},), "", "p", "")
+    with pytest.raises(DataError, match="has no token of its own"):
+        list(response_parts("row 1", Conversation((empty,)), tiny_tokenizer(), False))
