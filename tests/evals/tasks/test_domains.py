@@ -6,6 +6,7 @@ import pytest
 
 from freemoe.core.errors import DataError, RecipeError, UnknownNameError
 from freemoe.evals.tasks.domains import is_file_spec, load_domain, parse_domain
+from tests.tiny import tiny_tokenizer
 
 
 def task_file(path, prefix, count=20):
@@ -67,6 +68,18 @@ def test_tasks_are_pooled_and_kept_apart(tmp_path):
     assert not keys & domain.reported.keys()
     assert "reference documents dropped" in domain.notes[-1]
     assert set(domain.graders) == {"a", "c"}
+
+
+def test_a_shape_may_stand_before_both_sources(tmp_path):
+    for name, word in (("a", "p"), ("b", "q")):
+        rows = [json.dumps({"question": f"{word}{i}", "answer": "x"}) for i in range(4)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    a, b = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    once, twice = (
+        load_domain("d", [f"completion:{a}::{p}{b}"], tokenizer=tiny_tokenizer()) for p in ("", "completion:")
+    )
+    assert once.reference == twice.reference
+    assert len(once.reported) == len(twice.reported) == 4
 
 
 def test_two_tasks_of_one_name(tmp_path):

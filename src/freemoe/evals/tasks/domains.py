@@ -92,6 +92,7 @@ def _data(spec: str) -> _Data:
         return _Data(None, *(str(benchmark_path(domain, part)) for part in ("reference", "test")))
     shape, rest = split_shape(spec)
     first, pair, second = rest.partition(PAIR)
+    second = second.removeprefix(f"{shape}:")  # which may stand before both
     sources = [first, second] if pair else [first]
     if Path(first).expanduser().is_dir() and not pair and shape != "text":
         sources = [str(Path(first).expanduser() / name) for name in FOLDER_FILES]
@@ -270,7 +271,7 @@ def join_tasks(name: str, tasks: dict[str, Task], change: Callable[[Document], D
     closed = ReportedSplit(tuple(reported.values()), name)
     kept = check_disjoint(name, given, closed)
     notes = [task.note for task in tasks.values()]
-    if change:
+    if change and any(d.kind != "text" for d in given.documents):
         notes.append(f"{name}: prompts are one message of the user, by the model's chat template")
     if len(kept) < len(given):
         notes.append(f"{name}: {len(given) - len(kept)} reference documents dropped, as they are reported on too")
