@@ -154,7 +154,8 @@ model = AutoModelForCausalLM.from_pretrained({str(folder)!r}, trust_remote_code=
 assert type(model).__module__.startswith("transformers_modules"), type(model)
 ids = torch.tensor({IDS[:1].tolist()!r})
 out = model.generate(ids, max_new_tokens=5, do_sample=False, use_cache=True)
-print("SEEN", *out[0].tolist())
+rows = next(m for n, m in sys.modules.items() if n.startswith("transformers_modules") and n.endswith(".rows"))
+print("LOOPS", rows.rows_available(torch.float32), "SEEN", *out[0].tolist())
 model.save_pretrained({str(tmp_path / "again")!r})
 """
     environment = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
@@ -164,6 +165,8 @@ model.save_pretrained({str(tmp_path / "again")!r})
     assert done.returncode == 0, done.stderr
     with masked(model, structure):
         want = model.generate(IDS[:1], max_new_tokens=5, do_sample=False, use_cache=True)
+    # The folder alone is as fast: its compiled loops lie in it.
+    assert f"LOOPS {numba} " in done.stdout
     assert done.stdout.split("SEEN")[1].split() == [str(n) for n in want[0].tolist()]
     assert (tmp_path / "again" / CODE).exists()
 

@@ -7,6 +7,7 @@ its arithmetic and its memory. Weights are float32, or bfloat16 seen as integers
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -301,3 +302,7 @@ def heads_sum(weights, mask, matrix, begin, end, out):
                     h[k, own[j]] = weights[own[j], rows[k]] if row < matrix.shape[0] else np.float32(0)
             if count > 0:
                 add_rows(matrix, rows, h, own, count, out)
+
+
+LOOPS = sys.modules[__name__]
+"""This module, under a name that can be imported from it."""

@@ -173,7 +173,8 @@ def _in_threads(part: Callable[[int, int], Any], rows: int, weights: int) -> lis
 def _loops_or_none() -> ModuleType | None:
     """The compiled loops, or None without numba; loaded late, because numba takes a second to load."""
     try:
-        from freemoe.kernels import row_loops
+        # By a name of the module's own: so an exported folder's code is found to need the file.
+        from freemoe.kernels.row_loops import LOOPS
     except ImportError:
         return None
-    return row_loops
+    return LOOPS

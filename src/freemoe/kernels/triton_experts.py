@@ -25,10 +25,10 @@ TOKENS, NEURONS, INNER = 32, 64, 32
 @cache
 def _loops() -> ModuleType | None:
     try:
-        from freemoe.kernels import triton_loops
+        from freemoe.kernels.triton_loops import LOOPS
     except ImportError:
         return None
-    return triton_loops
+    return LOOPS
 
 
 def triton_available(activation: str = "silu") -> bool:

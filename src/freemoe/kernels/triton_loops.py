@@ -6,6 +6,8 @@ Names of sizes: T tokens, C columns of the result and K summed numbers of a bloc
 # Compile-time constants of a kernel are written in capitals.
 from __future__ import annotations
 
+import sys
+
 try:
     import triton  # pyright: ignore[reportMissingImports]
     import triton.language as tl  # pyright: ignore[reportMissingImports]
@@ -106,3 +108,7 @@ def down(
             total += tl.load(bias + column, mask=column < d, other=0.0).to(tl.float32)[None, :]
         to = output + token[:, None] * d + column[None, :]
         tl.store(to, total.to(output.dtype.element_ty), mask=alive[:, None] & (column < d)[None, :])
+
+
+LOOPS = sys.modules[__name__]
+"""This module, under a name that can be imported from it."""
