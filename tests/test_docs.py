@@ -21,6 +21,7 @@ GUIDES = [
         "docs/hookmoe.md",
         "docs/structured.md",
         "docs/pitfalls.md",
+        "docs/cli.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
     )
@@ -41,7 +42,7 @@ def text_of(guide: Path) -> str:
 @by_guide
 def test_flags_exist(guide: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text_of(guide)))
-    assert named <= OPTIONS | {"--help", "--install-completion"}
+    assert named <= OPTIONS | {"--help", "--install-completion", "--show-completion"}
 
 
 @by_guide

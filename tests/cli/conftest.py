@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from freemoe.cli import main
+from freemoe.results.documents import DOCUMENTS
 
 
 class Done(NamedTuple):
@@ -22,6 +24,25 @@ class Done(NamedTuple):
 
 
 Freemoe = Callable[..., Done]
+
+
+def document(done: Done, command: str) -> dict[str, Any]:
+    """The one JSON document on standard output, found to be what `freemoe schema` says of the command's."""
+    found = json.loads(done.out)
+    assert found["schema"] == f"freemoe.{command}/1", done.err
+    DOCUMENTS[command].model_validate(found)
+    assert next(iter(found)) == "schema"
+    assert all(re.fullmatch("[a-z][a-z0-9_]*", key) for key in found)
+    return found
+
+
+def numbers_are_numbers(value: Any) -> bool:
+    """Whether no text of plain data is a number, with or without a unit."""
+    if isinstance(value, dict):
+        return all(re.fullmatch(r"[a-z][\w-]*", key) and numbers_are_numbers(inner) for key, inner in value.items())
+    if isinstance(value, list):
+        return all(map(numbers_are_numbers, value))
+    return not (isinstance(value, str) and re.fullmatch(r"[\d.,]+ ?(%|s|ms|MiB|tokens)?", value))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import types
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from freemoe.bench.harness import BENCHES, Figure, Outcome, Settings
 from freemoe.cli.bench import names_of
-from tests.cli.conftest import Freemoe
+from tests.cli.conftest import Freemoe, document
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_a_met_figure_exits_with_0_and_a_missed_one_with_1(
 def test_flags_reach_the_benchmark(seen: list[Settings], freemoe: Freemoe, folder: Path) -> None:
     (folder / "data").mkdir()
     done = freemoe("bench", "pretend", "--quick", "--repeats", "3", "--seed", "4", "--data-root", "data", "--json")
-    assert json.loads(done.out)[0]["figures"][0]["verdict"] == "not judged"
+    assert document(done, "bench")["results"][0]["figures"][0]["verdict"] == "not judged"
     (settings,) = seen
     assert (settings.quick, settings.repeats, settings.seed, settings.rounds) == (True, 3, 4, 1)
     assert settings.data_root == Path("data")
@@ -72,5 +71,5 @@ def test_what_cannot_be_run_is_refused_before_anything_runs(seen: list[Settings]
 
 def test_a_dry_run_runs_nothing(seen: list[Settings], freemoe: Freemoe) -> None:
     done = freemoe("bench", "all", "--dry-run", "--json")
-    assert list(json.loads(done.out)) == names_of(["all"])
+    assert list(document(done, "bench-plan")["benchmarks"]) == names_of(["all"])
     assert not seen

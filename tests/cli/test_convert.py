@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from freemoe.recipes import ConvertRecipe, recipe_from
-from tests.cli.conftest import Freemoe
+from tests.cli.conftest import Freemoe, document, numbers_are_numbers
 from tests.tiny import save_base_and_text
 
 SMALL = ["--steps", "2", "--block", "32", "--batch-tokens", "64", "--experts", "3", "--dtype", "float32"]
@@ -67,7 +67,11 @@ def test_profiles_differ_and_a_flag_wins(freemoe: Freemoe) -> None:
 def test_a_dry_run_writes_nothing(model: Path, freemoe: Freemoe) -> None:
     done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "--dry-run")
     assert done.code == 0
-    assert "2 steps of 64 tokens" in done.out
+    assert "steps: 2\nstep: 64 tokens\n" in done.out
+    done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "--dry-run", "--json")
+    found = document(done, "convert-plan")
+    assert (found["steps"], found["step_tokens"], found["training_bytes"]) == (2, 64, 16 * found["trained_numbers"])
+    assert numbers_are_numbers(found)
     assert not list(model.parent.glob("out*"))
 
 
@@ -78,11 +82,18 @@ def test_the_whole_way(model: Path, freemoe: Freemoe) -> None:
     assert "perplexity@32" in done.out
     assert (model.parent / "out" / "report.html").stat().st_size > 5000
     seen = freemoe("inspect", "out", "--base", str(model), "--json")
-    assert json.loads(seen.out)["made from the base given"] == "yes"
+    assert document(seen, "inspect")["fits_base"] is True
+    assert numbers_are_numbers(document(seen, "inspect"))
     scored = freemoe("eval", "out", "-d", "law=law.jsonl", "--json", "-q")
     assert scored.code == 0, scored.err
-    assert 0 <= json.loads(scored.out)["domains"][0]["rows"]["base"]["score"] <= 100
+    assert 0 <= document(scored, "eval")["domains"][0]["rows"]["base"]["score"] <= 100
     assert freemoe("report", "out").code == 0
+    assert document(freemoe("report", "out", "--json"), "report")["result"]["kind"] == "converted"
+    line = ["run", "out/recipe.yaml", "-q", "-o"]
+    made = document(freemoe(*line, "again", "--json"), "convert")
+    assert made["result"]["parameters"] == json.loads(Path("again/result.json").read_text())["parameters"]
+    told = freemoe(*line, "third", "--summary").out.splitlines()
+    assert told == [*made["headlines"], "artefact: third"]
     again = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "-q")
     assert again.code == 2
     assert "exists already" in again.err

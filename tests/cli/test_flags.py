@@ -155,7 +155,7 @@ def test_flags_that_say_more_than_one_thing(
 
 def test_every_option_of_build_and_eval_is_accounted_for() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    acting = {"sets", "overwrite", "dry_run", "print_recipe_", "as_json", "quiet", "domain"}
+    acting = {"sets", "overwrite", "dry_run", "print_recipe_", "summary", "as_json", "quiet", "domain"}
     build = {p.name for p in commands["build"].params}
     assert build == {*BUILD_PATHS, *acting, "model", "subdomains", "theta", "layers", "even", "resume"}
     assert {p.name for p in commands["eval"].params} == {*EVAL_PATHS, *acting, "artefact", "expert"}
@@ -233,10 +233,12 @@ def test_run_fills_in_defaults_and_takes_another_output(tmp_path: Path, freemoe:
 
 
 def test_the_demo_is_an_ordinary_recipe(tmp_path: Path, freemoe: Freemoe) -> None:
-    done = freemoe("demo", "-o", "mine", "--seed", "3", "--limit", "9", "--threads", "1", "--print-recipe")
+    done = freemoe(
+        "demo", "-o", "mine", "--seed", "3", "--limit", "9", "--threads", "1", "--workers", "2", "--print-recipe"
+    )
     recipe = parsed(done.out, tmp_path)
     assert isinstance(recipe, BuildRecipe)
-    assert recipe == demo_recipe("mine", seed=3, limit=9, threads=1)
+    assert recipe == demo_recipe("mine", seed=3, limit=9, threads=1, workers=2)
     # Nothing of this machine stands in it, so that it means the same elsewhere.
     assert str(Path.home()) not in done.out
     assert str(Path(__file__).parents[2]) not in done.out

@@ -66,11 +66,11 @@ def test_the_artefact_says_what_its_base_was(world: SimpleNamespace, freemoe: Fr
     assert "dequantised from GGUF Q4_1 to float32" in (world.out / "README.md").read_text()
     done = freemoe("inspect", str(world.out), "--base", str(world.base))
     assert done.code == 0, done.err
-    assert "fits the base given: yes" in done.out
+    assert "fits base: yes" in done.out
     done = freemoe("inspect", str(world.base))
     assert done.code == 0, done.err
     assert "origin: dequantised from GGUF Q4_1 to float32" in done.out
-    assert "2 decoder layers" in done.out
+    assert "decoder layers: 2" in done.out
     assert "tokens" in done.out
 
 

@@ -10,6 +10,7 @@ import pytest
 import typer.main
 
 from freemoe import __version__
+from freemoe.bench.harness import BENCHES
 from freemoe.cli import app
 from freemoe.recipes import load_recipe
 from tests.cli.conftest import Freemoe
@@ -57,6 +58,45 @@ def test_every_command_can_be_asked_not_to_act() -> None:
     for command in COMMANDS:
         names = {p.name for p in GROUP.commands[command].params}  # type: ignore[attr-defined]
         assert {"dry_run", "as_json"} <= names, command
+
+
+CHEAP = [(c, e) for c, e in EXAMPLES if c in ("bench", "lm-eval", "ls", "schema", "demo")]
+
+
+@pytest.mark.parametrize(("command", "example"), CHEAP, ids=[f"{c}-{i}" for i, (c, _) in enumerate(CHEAP)])
+def test_examples_that_cost_nothing_are_run(command: str, example: str, folder: Path, freemoe: Freemoe) -> None:
+    (folder / "data").mkdir()
+    arguments = shlex.split(example)[1:]
+    done = freemoe(*arguments, "--print-recipe" if command == "demo" else "--dry-run")
+    assert done.code == 0, done.err
+    assert done.out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_not_cut(command: str, columns: int, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = freemoe(*([command] if command else []), "--help")
+    assert done.code == 0
+    assert "…" not in done.out
+    assert "..." not in re.sub(r"\}\.\.\.|\[ARGS\]\.\.\.|names\.\.\. <", "", done.out)
+    # Examples stay on one line, to be copied.
+    body = re.sub(r"(?m)^ +freemoe .*(\\\n.*)*$", "", done.out)
+    assert not [line for line in body.splitlines() if len(line) > columns]
+    if not command:
+        return
+    told = "".join(done.out.split())  # a word may be broken at its hyphens
+    for parameter in GROUP.commands[command].params:  # type: ignore[attr-defined]
+        for option in [*parameter.opts, *parameter.secondary_opts]:
+            assert option in told
+        assert "".join((parameter.help or "").split()) in told
+    if columns == 120:
+        assert any(len(w) > 80 for w in done.out.splitlines())
+
+
+def test_bench_names_every_benchmark(freemoe: Freemoe) -> None:
+    told = freemoe("bench", "--help").out
+    assert all(re.search(rf"\b{name}\b", told) for name in BENCHES.names())
 
 
 def test_the_overview_lists_every_command(freemoe: Freemoe) -> None:

@@ -10,14 +10,15 @@ import pytest
 from freemoe.domain_experts.inspection import PASSAGE
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.weights import find_weights
-from tests.cli.conftest import Freemoe
+from tests.cli.conftest import Freemoe, document, numbers_are_numbers
 
 
 def test_super_weights_are_those_of_the_model(freemoe: Freemoe, tmp_path: Path) -> None:
     done = freemoe("inspect", "freemoe-demo", "--super-weights", "--json")
     assert done.code == 0, done.err
-    found = json.loads(done.out)
-    shown = found["super weights"]
+    found = document(done, "inspect")
+    assert numbers_are_numbers(found)
+    shown = found["super_weights"]
     weights = {w.name: w for w in find_weights(load_base("freemoe-demo")[0])}
     for row in shown:
         assert row["value"] == float(weights[row["weight"]].view()[row["expert"], row["row"], row["column"]])
@@ -35,8 +36,8 @@ def test_super_weights_are_those_of_the_model(freemoe: Freemoe, tmp_path: Path) 
         json.loads(freemoe("inspect", "freemoe-demo", "--super-weights", "--text", str(tmp_path / n), "--json").out)
         for n in ("same.txt", "other.txt")
     )
-    assert (same["super weights"], same["tokens"]) == (shown, found["tokens"])
-    assert other["super weights"] != shown
+    assert (same["super_weights"], same["tokens"]) == (shown, found["tokens"])
+    assert other["super_weights"] != shown
 
 
 def test_what_has_no_super_weights_is_refused(freemoe: Freemoe, folder: Path) -> None:

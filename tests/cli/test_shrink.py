@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from freemoe.domain_experts.mixture import FreeMoE
-from tests.cli.conftest import Freemoe
+from tests.cli.conftest import Freemoe, document
 from tests.cli.test_refusals import check_refusal
 from tests.domain_experts.structured.artefacts import unit_artefact
 
@@ -29,11 +28,11 @@ def test_the_folder_is_a_smaller_model_that_computes_the_same(
     arguments = ["merge", str(artefact), "law/all", "-o", "small", "--shrink", "--json"]
     done = freemoe(*arguments, "--dry-run")
     assert done.code == 0, done.err
-    assert json.loads(done.out)["shrink"] is True
+    assert document(done, "merge-plan")["shrink"] is True
     assert not list(tmp_path.iterdir())
     done = freemoe(*arguments)
     assert done.code == 0, done.err
-    found = json.loads(done.out)
+    found = document(done, "merge")
     assert found["folder"] == "small"
     assert found["bytes"]["model.safetensors"] == (tmp_path / "small" / "model.safetensors").stat().st_size
     small = AutoModelForCausalLM.from_pretrained(tmp_path / "small")
@@ -43,7 +42,7 @@ def test_the_folder_is_a_smaller_model_that_computes_the_same(
         wanted = FreeMoE.from_pretrained(None, artefact)(IDS, expert="law/all").logits
         torch.testing.assert_close(small(input_ids=IDS).logits, wanted, atol=1e-5, rtol=0)
 
-    check_refusal(freemoe(*arguments), ["'small' exists already", "--overwrite"])
+    check_refusal(freemoe(*arguments[:-1]), ["'small' exists already", "--overwrite"])
     (tmp_path / "small" / "left.txt").write_text("x")
     assert freemoe(*arguments, "--overwrite").code == 0
     assert not (tmp_path / "small" / "left.txt").exists()

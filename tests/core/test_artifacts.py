@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,11 @@ def manifest_with(**changes: Any) -> Callable[[Path], None]:
     return harm
 
 
-HARM: dict[str, tuple[Callable[[Path], None], str]] = {
+HARM: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no manifest": (lambda f: (f / MANIFEST).unlink(), f"is not an artefact: it has no {MANIFEST}"),
+    "nothing there": (shutil.rmtree, "is not an artefact: there is nothing of that name. Give the folder that"),
+    "an empty folder": (lambda f: (shutil.rmtree(f), f.mkdir()), "is not an artefact: the folder is empty. Give"),
+    "a plain file": (lambda f: (shutil.rmtree(f), f.touch()), "is not an artefact: it is a file. Give"),
     "empty manifest": (edit(MANIFEST, lambda b: b""), "is damaged"),
     "cut manifest": (edit(MANIFEST, lambda b: b[: len(b) // 2]), "is damaged"),
     "binary manifest": (edit(MANIFEST, lambda b: b"\xff\xfe"), "is damaged"),

@@ -60,4 +60,4 @@ def test_what_needs_gradients_is_refused_before_the_search(world, tmp_path):
 def test_the_dry_run_counts_what_is_in_memory(world, tmp_path):
     found = plan(task_recipe(world, tmp_path / "out", device="disk", search=BANDS))
     whole = plan(task_recipe(world, tmp_path / "out", device="cpu", search=BANDS))
-    assert found["units_of_work"] == whole["units_of_work"]
+    assert found["document_scores_to_search"] == whole["document_scores_to_search"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cli.conftest import Freemoe, freemoe  # noqa: F401
+from tests.cli.conftest import Freemoe, document, freemoe, numbers_are_numbers  # noqa: F401
 
 SMALL = ["--steps", "2", "--block", "32", "--limit", "6", "--set", "training.held_out=2", "--set", "training.test=3"]
 
@@ -67,6 +67,8 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
     done = freemoe(*line, "--dry-run")
     assert done.code == 0, done.err
     assert "plans measured at most" in done.out
+    found = document(freemoe(*line, "--dry-run", "--json"), "trim-plan")
+    assert found["active_parameters"] > found["least_active_parameters"] > 0
     assert not Path("out").exists()
     done = freemoe(*line, "-q")
     assert done.code == 0, done.err
@@ -86,12 +88,18 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
     assert Path("alone/report.html").read_text(encoding="utf-8").count("<svg") == 1
     done = freemoe("eval", "out", "--json")
     assert done.code == 0, done.err
-    assert set(json.loads(done.out)["rows"]) == {"full", "plan", "hooks"}
+    found = document(done, "eval-text")
+    assert set(found["rows"]) == {"full", "plan", "hooks"}
+    done = freemoe("eval", "out", "--summary")
+    assert f"hooks {found['rows']['hooks']['ce']:.4f}" in done.out
+    assert len(done.out.splitlines()) == 1
     done = freemoe("eval", "out", "-q")
     assert "won back" in done.out
     # The recipe inside is the run.
     done = freemoe("run", "out/recipe.yaml", "-o", "again", "-q", "--json")
     assert done.code == 0, done.err
+    assert document(done, "trim")["plans"] == "again/plans.svg"
+    assert numbers_are_numbers(document(freemoe("inspect", "out", "--json"), "inspect"))
     for name in ("adapter_model.safetensors", "plan.json"):
         assert Path("out", name).read_bytes() == Path("again", name).read_bytes()
 

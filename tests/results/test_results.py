@@ -14,6 +14,7 @@ from freemoe.cli import app
 from freemoe.core.errors import ArtifactError
 from freemoe.core.run.skeleton import RESULT_FORMAT
 from freemoe.results import BuildResult, Result, TrimResult, read_result
+from freemoe.results.documents import DOCUMENTS
 from freemoe.systems import SYSTEMS
 from tests.report.synthetic import make_result
 
@@ -45,8 +46,8 @@ def test_schemas_are_printed() -> None:
     done = CliRunner().invoke(app, ["schema", "converted"])
     assert json.loads(done.output)["title"] == "ConvertResult"
     done = CliRunner().invoke(app, ["schema"])
-    assert list(json.loads(done.output)) == SYSTEMS.names()
-    done = CliRunner().invoke(app, ["schema", "convert"])
+    assert list(json.loads(done.output)) == [*SYSTEMS.names(), *DOCUMENTS]
+    done = CliRunner().invoke(app, ["schema", "convertd"])
     assert "Did you mean 'converted'" in str(done.exception)
 
 

@@ -117,7 +117,7 @@ def test_rivals_are_models_too(base: Path, tmp_path: Path, method: str) -> None:
     result = json.loads((folder / "result.json").read_text())
     assert set(result["scores"]) == {"dense", "converted"}
     assert 0.4 < result["parameters"]["active_share"] <= 0.5
-    assert inspect_converted(folder, str(base / "model"))["made from the base given"] == "yes"
+    assert inspect_converted(folder, str(base / "model"))["fits_base"] is True
 
 
 class Killed(BaseException):

@@ -22,6 +22,7 @@ from freemoe.cli import (
     schema,
     trim,
 )
+from freemoe.cli.failures import STOPPED, is_usage, tell_error, tell_usage
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.memory import keep_memory_low
 from freemoe.core.version import __version__
@@ -34,11 +35,16 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=True,
+    # Help is as wide as the terminal or COLUMNS, up to this.
+    context_settings={"max_content_width": 140},
 )
 for command in (build.COMMAND, convert.COMMAND, trim.COMMAND, evaluate.COMMAND):
     command.register(app)
 for module in (lm_eval, generate, merge, inspect, report, demo, listing, schema, bench, run):
     module.register(app)
+for registered in app.registered_commands:
+    # Else the overview cuts it.
+    registered.short_help = " ".join((registered.help or "").split("\n\n")[0].split())
 
 
 @app.callback(invoke_without_command=True)
@@ -51,10 +57,16 @@ def _version(
 
 
 def main() -> None:
-    """Entry point: errors made on purpose are printed as a message, without a traceback; exit code 2."""
+    """Entry point: errors made on purpose are printed as a message, without a traceback; exit code 2, of ctrl-C 130."""
     keep_memory_low()
     try:
-        app(prog_name="freemoe")
+        code = app(prog_name="freemoe", standalone_mode=False)
     except FreeMoEError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        code = tell_error(error, sys.argv[1:])
+    except typer.Abort:
+        code = STOPPED
+    except Exception as error:
+        if not is_usage(error):
+            raise
+        code = tell_usage(error, sys.argv[1:])
+    sys.exit(code if isinstance(code, int) else 0)

@@ -8,7 +8,10 @@ from typing import Any
 
 import typer
 
-from freemoe.cli.common import Bars, calm_libraries, print_json, say
+from freemoe.bench.harness import BENCHES
+from freemoe.cli import completion
+from freemoe.cli.common import calm_libraries, print_json, progress_of, say
+from freemoe.cli.flags import QUIET
 from freemoe.core.errors import DataError
 
 HELP = """Measure what freemoe promises: one line per figure, its target beside it; exit code 1 when one is missed.
@@ -39,8 +42,6 @@ def names_of(asked: list[str], model: str | None = None) -> list[str]:
         asked: Names; ``all`` for all of them, those that need a model only where there is one.
         model: The model that was given.
     """
-    from freemoe.bench.harness import BENCHES
-
     for name in asked:
         if name != ALL:
             BENCHES.get(name)
@@ -54,7 +55,7 @@ def register(app: typer.Typer) -> None:
 
 def _command(
     names: list[str] = typer.Argument(
-        help="scorer, sweep, calibrate, artefact, switch, router, hookmoe, gain, purify-step, real; or all."
+        help=f"{', '.join(BENCHES.loaded())}; or all.", autocompletion=completion.names(completion.benches)
     ),
     output: Path = typer.Option(Path("bench-out"), "--output", "-o", help="Folder for one JSON file per benchmark."),
     data_root: Path = typer.Option(
@@ -73,7 +74,7 @@ def _command(
     threads: int = typer.Option(None, min=1, help="CPU threads."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be measured; do nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
+    quiet: bool = QUIET,
 ) -> None:
     wanted = names_of(names, model)
     if dry_run:
@@ -98,7 +99,7 @@ def _command(
         cells=cells.expanduser() if cells else None,
         only=only,
         minutes=minutes,
-        progress=Bars(quiet or as_json),
+        progress=progress_of(quiet),
     )
     if listing:
         _list_cells(settings, as_json)
@@ -107,11 +108,9 @@ def _command(
 
 
 def _tell_plan(wanted: list[str], as_json: bool) -> None:
-    from freemoe.bench.harness import BENCHES
-
     plan = {name: BENCHES.about(name) for name in wanted}
     if as_json:
-        print_json(plan)
+        print_json("bench-plan", {"benchmarks": plan})
     else:
         for name, about in plan.items():
             say(f"{name}: {about}")
@@ -128,16 +127,18 @@ def _run(wanted: list[str], settings: Any, output: Path, as_json: bool) -> None:
         for figure in () if as_json else found["figures"]:
             say(figure["line"])
     if as_json:
-        print_json(results)
+        print_json("bench", {"results": results})
     raise typer.Exit(1 if missed(results) else 0)
 
 
 def _list_cells(settings: Any, as_json: bool) -> None:
     from freemoe.bench.real_llm.running import listing
 
-    lines = listing(settings)
+    rows = listing(settings)
+    missing = sum(row["seconds"] for row in rows if not row["done"])
     if as_json:
-        print_json(lines)
-    else:
-        for line in lines:
-            say(line)
+        print_json("bench-cells", {"cells": rows, "missing_seconds": missing})
+        return
+    for row in rows:
+        say(f"{'done' if row['done'] else '-':4} {row['seconds'] / 60:7.1f} min  {row['name']}")
+    say(f"     {missing / 60:7.1f} min  missing, about")

@@ -8,18 +8,8 @@ from typing import Any
 
 import typer
 
-from freemoe.cli.common import (
-    Bars,
-    calm_libraries,
-    numbers,
-    out,
-    print_json,
-    print_outlook,
-    read_domains,
-    say,
-    set_path,
-    stopped,
-)
+from freemoe.cli import completion
+from freemoe.cli.common import Shown, calm_libraries, numbers, read_domains, set_path, stopped
 from freemoe.cli.flags import SHARED, Command, Flag, Flags
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import BuildRecipe
@@ -80,7 +70,7 @@ def _counts(text: str) -> int | dict[str, int]:
         raise RecipeError(f"--subdomains is {text!r}; write a number, or one per domain: math=8,code=3") from None
 
 
-def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
+def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, shown: Shown) -> Path:
     """Run a build, write its report, print what was found."""
     calm_libraries()
     from freemoe.core.run.folder import interrupted
@@ -90,30 +80,22 @@ def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, as_json: b
     from freemoe.report.tables import summary_table
 
     try:
-        folder = build(recipe, progress=Bars(quiet or as_json), overwrite=overwrite, resume=resume)
+        folder = build(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume)
         report = write_report(folder)
     except KeyboardInterrupt:
         raise stopped(interrupted(recipe.output)) from None
     from freemoe.results import read_result
 
     result = read_result(folder)
-    if as_json:
-        print_json({"folder": str(folder), "report": str(report), "headlines": headlines(result), "result": result})
-        return folder
-    out.print(summary_table(result))
-    for line in headlines(result):
-        say(line)
-    say(f"artefact: {folder}\nreport:   {report}")
+    made = {"folder": folder, "report": report}
+    shown.tell("build", made, headlines(result), result, lambda: [summary_table(result)])
     return folder
 
 
-def print_plan(recipe: BuildRecipe, as_json: bool) -> None:
-    """Print what a build would do: units of work, memory, time."""
-    calm_libraries()
+def _plan(recipe: BuildRecipe) -> dict[str, Any]:
     from freemoe.domain_experts.cost.dry_run import plan
 
-    found = plan(recipe)
-    print_outlook(found, as_json)
+    return plan(recipe)
 
 
 FLAGS: Flags = {
@@ -156,16 +138,27 @@ COMMAND = Command(
     help=HELP,
     recipe=BuildRecipe,
     arguments={
-        "model": (str, typer.Argument(help="Folder or hub id of the base model, or freemoe-demo.")),
+        "model": (
+            str,
+            typer.Argument(
+                help="Folder or hub id of the base model, or freemoe-demo.", autocompletion=completion.models
+            ),
+        ),
         "domain": (
             list[str],
-            typer.Option([], "--domain", "-d", help="NAME=TASK[,TASK]; repeat. See freemoe ls tasks."),
+            typer.Option(
+                [],
+                "--domain",
+                "-d",
+                help="NAME=TASK[,TASK]; repeat. See freemoe ls tasks.",
+                autocompletion=completion.domains,
+            ),
         ),
     },
     flags=FLAGS,
     begin=_begin,
     run=run_recipe,
-    plan=print_plan,
+    plan=_plan,
     dry_run="units of work, memory and time",
     example="search.folds=5",
 )

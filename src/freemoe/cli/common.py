@@ -1,41 +1,75 @@
-"""What every command shares: bars with the time left, quiet libraries, JSON on standard output."""
+"""What every command shares: where it prints and how, quiet libraries, reading flags that a recipe cannot."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from freemoe.core.errors import RecipeError
+from freemoe.cli.documents import lines_of, print_json
+from freemoe.core.errors import FreeMoEError, RecipeError
+from freemoe.core.run.progress import Lines, Progress, Quiet
 from freemoe.recipes import Recipe, dump
 
-console = Console(stderr=True)
-# A table that goes to a file or a pipe is not squeezed into the 80 columns that nobody looks through.
-out = Console(width=None if sys.stdout.isatty() else 118)
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PIPED = 118
+"""Columns of a table that goes to a file or a pipe, where COLUMNS says nothing: not the 80 that nobody looks through."""
+
+DUMB = ("dumb", "unknown")
+
+
+def make_console(stderr: bool, terminal: bool, environ: Mapping[str, str]) -> Console:
+    """A console that heeds COLUMNS, NO_COLOR, FORCE_COLOR, CLICOLOR, CLICOLOR_FORCE and TERM=dumb.
+
+    Args:
+        stderr: Print to standard error.
+        terminal: Whether a terminal shows it.
+        environ: The environment. NO_COLOR wins over what forces colours.
+    """
+    columns = environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() and int(columns) else None
+    forced = any(environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE"))
+    dumb = environ.get("TERM") in DUMB
+    plain = dumb or bool(environ.get("NO_COLOR")) or (environ.get("CLICOLOR") == "0" and not forced)
+    alive = terminal and not dumb
+    return Console(
+        stderr=stderr,
+        width=width if width or alive else PIPED,
+        color_system=None if plain else "auto",
+        force_terminal=alive or (forced and not plain),
+        _environ=environ,
+    )
+
+
+console = make_console(True, sys.stderr.isatty(), os.environ)
+out = make_console(False, sys.stdout.isatty(), os.environ)
 
 
 class Bars:
     """Progress bars on standard error with elapsed time and ETA; standard output stays for results."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        self.quiet = quiet
-
     @contextlib.contextmanager
     def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Draw one bar while the stage lasts; a plain line where there is no terminal."""
-        if self.quiet:
-            yield lambda steps: None
-            return
+        """Draw one bar while the stage lasts."""
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
         columns = (
             TextColumn("{task.description:22}"),
             BarColumn(24),
@@ -50,8 +84,73 @@ class Bars:
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
-        if not self.quiet:
-            console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+        _note(line)
+
+
+def _note(line: str) -> None:
+    console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _write_line(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def progress_of(quiet: bool) -> Progress:
+    """Where long work reports: bars on a terminal, a line every ten seconds elsewhere, or nowhere."""
+    if quiet:
+        return Quiet()
+    # Not what FORCE_COLOR says: it asks for colours in a log, not for moving bars.
+    return Bars() if sys.stderr.isatty() and os.environ.get("TERM") not in DUMB else Lines(_write_line)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How a command says what it does and what it found.
+
+    Attributes:
+        as_json: One JSON document on standard output.
+        summary: The verdict's lines and where the artefact is; no tables. With ``as_json``, no per-document result.
+        quiet: No progress.
+    """
+
+    as_json: bool = False
+    summary: bool = False
+    quiet: bool = False
+
+    def progress(self) -> Progress:
+        """Where the work reports; always standard error."""
+        return progress_of(self.quiet)
+
+    def tell(
+        self,
+        command: str,
+        made: dict[str, Any],
+        headlines: list[str],
+        result: Any,
+        tables: Callable[[], list[Table]],
+        under: list[str] | None = None,
+    ) -> None:
+        """Print what a run made.
+
+        Args:
+            command: Whose document it is.
+            made: What is where: ``folder`` and more paths, or None.
+            headlines: The verdict in lines.
+            result: As the artefact holds it.
+            tables: Makes the tables.
+            under: What stands under them; the headlines, if absent.
+        """
+        if self.as_json:
+            print_json(command, {**made, "headlines": headlines, **({} if self.summary else {"result": result})})
+            return
+        for table in [] if self.summary else tables():
+            print_table(table)
+        for line in headlines if self.summary or under is None else under:
+            say(line)
+        for name, where in made.items():
+            if where and (name == "folder" or not self.summary):
+                say(f"{'artefact' if name == 'folder' else name}: {where}")
 
 
 def calm_libraries() -> None:
@@ -74,23 +173,25 @@ def calm_libraries() -> None:
     transformers_logging.set_verbosity_error()
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON document on standard output."""
-    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-
-
 def say(line: str) -> None:
     """Print a line as it is: no markup, no colours, not broken."""
     out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def print_outlook(found: dict[str, Any], as_json: bool) -> None:
-    """Print what a dry run found, one line each."""
+def print_table(table: Table) -> None:
+    """Print a table whose words are broken where they do not fit, not cut."""
+    for column in table.columns:
+        column.overflow = "fold"
+    out.print(table)
+
+
+def print_found(command: str, found: dict[str, Any], as_json: bool) -> None:
+    """Print what a dry run or a look found: a document, or a line per key, with units."""
     if as_json:
-        print_json(found)
+        print_json(command, found)
         return
-    for key, value in found.items():
-        say(f"{key.replace('_', ' ')}: {value}")
+    for line in lines_of(found):
+        say(line)
 
 
 def set_path(target: dict[str, Any], path: str, value: Any) -> None:
@@ -131,8 +232,14 @@ def read_domains(texts: list[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def print_recipe(recipe: Recipe) -> None:
-    """Print the YAML that ``freemoe run`` repeats."""
+def print_recipe(recipe: Recipe, as_json: bool) -> None:
+    """Print the YAML that ``freemoe run`` repeats.
+
+    Raises:
+        RecipeError: JSON was asked for.
+    """
+    if as_json:
+        raise RecipeError("--print-recipe prints YAML, and --json asks for a JSON document: give one of them.")
     sys.stdout.write(dump(recipe))
 
 
@@ -157,7 +264,10 @@ def require_artefact(path: Path) -> None:
     read_manifest(path, check=False)
 
 
-def stopped(message: str) -> typer.Exit:
-    """The exit of a command that ctrl-C stopped."""
-    console.print(message, markup=False, highlight=False, soft_wrap=True)
-    return typer.Exit(130)
+class Stopped(FreeMoEError):
+    """Ctrl-C, and how to go on; exit code 130."""
+
+
+def stopped(message: str) -> Stopped:
+    """What a command that ctrl-C stopped raises."""
+    return Stopped(message)

@@ -9,7 +9,8 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from freemoe.cli.common import Bars, calm_libraries, out, print_json, print_outlook, say, stopped
+from freemoe.cli import completion
+from freemoe.cli.common import Shown, calm_libraries, stopped
 from freemoe.cli.flags import OUTPUT, Command, Flags
 from freemoe.recipes import ConvertRecipe
 
@@ -60,17 +61,17 @@ def _begin(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": values["model"], "text": tuple(values["text"])}
 
 
-def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
+def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, shown: Shown) -> Path:
     """Convert, write the report, print what was found."""
     calm_libraries()
     from freemoe.core.run.folder import interrupted
     from freemoe.report.conversion import write_conversion_report
-    from freemoe.tomoe.card import headlines, rows
+    from freemoe.tomoe.card import headlines
     from freemoe.tomoe.convert import convert
     from freemoe.tomoe.devices import Devices
 
     try:
-        folder = convert(recipe, progress=Bars(quiet or as_json), overwrite=overwrite, resume=resume)
+        folder = convert(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume)
         if Devices.found().rank:
             return folder  # the first of several processes writes and prints
         report = write_conversion_report(folder)
@@ -79,26 +80,25 @@ def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, as_json:
     from freemoe.results import read_result
 
     result = read_result(folder)
-    if as_json:
-        print_json({"folder": str(folder), "report": str(report), "headlines": headlines(result), "result": result})
-        return folder
-    length = result["blocks"]["length"]
-    table = Table("on test text", "active", f"perplexity@{length}", "next-token accuracy", box=None)
-    for name, active, perplexity, accuracy in rows(result):
-        table.add_row(name, f"{active:.1%}", f"{perplexity:.3f}", f"{accuracy:.2%}")
-    out.print(table)
-    say(headlines(result)[-1])
-    say(f"model:  {folder}\nreport: {report}")
+    made, said = {"folder": folder, "report": report}, headlines(result)
+    # All but the last of them are the table's rows.
+    shown.tell("convert", made, said, result, lambda: [_table(result)], said[-1:])
     return folder
 
 
-def print_plan(recipe: ConvertRecipe, as_json: bool) -> None:
-    """Print what a conversion would do."""
-    calm_libraries()
+def _table(result: dict[str, Any]) -> Table:
+    from freemoe.tomoe.card import rows
+
+    table = Table("on test text", "active", f"perplexity@{result['blocks']['length']}", "next-token accuracy", box=None)
+    for name, active, perplexity, accuracy in rows(result):
+        table.add_row(name, f"{active:.1%}", f"{perplexity:.3f}", f"{accuracy:.2%}")
+    return table
+
+
+def _plan(recipe: ConvertRecipe) -> dict[str, Any]:
     from freemoe.tomoe.dry_run import plan
 
-    found = plan(recipe)
-    print_outlook(found, as_json)
+    return plan(recipe)
 
 
 COMMAND = Command(
@@ -106,13 +106,18 @@ COMMAND = Command(
     help=HELP,
     recipe=ConvertRecipe,
     arguments={
-        "model": (str, typer.Argument(help="Folder or hub id of a dense model, or freemoe-demo.")),
+        "model": (
+            str,
+            typer.Argument(
+                help="Folder or hub id of a dense model, or freemoe-demo.", autocompletion=completion.models
+            ),
+        ),
         "text": (list[str], typer.Option([], "--text", help="What to learn from: text, or rows of any shape; repeat.")),
     },
     flags=FLAGS,
     begin=_begin,
     run=run_recipe,
-    plan=print_plan,
+    plan=_plan,
     dry_run="tokens, steps and parameters",
     example="gates.noise=true",
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from freemoe.cli.common import print_recipe
+from freemoe.cli.common import Shown, print_recipe
+from freemoe.cli.flags import JSON, QUIET, SUMMARY
 
 HELP = """Build experts for the bundled tiny model on the bundled benchmark: everything freemoe does, in minutes.
 
@@ -26,21 +27,23 @@ def register(app: typer.Typer) -> None:
         output: str = typer.Option("demo-out", "--output", "-o", help="Folder to write."),
         seed: int = typer.Option(0, help="Seed of splits, masks and bootstrap."),
         limit: int = typer.Option(None, help="Documents per task and split; all if absent."),
-        threads: int = typer.Option(None, help="CPU threads."),
+        threads: int = typer.Option(None, min=1, help="CPU threads."),
+        workers: int = typer.Option(None, min=1, help="Processes that work side by side; the same bytes. [1]"),
         resume: bool = typer.Option(True, help="Go on with an unfinished demo."),
         overwrite: bool = typer.Option(True, help="Replace an earlier demo."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Print units of work, memory and time; do nothing."),
         print_recipe_: bool = typer.Option(False, "--print-recipe", help="Print the YAML for freemoe run; do nothing."),
-        as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
-        quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
+        summary: bool = SUMMARY,
+        as_json: bool = JSON,
+        quiet: bool = QUIET,
     ) -> None:
-        from freemoe.cli.build import print_plan, run_recipe
+        from freemoe.cli.build import COMMAND
         from freemoe.domain_experts.demo import demo_recipe
 
-        recipe = demo_recipe(output, seed=seed, limit=limit, threads=threads)
+        recipe = demo_recipe(output, seed=seed, limit=limit, threads=threads, workers=workers)
         if print_recipe_:
-            print_recipe(recipe)
+            print_recipe(recipe, as_json)
         elif dry_run:
-            print_plan(recipe, as_json)
+            COMMAND.print_plan(recipe, as_json)
         else:
-            run_recipe(recipe, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
+            COMMAND.run(recipe, overwrite=overwrite, resume=resume, shown=Shown(as_json, summary, quiet))

@@ -8,8 +8,9 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from freemoe.cli.common import Bars, calm_libraries, out, print_json, read_domains, stopped
-from freemoe.cli.flags import SHARED, Command
+from freemoe.cli import completion
+from freemoe.cli.common import Shown, calm_libraries, print_json, print_table, read_domains, say, stopped
+from freemoe.cli.flags import SHARED, Command, shown_as
 from freemoe.recipes import EvalRecipe
 
 HELP = """Score an artefact's experts, or a plain model, on the reported split of tasks.
@@ -27,25 +28,29 @@ A trimmed mixture (see trim) is measured against its base and its plan alone; wi
 """
 
 
-def print_plan(recipe: EvalRecipe, as_json: bool) -> None:
-    """Print how many documents would be scored."""
-    calm_libraries()
+def _plan(recipe: EvalRecipe) -> dict[str, Any]:
+    """How many documents would be scored."""
     from freemoe.evals.held_out import read_record, seeded, set_aside
     from freemoe.evals.tasks.domains import load_domains
     from freemoe.models.checkpoints.loading import load_tokenizer
+    from freemoe.systems import system_of
 
     source = recipe.base or _base_name(recipe.artefact)
     record = read_record(recipe.artefact)
     loaded = load_domains(seeded(recipe, record), load_tokenizer(source))
     domains = {name: set_aside(data, record)[0] for name, data in loaded.items()}
-    plan = {n: f"{len(d.reported)} documents x {len(recipe.experts)} experts" for n, d in domains.items()}
-    if as_json:
-        print_json(plan)
-    for name, line in {} if as_json else plan.items():
-        out.print(f"{name}: {line}", markup=False, highlight=False)
+    experts = list(recipe.experts) if system_of(recipe.artefact) else ["base"]
+    return {
+        "artefact": recipe.artefact,
+        "base": source,
+        "documents": {name: len(data.reported) for name, data in domains.items()},
+        "experts": experts,
+        "document_scores": len(experts) * sum(len(data.reported) for data in domains.values()),
+        "output": recipe.output,
+    }
 
 
-def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> None:
+def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: Shown) -> None:
     """Score, print a table; there is nothing that could be resumed."""
     del resume
     calm_libraries()
@@ -53,11 +58,17 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, as_json: bo
     from freemoe.systems import evaluate
 
     try:
-        result = evaluate(recipe, progress=Bars(quiet or as_json), overwrite=overwrite)
+        result = evaluate(recipe, progress=shown.progress(), overwrite=overwrite)
     except KeyboardInterrupt:
         raise stopped("Stopped; nothing was written. Run the same command to start again.") from None
-    if as_json:
-        print_json(result)
+    if shown.as_json:
+        print_json("eval", _summed_up(result) if shown.summary else result)
+        return
+    if shown.summary:
+        for line in _verdicts(result):
+            say(line)
+        if recipe.output:
+            say(f"result: {recipe.output}")
         return
     table = Table("domain", "expert", "score", "difference to the base [95 %]", "documents", "set aside", box=None)
     for domain in result["domains"]:
@@ -65,7 +76,27 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, as_json: bo
         for number, (expert, row) in enumerate(domain["rows"].items()):
             gain = gain_text(row, domain["unit"]) if number else ""
             table.add_row(domain["name"], expert, f"{row['score']:.2f}", gain, str(row["documents"]), aside)
-    out.print(table)
+    print_table(table)
+
+
+def _verdicts(result: dict[str, Any]) -> list[str]:
+    """A line per domain: the first row's score, and the others' with their differences to it."""
+    from freemoe.domain_experts.prove.card import gain_text
+
+    lines = []
+    for domain in result["domains"]:
+        (first, base), *others = domain["rows"].items()
+        said = [f"{name} {row['score']:.2f} ({gain_text(row, domain['unit'])})" for name, row in others]
+        unit = "perplexity" if domain["unit"] == "perplexity" else "score"
+        scores = ", ".join([f"{first} {base['score']:.2f}", *said])
+        lines.append(f"{domain['name']}: {unit} {scores}, {base['documents']} held-out documents")
+    return lines
+
+
+def _summed_up(result: dict[str, Any]) -> dict[str, Any]:
+    """The result without its documents."""
+    domains = [{name: value for name, value in d.items() if name != "documents"} for d in result["domains"]]
+    return {**result, "domains": domains}
 
 
 def _base_name(artefact: str) -> str:
@@ -91,7 +122,7 @@ def _own_text(values: Mapping[str, Any]) -> bool:
     if system is None or system.own_text is None:
         return False
     calm_libraries()
-    bars = Bars(values["quiet"] or values["as_json"])
+    shown = shown_as(values)
     where = (
         values["artefact"],
         values["base"],
@@ -99,11 +130,14 @@ def _own_text(values: Mapping[str, Any]) -> bool:
         values["device"] or "auto",
         values["threads"],
     )
-    table, found = system.own_text(*where, bars)
-    if values["as_json"]:
-        print_json(found)
+    table, found = system.own_text(*where, shown.progress())
+    if shown.as_json:
+        print_json("eval-text", found)
+    elif shown.summary:
+        losses = ", ".join(f"{name} {row['ce']:.4f}" for name, row in found["rows"].items())
+        say(f"own text, loss on {found['tokens']:,} tokens of its test part: {losses}")
     else:
-        out.print(table)
+        print_table(table)
     return True
 
 
@@ -112,17 +146,31 @@ COMMAND = Command(
     help=HELP,
     recipe=EvalRecipe,
     arguments={
-        "artefact": (str, typer.Argument(help="Folder written by freemoe build, or a plain model.")),
-        "domain": (list[str], typer.Option([], "--domain", "-d", help="NAME=TASK[,TASK]; repeat.")),
+        "artefact": (
+            str,
+            typer.Argument(
+                help="Folder written by freemoe, or a plain model.", autocompletion=completion.artefacts_and_models
+            ),
+        ),
+        "domain": (
+            list[str],
+            typer.Option([], "--domain", "-d", help="NAME=TASK[,TASK]; repeat.", autocompletion=completion.domains),
+        ),
         "expert": (
             list[str],
-            typer.Option([], "--expert", "-e", help="base, auto, or a name; repeat. [base, auto]"),
+            typer.Option(
+                [],
+                "--expert",
+                "-e",
+                help="base, auto, or a name; repeat. [base, auto]",
+                autocompletion=completion.experts,
+            ),
         ),
     },
     flags={"base": "base", **SHARED},
     begin=_begin,
     run=run_recipe,
-    plan=print_plan,
+    plan=_plan,
     dry_run="units of work",
     example="data.fewshot=2",
     resumes=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -12,8 +12,11 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from freemoe.cli.common import apply_sets, print_recipe, set_path
+from freemoe.cli import completion
+from freemoe.cli.common import Shown, apply_sets, calm_libraries, print_found, print_recipe, set_path
 from freemoe.recipes import Recipe, recipe_from
+from freemoe.recipes.build import METRICS, PURIFICATIONS, ROUTERS, SEARCHES
+from freemoe.recipes.convert import METHODS
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,10 @@ Flags = Mapping[str, str | Flag]
 """Name of a flag's parameter -> its field."""
 
 OUTPUT = Flag("output", ("--output", "-o"))
+
+SUMMARY = typer.Option(False, "--summary", help="Print the verdict and the artefact's path only; no tables.")
+JSON = typer.Option(False, "--json", help="Print one JSON document (freemoe schema).")
+QUIET = typer.Option(False, "--quiet", "-q", help="No progress on standard error.")
 
 # The flags that build and eval share.
 SHARED: Flags = {
@@ -68,8 +75,8 @@ class Command:
         arguments: Parameters that are no flags: name -> (type, typer's argument or option).
         flags: Its flags.
         begin: From the arguments' values to the recipe's mapping so far.
-        run: Runs a recipe: ``run(recipe, overwrite=, resume=, as_json=, quiet=)``.
-        plan: Prints what it would do: ``plan(recipe, as_json)``.
+        run: Runs a recipe: ``run(recipe, overwrite=, resume=, shown=)``.
+        plan: What it would do, as plain data whose keys name the units.
         dry_run: What ``--dry-run`` prints.
         example: Of ``--set``.
         resumes: Whether an unfinished run goes on.
@@ -83,7 +90,7 @@ class Command:
     flags: Flags
     begin: Callable[[Mapping[str, Any]], dict[str, Any]]
     run: Callable[..., Any]
-    plan: Callable[[Any, bool], None]
+    plan: Callable[[Any], dict[str, Any]]
     dry_run: str
     example: str
     resumes: bool = True
@@ -107,12 +114,17 @@ class Command:
             return
         recipe = self.read(values)
         if values["print_recipe_"]:
-            print_recipe(recipe)
+            print_recipe(recipe, values["as_json"])
         elif values["dry_run"]:
-            self.plan(recipe, values["as_json"])
+            self.print_plan(recipe, values["as_json"])
         else:
-            acting = {name: values[name] for name in ("overwrite", "as_json", "quiet")}
-            self.run(recipe, resume=values.get("resume", False), **acting)
+            shown = shown_as(values)
+            self.run(recipe, overwrite=values["overwrite"], resume=values.get("resume", False), shown=shown)
+
+    def print_plan(self, recipe: Any, as_json: bool) -> None:
+        """Print what a recipe would do."""
+        calm_libraries()
+        print_found(f"{self.name}-plan", self.plan(recipe), as_json)
 
     def register(self, app: typer.Typer) -> None:
         """Add the command."""
@@ -142,7 +154,7 @@ class Command:
             spelled = name.replace("_", "-")
             names = (f"--{spelled}/--no-{spelled}",) if about and about.default else (f"--{spelled}",)
         told = flag.help or (_told(about) if about else "")
-        return kind, typer.Option(None, *names, help=told)
+        return kind, typer.Option(None, *names, help=told, autocompletion=_completion(flag.path, about))
 
     def _acting(self) -> dict[str, tuple[Any, Any]]:
         """The options of every command that makes a recipe."""
@@ -155,9 +167,15 @@ class Command:
             "overwrite": (bool, typer.Option(False, "--overwrite", help="Replace a finished output.")),
             "dry_run": (bool, typer.Option(False, "--dry-run", help=f"Print {self.dry_run}; do nothing.")),
             "print_recipe_": (bool, printing),
-            "as_json": (bool, typer.Option(False, "--json", help="Print the result as JSON.")),
-            "quiet": (bool, typer.Option(False, "--quiet", "-q", help="No bars.")),
+            "summary": (bool, SUMMARY),
+            "as_json": (bool, JSON),
+            "quiet": (bool, QUIET),
         }
+
+
+def shown_as(values: Mapping[str, Any]) -> Shown:
+    """How the options of a command ask it to print."""
+    return Shown(values["as_json"], values["summary"], values["quiet"])
 
 
 def _flag(flag: str | Flag) -> Flag:
@@ -189,10 +207,32 @@ def _kind(annotation: Any) -> type:
     return str
 
 
+def _choices(about: FieldInfo) -> list[str]:
+    """What a field may be, where its type lists that."""
+    return [str(c) for a in _alternatives(about.annotation) if get_origin(a) is Literal for c in get_args(a)]
+
+
+NAMED: Mapping[str, Sequence[str]] = {
+    "search.metrics": METRICS,
+    "search.method": SEARCHES,
+    "saliency.method": PURIFICATIONS,
+    "router.level2": ROUTERS,
+    "method": METHODS,
+    "rivals": METHODS[1:],
+    "device": completion.DEVICES,
+}
+"""Fields that hold names of a registry, and these."""
+
+
+def _completion(path: str, about: FieldInfo | None) -> completion.Complete | None:
+    known = NAMED.get(path) or (_choices(about) if about else ())
+    return completion.names(known) if known else None
+
+
 def _told(about: FieldInfo) -> str:
     """A field's help: what it is, what it may be, its default."""
     text = about.description or ""
-    choices = [str(c) for a in _alternatives(about.annotation) if get_origin(a) is Literal for c in get_args(a)]
+    choices = _choices(about)
     if choices and not all(choice in text for choice in choices):
         text = f"{text.removesuffix('.')}: {', '.join(choices[:-1])} or {choices[-1]}."
     default = about.get_default()

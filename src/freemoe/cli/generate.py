@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from freemoe.cli import completion
 from freemoe.cli.common import calm_libraries, console, print_json, say
 from freemoe.core.registry import unknown_name
 
@@ -41,9 +42,13 @@ def register(app: typer.Typer) -> None:
 
     @app.command("generate", help=HELP)
     def command(
-        artefact: str = typer.Argument(help="Folder written by freemoe, or a model."),
+        artefact: str = typer.Argument(
+            help="Folder written by freemoe, or a model.", autocompletion=completion.artefacts_and_models
+        ),
         prompt: str = typer.Argument(help="Text to continue."),
-        expert: str = typer.Option("auto", help="auto, base, or an expert's name (see freemoe inspect)."),
+        expert: str = typer.Option(
+            "auto", help="auto, base, or an expert's name (see freemoe inspect).", autocompletion=completion.experts
+        ),
         base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
         max_new_tokens: int = typer.Option(64, min=1, help="Tokens to write at most."),
         chat: str = typer.Option(
@@ -51,8 +56,14 @@ def register(app: typer.Typer) -> None:
         ),
         sample: bool = typer.Option(False, "--sample", help="Sample instead of greedy decoding."),
         seed: int = typer.Option(0, help="Of sampling."),
-        dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-        device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N, split, disk or limits."),
+        dtype: str = typer.Option(
+            "auto", help="auto, float32, bfloat16 or float16.", autocompletion=completion.names(completion.DTYPES)
+        ),
+        device: str = typer.Option(
+            "auto",
+            help="auto, cpu, cuda, cuda:N, split, disk or limits.",
+            autocompletion=completion.names(completion.DEVICES),
+        ),
         dry_run: bool = typer.Option(False, "--dry-run", help="Say which expert would answer; write nothing."),
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
     ) -> None:
@@ -67,7 +78,7 @@ def register(app: typer.Typer) -> None:
         wanted = 1 if dry_run else max_new_tokens
         text, chosen = opened.generate_text(prompt, expert=expert, max_new_tokens=wanted, do_sample=sample)
         if as_json:
-            print_json({"expert": chosen, "text": None if dry_run else text})
+            print_json("generate", {"expert": chosen, "text": None if dry_run else text})
             return
         console.print(f"expert: {chosen}", markup=False, highlight=False)
         if not dry_run:

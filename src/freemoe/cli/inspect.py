@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import typer
 
-from freemoe.cli.common import calm_libraries, out, print_json, say
+from freemoe.cli import completion
+from freemoe.cli.common import calm_libraries, print_found
 from freemoe.core.errors import RecipeError
 
 HELP = """Show what an artefact holds, and check that it is whole; with --base, that it fits that base.
@@ -23,26 +23,14 @@ Example:
 """
 
 
-def _show(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-        return
-    for key, value in found.items():
-        if isinstance(value, list):
-            out.print(f"{key}:", markup=False)
-            for item in value:
-                line = "  " + "  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in item.items())
-                say(line)
-        else:
-            say(f"{key}: {value}")
-
-
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("inspect", help=HELP)
     def command(
-        artefact: Path = typer.Argument(help="Folder written by freemoe build, a model folder, or a GGUF."),
+        artefact: Path = typer.Argument(
+            help="Folder written by freemoe, a model folder, or a GGUF.", autocompletion=completion.artefacts_and_models
+        ),
         base: str = typer.Option(None, help="Base model to check the fingerprint against."),
         super_weights: bool = typer.Option(
             False, "--super-weights", help="Also measure which single weights of a model disturb its loss most."
@@ -73,4 +61,4 @@ def register(app: typer.Typer) -> None:
         else:
             # What is neither is told by the first row: it says what it missed.
             found = (system or SYSTEMS.get(SYSTEMS.names()[0])).inspect(artefact, base)
-        _show(found, as_json)
+        print_found("inspect", found, as_json)

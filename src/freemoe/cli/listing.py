@@ -7,7 +7,8 @@ import importlib
 import typer
 from rich.table import Table
 
-from freemoe.cli.common import calm_libraries, out, print_json
+from freemoe.cli import completion
+from freemoe.cli.common import calm_libraries, print_json, print_table
 from freemoe.core.registry import unknown_name
 
 HELP = """List what freemoe knows by name: families, tasks, metrics, ways of purification, searches, routers, rivals, mixes,
@@ -39,7 +40,7 @@ def _rows(kind: str) -> list[dict[str, str]]:
         from freemoe.evals.tasks.benchmarks import BENCHMARKS
 
         return [
-            {"name": b.name, "about": b.about, "metric": b.metric, "splits (local files)": b.split_note}
+            {"name": b.name, "about": b.about, "metric": b.metric, "local_splits": b.split_note}
             for b in BENCHMARKS.values()
         ]
     module, name = REGISTRIES[kind]
@@ -52,7 +53,9 @@ def register(app: typer.Typer) -> None:
 
     @app.command("ls", help=HELP)
     def command(
-        kind: str = typer.Argument(None, help=f"One of {', '.join(KINDS)}; all if absent."),
+        kind: str = typer.Argument(
+            None, help=f"One of {', '.join(KINDS)}; all if absent.", autocompletion=completion.names(KINDS)
+        ),
         dry_run: bool = typer.Option(False, "--dry-run", help="Accepted everywhere; ls only ever reads."),
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
     ) -> None:
@@ -61,12 +64,12 @@ def register(app: typer.Typer) -> None:
         calm_libraries()
         found = {k: _rows(k) for k in ([kind] if kind else KINDS)}
         if as_json:
-            print_json(found)
+            print_json("ls", found)
             return
         for name, rows in found.items():
             table = Table(title=name, title_justify="left", box=None, pad_edge=False)
             for column in rows[0]:
-                table.add_column(column, overflow="fold")
+                table.add_column(column.replace("_", " "))
             for row in rows:
                 table.add_row(*row.values())
-            out.print(table)
+            print_table(table)

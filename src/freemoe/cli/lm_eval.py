@@ -11,7 +11,8 @@ from freemoe.cli.common import print_json, say
 
 HELP = """Run lm-eval's own command with the model `freemoe` known to it: any model, or an artefact under an expert.
 
-Whatever is not listed below goes to lm-eval (see lm_eval --help). Where no --model is named it is ours.
+Whatever is not listed below goes to lm-eval (see lm_eval --help). Where no --model is named it is ours; its --model_args are
+pretrained, expert, artefact, dtype, device (auto, cpu, cuda, cuda:N, split, disk), batch_tokens, max_length and seen.
 
 Example:
 
@@ -39,7 +40,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         line = command_line(context.args)
         if dry_run:
-            print_json(line) if as_json else say(shlex.join(["lm_eval", *line]))
+            print_json("lm-eval-plan", {"arguments": line}) if as_json else say(shlex.join(["lm_eval", *line]))
             return
         from freemoe.compat.lm_eval import command as lm_evals_command
         from freemoe.evals.tasks.lm_eval_rows import require_lm_eval

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from freemoe.cli.common import calm_libraries, print_json, print_outlook, say
+from freemoe.cli import completion
+from freemoe.cli.common import calm_libraries, print_found, print_json, say
 
 HELP = """Write one expert as a plain model folder that needs no freemoe, and as a GGUF file where the base was one.
 
@@ -33,15 +34,25 @@ def register(app: typer.Typer) -> None:
 
     @app.command("merge", help=HELP)
     def command(
-        artefact: Path = typer.Argument(help="Folder written by freemoe build or demo."),
-        expert: str = typer.Argument(help="An expert's name (see freemoe inspect), or base."),
+        artefact: Path = typer.Argument(
+            help="Folder written by freemoe build or demo.", autocompletion=completion.artefacts
+        ),
+        expert: str = typer.Argument(
+            help="An expert's name (see freemoe inspect), or base.", autocompletion=completion.experts
+        ),
         output: Path = typer.Option(Path("freemoe-merged"), "--output", "-o", help="Folder to write."),
         gguf: str = typer.Option(None, help="Also write model-TYPE.gguf into it: f32, f16 or q8_0; needs a GGUF base."),
         shrink: bool = typer.Option(False, "--shrink", help="Cut the expert's units out: a smaller model."),
         pad: bool = typer.Option(False, "--pad", help="With --shrink: fill layers up to the largest (layout --free)."),
         base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
-        dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-        device: str = typer.Option("cpu", help="auto, cpu, cuda, cuda:N, split, disk or limits."),
+        dtype: str = typer.Option(
+            "auto", help="auto, float32, bfloat16 or float16.", autocompletion=completion.names(completion.DTYPES)
+        ),
+        device: str = typer.Option(
+            "cpu",
+            help="auto, cpu, cuda, cuda:N, split, disk or limits.",
+            autocompletion=completion.names(completion.DEVICES),
+        ),
         overwrite: bool = typer.Option(False, "--overwrite", help="Replace a model folder that stands there."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Check the names and say what would be written."),
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
@@ -53,7 +64,7 @@ def register(app: typer.Typer) -> None:
             found = merge(
                 artefact, expert, output, dry=True, base=base, gguf=gguf, shrink=shrink, pad=pad, overwrite=overwrite
             )
-            print_outlook(found, as_json)
+            print_found("merge-plan", found, as_json)
             return
         found = merge(
             artefact,
@@ -68,7 +79,7 @@ def register(app: typer.Typer) -> None:
             device=device,
         )
         if as_json:
-            print_json(found)
+            print_json("merge", found)
             return
         if shrink:
             say(f"{expert}: its units are cut out; the logits are those of the expert on the whole base")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from freemoe.cli.common import out, print_json, require_artefact, say
+from freemoe.cli import completion
+from freemoe.cli.common import print_json, print_table, require_artefact, say
 
 HELP = """Write an artefact's report.html again from its result.json, and print its tables.
 
@@ -22,7 +23,9 @@ def register(app: typer.Typer) -> None:
 
     @app.command("report", help=HELP)
     def command(
-        artefact: Path = typer.Argument(help="Folder written by freemoe build, demo, convert or trim."),
+        artefact: Path = typer.Argument(
+            help="Folder written by freemoe build, demo, convert or trim.", autocompletion=completion.artefacts
+        ),
         dry_run: bool = typer.Option(False, "--dry-run", help="Print the tables; write nothing."),
         as_json: bool = typer.Option(False, "--json", help="Print the result as JSON; write nothing."),
     ) -> None:
@@ -33,13 +36,13 @@ def register(app: typer.Typer) -> None:
 
         result = read_result(artefact)
         if as_json:
-            print_json(result)
+            print_json("report", {"folder": artefact, "result": result})
             return
         system = system_of(artefact)
         assert system is not None
         tables, lines = system.tables(result)
         for table in tables:
-            out.print(table)
+            print_table(table)
         for line in [*lines, record_text(result.get("seen"))]:
             say(line)
         if not dry_run:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import typer
 
 from freemoe.cli import build, convert, evaluate, trim
-from freemoe.cli.common import apply_sets, print_recipe
+from freemoe.cli.common import Shown, apply_sets, print_recipe
+from freemoe.cli.flags import JSON, QUIET, SUMMARY
 from freemoe.recipes import load_recipe, recipe_from
 
 COMMANDS = {module.COMMAND.name: module.COMMAND for module in (build, convert, trim, evaluate)}
@@ -31,8 +32,9 @@ def register(app: typer.Typer) -> None:
         overwrite: bool = typer.Option(False, "--overwrite", help="Replace a finished output."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Print units of work, memory and time; do nothing."),
         print_recipe_: bool = typer.Option(False, "--print-recipe", help="Print the recipe with all its defaults."),
-        as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
-        quiet: bool = typer.Option(False, "--quiet", "-q", help="No bars."),
+        summary: bool = SUMMARY,
+        as_json: bool = JSON,
+        quiet: bool = QUIET,
     ) -> None:
         loaded = load_recipe(recipe)
         if output is not None or sets:
@@ -41,8 +43,9 @@ def register(app: typer.Typer) -> None:
             data["output"] = data["output"] if output is None else output
             loaded = recipe_from(data, f"{recipe} with --set")
         if print_recipe_:
-            print_recipe(loaded)
+            print_recipe(loaded, as_json)
         elif dry_run:
-            COMMANDS[loaded.command].plan(loaded, as_json)
+            COMMANDS[loaded.command].print_plan(loaded, as_json)
         else:
-            COMMANDS[loaded.command].run(loaded, overwrite=overwrite, resume=resume, as_json=as_json, quiet=quiet)
+            shown = Shown(as_json, summary, quiet)
+            COMMANDS[loaded.command].run(loaded, overwrite=overwrite, resume=resume, shown=shown)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import typer
 
-from freemoe.cli.common import out
+from freemoe.cli import completion
+from freemoe.core.registry import unknown_name
 
-HELP = """Print the JSON schema of what a run writes into result.json.
+HELP = """Print the JSON schema of what a run writes into result.json, and of what a command prints with --json.
 
 Examples:
 
 \b
-  freemoe schema
   freemoe schema converted
+  freemoe schema build
+  freemoe schema
 """
 
 
@@ -23,12 +26,21 @@ def register(app: typer.Typer) -> None:
 
     @app.command("schema", help=HELP)
     def command(
-        kind: str = typer.Argument(None, help="Kind of artefact (freemoe ls systems); all if absent."),
+        kind: str = typer.Argument(
+            None,
+            help="Kind of artefact (freemoe ls systems), or a document: its command, -plan for a dry run; all if absent.",
+            autocompletion=completion.names(completion.schemas),
+        ),
         dry_run: bool = typer.Option(False, "--dry-run", help="Accepted everywhere; schema only ever prints."),
         as_json: bool = typer.Option(False, "--json", help="Accepted everywhere; schema is JSON."),
     ) -> None:
+        from freemoe.results.documents import DOCUMENTS
         from freemoe.systems import SYSTEMS
 
-        kinds = SYSTEMS.names() if kind is None else [kind]
-        found = {name: SYSTEMS.get(name).result.model_json_schema() for name in kinds}
-        out.print_json(json.dumps(found if kind is None else found[kind]))
+        known = {**{name: SYSTEMS.get(name).result for name in SYSTEMS}, **DOCUMENTS}
+        # A document's own name, as its field "schema" has it, works too.
+        asked = None if kind is None else kind.removeprefix("freemoe.").partition("/")[0]
+        if asked is not None and asked not in known:
+            raise unknown_name("kind", asked, list(known))
+        found = {name: known[name].model_json_schema() for name in ([asked] if asked else known)}
+        sys.stdout.write(json.dumps(found[asked] if asked else found, indent=1, ensure_ascii=False) + "\n")

@@ -8,7 +8,8 @@ from typing import Any
 
 import typer
 
-from freemoe.cli.common import Bars, calm_libraries, out, print_json, print_outlook, say, set_path, stopped
+from freemoe.cli import completion
+from freemoe.cli.common import Shown, calm_libraries, set_path, stopped
 from freemoe.cli.flags import OUTPUT, Command, Flag, Flags
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import TrimRecipe
@@ -79,7 +80,7 @@ def _layers(text: str) -> str | list[int]:
         raise RecipeError(f"--hooks is {text!r}; write all, one, none, or layer numbers: 0,3") from None
 
 
-def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bool, quiet: bool) -> Path:
+def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: Shown) -> Path:
     """Run a trim, draw its Pareto list, print what was found."""
     calm_libraries()
     from freemoe.core.run.folder import interrupted
@@ -90,33 +91,22 @@ def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, as_json: bo
     from freemoe.report.trimmed import write_trimmed_report
 
     try:
-        folder = trim(recipe, progress=Bars(quiet or as_json), overwrite=overwrite, resume=resume)
+        folder = trim(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume)
     except KeyboardInterrupt:
         raise stopped(interrupted(recipe.output)) from None
     from freemoe.results import read_result
 
     result = read_result(folder)
     picture, report = write_pareto(result, folder), write_trimmed_report(folder)
-    if as_json:
-        print_json({"folder": str(folder), "headlines": headlines(result), "result": result})
-        return folder
-    out.print(trimmed_table(result["test"]))
-    for line in headlines(result):
-        say(line)
-    say(f"artefact: {folder}")
-    if picture:
-        say(f"plans:    {picture}")
-    say(f"report:   {report}")
+    made = {"folder": folder, "report": report, "plans": picture}
+    shown.tell("trim", made, headlines(result), result, lambda: [trimmed_table(result["test"])])
     return folder
 
 
-def print_plan(recipe: TrimRecipe, as_json: bool) -> None:
-    """Print what a trim would do."""
-    calm_libraries()
+def _plan(recipe: TrimRecipe) -> dict[str, Any]:
     from freemoe.hookmoe.dry_run import outlook
 
-    found = outlook(recipe)
-    print_outlook(found, as_json)
+    return outlook(recipe)
 
 
 COMMAND = Command(
@@ -124,13 +114,18 @@ COMMAND = Command(
     help=HELP,
     recipe=TrimRecipe,
     arguments={
-        "model": (str, typer.Argument(help="Folder or hub id of the mixture, or freemoe-demo-moe.")),
+        "model": (
+            str,
+            typer.Argument(
+                help="Folder or hub id of the mixture, or freemoe-demo-moe.", autocompletion=completion.models
+            ),
+        ),
         "text": (str, typer.Option(..., "--text", "-t", help="Text file (.txt, .jsonl, .json), or demo: .")),
     },
     flags=FLAGS,
     begin=_begin,
     run=run_recipe,
-    plan=print_plan,
+    plan=_plan,
     dry_run="units of work and sizes",
     example="plan.best=4",
 )

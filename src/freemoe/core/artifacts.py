@@ -60,7 +60,8 @@ def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
         hint = (
             f" An unfinished run stands at {str(near)!r}: run its command again to finish it." if near.exists() else ""
         )
-        raise ArtifactError(f"{str(root)!r} is not an artefact: it has no {MANIFEST}.{hint}")
+        advice = "" if hint else " Give the folder that freemoe build, convert, trim or demo wrote."
+        raise ArtifactError(f"{str(root)!r} is not an artefact: {_what_is_there(root)}.{hint}{advice}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         version = manifest["format"]
@@ -90,3 +91,32 @@ def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
                     "artefact again or build it anew."
                 )
     return manifest
+
+
+def _what_is_there(path: Path) -> str:
+    if not path.exists():
+        return "there is nothing of that name"
+    if not path.is_dir():
+        return "it is a file"
+    if not any(path.iterdir()):
+        return "the folder is empty"
+    return f"it has no {MANIFEST}"
+
+
+def about(folder: Path, manifest: Mapping[str, Any], base: str | None) -> dict[str, Any]:
+    """What every artefact says of itself, as plain data for `freemoe inspect`.
+
+    Args:
+        folder: The artefact, its files checked.
+        manifest: Its manifest.
+        base: The base that it was found to fit; None where none was given, and ``fits_base`` is None then.
+    """
+    return {
+        "artefact": str(folder),
+        "kind": manifest["kind"],
+        "made_by": f"freemoe {manifest['freemoe_version']}",
+        "base": manifest["base_model_name_or_path"],
+        "base_fingerprint": manifest["base_fingerprint"],
+        "fits_base": None if base is None else True,
+        "whole_files": len(manifest["files"]),
+    }

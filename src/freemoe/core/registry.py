@@ -82,6 +82,10 @@ class Registry(Generic[T]):
         load_rows()
         return list(self._entries)
 
+    def loaded(self) -> list[str]:
+        """The names so far, without a look at what other packages add; for help and completion, which must be quick."""
+        return list(self._entries)
+
     def about(self, name: str) -> str:
         """The line that describes an entry."""
         return self._about[name]

@@ -7,7 +7,9 @@ from freemoe.models.checkpoints.loading import BUNDLED
 from freemoe.recipes import BuildRecipe, recipe_from
 
 
-def demo_recipe(output: str, seed: int = 0, limit: int | None = None, threads: int | None = None) -> BuildRecipe:
+def demo_recipe(
+    output: str, seed: int = 0, limit: int | None = None, threads: int | None = None, workers: int | None = None
+) -> BuildRecipe:
     """Build recipe of the demo; an ordinary recipe, which ``--print-recipe`` shows.
 
     Args:
@@ -15,6 +17,7 @@ def demo_recipe(output: str, seed: int = 0, limit: int | None = None, threads: i
         seed: Of splits, masks and bootstrap.
         limit: Documents per task and split; all if None.
         threads: CPU threads.
+        workers: Processes that work side by side; one if None.
     """
     recipe = recipe_from(
         {
@@ -24,6 +27,7 @@ def demo_recipe(output: str, seed: int = 0, limit: int | None = None, threads: i
             "output": output,
             "seed": seed,
             "threads": threads,
+            **({} if workers is None else {"workers": workers}),
             "dtype": "float32",
             "data": {"limit": limit},
             "subdomains": {"by": "field"},

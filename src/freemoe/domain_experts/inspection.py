@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from freemoe.core.artifacts import read_manifest
+from freemoe.core.artifacts import about, read_manifest
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
@@ -67,23 +67,18 @@ def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
         row = {
             "name": expert.name,
             "kind": expert.kind,
-            "rule": expert.band.name if expert.band else "-",
+            "rule": expert.band.name if expert.band else None,
             "bytes": size,
         }
         if weights is not None:
             mask = expert.mask(weights)
-            row |= {"off": mask.count, "off %": f"{100 * mask.share(weights):.3f}"}
+            row |= {"off": mask.count, "off_share": float(mask.share(weights))}
         experts.append(row)
     return {
-        "artefact": str(folder),
-        "made by": f"freemoe {manifest['freemoe_version']}",
-        "base": manifest["base_model_name_or_path"],
-        "base fingerprint": manifest["base_fingerprint"],
-        "fits the base given": "not checked (--base)" if base is None else "yes",
-        "files": f"{len(manifest['files'])}, all whole",
+        **about(folder, manifest, base),
         "experts": experts,
-        "router": "none" if not manifest.get("router") else ", ".join(manifest["router"]["domains"]),
-        "router abstains below": manifest["router"]["threshold"] if manifest.get("router") else "-",
+        "router_domains": list(manifest["router"]["domains"]) if manifest.get("router") else [],
+        "router_abstains_below": manifest["router"]["threshold"] if manifest.get("router") else None,
     }
 
 
@@ -103,12 +98,19 @@ def inspect_model(model: str, *, super_weights: bool = False, text: Path | None 
         # Says what is wrong, and before the weights are loaded.
         load_tokenizer(model)
     base, tokenizer = load_base(model)
+    counted = describe(base)
     found = {
         "model": model,
-        "found": str(describe(base)),
+        "kind": "model",
+        "family": counted.family,
+        "decoder_layers": counted.layers,
+        "matrices": counted.matrices,
+        "switchable_weights": counted.weights,
+        "parameters": counted.parameters,
+        "switchable_share": counted.share,
         "dtype": str(base.dtype).removeprefix("torch."),
         **({"origin": said} if (said := origin(model)) else {}),
-        "tokenizer": "none" if tokenizer is None else f"{len(tokenizer)} tokens",
+        "vocabulary_tokens": None if tokenizer is None else len(tokenizer),
     }
     return found | _super_weights(base, tokenizer, words, text) if super_weights else found
 
@@ -118,10 +120,10 @@ def _super_weights(base: Any, tokenizer: Any, words: str, text: Path | None) -> 
     weights = find_weights(base)
     found = largest_disturbances(measure_curvature(base, weights, batches), weights)
     return {
-        "measured on": "a built-in passage" if text is None else str(text),
+        "measured_on": "a built-in passage" if text is None else str(text),
         "tokens": sum(int(b.mask.sum()) for b in batches),
         "disturbance": "w^2 h / 2, nats per token; times: cost |w| sqrt(h) over the median weight's",
-        "super weights": [asdict(w) for w in found],
+        "super_weights": [asdict(w) for w in found],
     }
 
 

@@ -44,7 +44,7 @@ class FreeMoELM(TemplateLM):
         tokenizer: Of a loaded model.
         revision: Of the hub repository.
         dtype: auto, float32, bfloat16 or float16.
-        device: auto, cpu, cuda or cuda:N; auto where there is no cuda.
+        device: auto, cpu, cuda, cuda:N, split or disk; auto where there is no cuda.
         batch_tokens: Padded tokens of a batch.
         max_length: Longest input in tokens; the model's context by default.
         max_gen_toks: New tokens where a request does not say.

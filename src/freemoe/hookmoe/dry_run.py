@@ -14,7 +14,11 @@ from freemoe.recipes import TrimRecipe
 
 
 def outlook(recipe: TrimRecipe) -> dict[str, Any]:
-    """Load base and text, run nothing but the probe, and say what the trim would be."""
+    """Load base and text, run nothing but the probe, and say what the trim would be.
+
+    Returns:
+        Plain data in the order to print it; the last word of a key is its unit.
+    """
     model, text = prepare(recipe)
     base = plan_of(model)
     training = recipe.training
@@ -30,13 +34,25 @@ def outlook(recipe: TrimRecipe) -> dict[str, Any]:
         budgets = min(sum(k - 1 for k in base.ks if k is not None) + 1, MOST_ACTS + 3)
         measured = len(profile_units(base)) + budgets * recipe.plan.best + layers
     return {
-        "base": f"{recipe.model}: {base.text()} experts per token (Act {base.act:.3f}), {full.total:,} parameters",
-        "plan": given_plan(model, given).text() if given else f"searched: {recipe.plan.search}",
-        "active_parameters": f"{full.active:,} -> {least.active:,}" + ("" if given else " at one expert per layer"),
-        "hooks": f"{recipe.hooks.layers}: {2 * hidden * units:,} parameters in {units} hidden units",
-        "text": f"{len(text.train)} blocks train, {len(text.held_out)} held out, {len(text.test)} test, {training.block} tokens each",
+        "base": recipe.model,
+        "experts_per_token": base.text(),
+        "mean_experts_per_token": base.act,
+        "plan": plan.text() if given else None,
+        "search": None if given else recipe.plan.search,
+        "parameters": full.total,
+        "active_parameters": full.active,
+        # Of the plan that is given, or of one expert in every layer.
+        "least_active_parameters": least.active,
+        "hook_layers": recipe.hooks.layers if isinstance(recipe.hooks.layers, str) else list(recipe.hooks.layers),
+        "hook_units": units,
+        "hook_parameters": 2 * hidden * units,
+        "text_blocks": {"train": len(text.train), "held_out": len(text.held_out), "test": len(text.test)},
+        "block_tokens": training.block,
         "plans_measured_at_most": measured,
-        "training": f"{training.steps} steps of {training.rows} blocks, loss {training.loss}"
-        + (", and the control as long" if training.control else ""),
-        "cached_inputs_bytes_at_most": cached,
+        "steps": training.steps,
+        "step_blocks": training.rows,
+        "loss": training.loss,
+        "control": training.control,
+        "cached_inputs_bytes": cached,
+        "output": recipe.output,
     }

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.artifacts import read_manifest
+from freemoe.core.artifacts import about, read_manifest
 from freemoe.hookmoe.artefact_files import CONFIG, WEIGHTS
 
 
@@ -25,15 +25,10 @@ def inspect_trimmed(folder: Path, base: str | None = None) -> dict[str, Any]:
         load_adapter(folder, load_base(base)[0])
     counts = [k for k in config["top_k"] if k is not None]
     return {
-        "artefact": str(folder),
-        "made by": f"freemoe {manifest['freemoe_version']}",
-        "base": manifest["base_model_name_or_path"],
-        "base fingerprint": manifest["base_fingerprint"],
-        "fits the base given": "not checked (--base)" if base is None else "yes",
-        "files": f"{len(manifest['files'])}, all whole",
-        "experts per token": ",".join("-" if k is None else str(k) for k in config["top_k"]),
-        "Act": round(sum(counts) / len(counts), 4),
-        "hooks": [{"layer": n, "width": d} for n, d in config["hook_layers"].items()],
+        **about(folder, manifest, base),
+        "experts_per_token": config["top_k"],
+        "mean_experts_per_token": sum(counts) / len(counts),
+        "hooks": [{"layer": int(n), "width": d} for n, d in config["hook_layers"].items()],
         "position": config["position"],
         "scope": config["scope"],
         "bytes": (folder / WEIGHTS).stat().st_size,

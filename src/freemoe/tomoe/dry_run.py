@@ -14,7 +14,11 @@ from freemoe.tomoe.structures.structure import dense_parameters
 
 
 def plan(recipe: ConvertRecipe) -> dict[str, Any]:
-    """Tokens, steps, parameters and memory of a conversion; text and model are read, nothing is written."""
+    """Tokens, steps, parameters and memory of a conversion; text and model are read, nothing is written.
+
+    Returns:
+        Plain data in the order to print it; the last word of a key is its unit.
+    """
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, "cpu")
     sublayers = find_sublayers(model)
     length = block_length(recipe, model)
@@ -29,11 +33,16 @@ def plan(recipe: ConvertRecipe) -> dict[str, Any]:
     )
     seen = recipe.train.steps * recipe.train.batch_tokens
     return {
-        "tokens": ", ".join(f"{name.replace('_', '-')} {count:,}" for name, count in tokens.items()),
-        "block": f"{length} tokens",
-        "training": f"{recipe.train.steps:,} steps of {recipe.train.batch_tokens:,} tokens"
-        f" ({seen / max(1, tokens['train']):.1f} times the text)",
-        "weights of the decoder's linears": f"{dense:,}, about {recipe.active * dense:,.0f} active per token",
-        "trained numbers": f"{trained:,} ({16 * trained / 1e6:,.1f} MB with their gradients and Adam's moments)",
+        "text_tokens": tokens,
+        "block_tokens": length,
+        "steps": recipe.train.steps,
+        "step_tokens": recipe.train.batch_tokens,
+        "passes_over_the_text": seen / max(1, tokens["train"]),
+        "weights_of_linears": dense,
+        "active_weights_of_linears": round(recipe.active * dense),
+        "active_share": recipe.active,
+        "trained_numbers": trained,
+        # With their gradients and Adam's moments.
+        "training_bytes": 16 * trained,
         "output": recipe.output,
     }

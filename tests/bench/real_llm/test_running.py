@@ -115,9 +115,10 @@ def test_only_minutes_and_the_list(settings: Settings, ran: list[str]) -> None:
     assert ran == [c.name for c in PLAN[:2]]
     running.run(replace(settings, minutes=0))
     assert len(ran) == 2
-    lines = running.listing(settings)
-    assert [line.split()[0] for line in lines[:-1]] == ["done", "done", "-"]
-    assert [line.split()[-1] for line in lines[:-1]] == [c.name for c in PLAN]
+    rows = running.listing(settings)
+    assert [row["done"] for row in rows] == [True, True, False]
+    assert [row["name"] for row in rows] == [c.name for c in PLAN]
+    assert all(row["seconds"] > 0 for row in rows)
 
 
 def test_one_cell_that_fails_costs_no_other(

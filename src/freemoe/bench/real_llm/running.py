@@ -194,19 +194,17 @@ def bench_of(settings: Settings) -> Bench:
     return bench
 
 
-def listing(settings: Settings) -> list[str]:
-    """One line per cell in order: done or not, about how long it takes, its name; the sum of what is missing last."""
+def listing(settings: Settings) -> list[dict[str, Any]]:
+    """Every cell in order: its name, whether it is done, and the seconds that it took, or about will."""
     bench = bench_of(settings)
     seconds = estimates(bench.wanted, bench.protocol, bench.finished)
-    lines, missing = [], 0.0
+    rows = []
     for cell in bench.wanted:
-        if not matches(cell, settings.only):
-            continue
-        done = cell.name in bench.finished
-        missing += 0 if done else seconds[cell.name]
-        took = bench.finished[cell.name]["wall_seconds"] if done else seconds[cell.name]
-        lines.append(f"{'done' if done else '-':4} {took / 60:7.1f} min  {cell.name}")
-    return [*lines, f"     {missing / 60:7.1f} min  missing, about"]
+        if matches(cell, settings.only):
+            done = cell.name in bench.finished
+            took = bench.finished[cell.name]["wall_seconds"] if done else seconds[cell.name]
+            rows.append({"name": cell.name, "done": done, "seconds": took})
+    return rows
 
 
 def run(settings: Settings) -> Outcome:

@@ -26,7 +26,7 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     """Count units of work, memory and time of a build; loads data and base, writes nothing.
 
     Returns:
-        Name of each figure to its value, in the order to print them.
+        Plain data in the order to print it; the last word of a key is its unit: ``memory_bytes``, ``time_seconds``.
     """
     bench = prepare(recipe)
     fitted = any(METRICS.get(m).needs == "gradients" for m in recipe.search.metrics)
@@ -56,19 +56,19 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     ways = (recipe.saliency.method,) if recipe.saliency.method in FITTED else FITTED
     stages = ("scoring", *(("calibration", "band search") if bands else ()), *(ways if fitted else ()), "report")
     return {
-        "domains": ", ".join(
-            f"{n} ({len(d.reference)} reference, {len(d.reported)} reported)" for n, d in bench.domains.items()
-        ),
-        "splits": "; ".join(note for d in bench.domains.values() for note in d.notes),
+        "documents": {
+            n: {"reference": len(d.reference), "reported": len(d.reported)} for n, d in bench.domains.items()
+        },
+        "splits": [note for d in bench.domains.values() for note in d.notes],
         "subdomains": len(subdomains),
         "bands_per_subdomain": bands,
-        "units_of_work": (
-            f"{len(subdomains) * bands} candidate bands, {len(subdomains) * fitted} purifications, "
-            f"{round(reference * passes['search'])} document scores to search, {round(reported * evidence)} to report"
-        ),
+        "candidate_bands": len(subdomains) * bands,
+        "purifications": len(subdomains) * fitted,
+        "document_scores_to_search": round(reference * passes["search"]),
+        "document_scores_to_report": round(reported * evidence),
         **_memory(bench, stages),
-        "time": f"about {_words(seconds)} on this machine{' for one worker' if recipe.workers > 1 else ''}, from one batch of "
-        f"this model ({per_document * 1000:.1f} ms a document)",
+        "time_of_one_document_seconds": per_document,
+        "time_of_one_worker_seconds": seconds,
         "output": recipe.output,
     }
 
@@ -89,8 +89,8 @@ def _documents_to_fit(bench: Workbench, documents: Sequence[Document], labels: S
     return total
 
 
-def _memory(bench: Workbench, stages: Sequence[str]) -> dict[str, str]:
-    """The base and the largest moment of every stage above it, and on what that fits."""
+def _memory(bench: Workbench, stages: Sequence[str]) -> dict[str, Any]:
+    """The base and the largest moment of every stage above it, beside the libraries, and on what that fits."""
     recipe = bench.recipe
     base = resident_bytes(bench.model)
     compute = compute_dtype(recipe.saliency.compute, bench.model)
@@ -103,22 +103,17 @@ def _memory(bench: Workbench, stages: Sequence[str]) -> dict[str, str]:
     )
     above = {stage: peaks[stage].said + copies * (stage in FITTED) for stage in stages}
     total = base + max(above.values())
-    several = ""
     if recipe.workers > 1:
         # Each has the base and a stage of its own; the process that they work for has the base too.
-        several = f"{recipe.workers} workers of {_mebibytes(total)} MiB each beside the first process; each: "
         total = base + recipe.workers * total
-    parts = ", ".join(f"{stage} {_mebibytes(size)}" for stage, size in above.items())
     here = ", or this machine" if total < free_bytes(bench.model.device) + base else ""
-    told = f"{several}the base {_mebibytes(base)}, above it {parts}"
     return {
-        "memory": f"about {_mebibytes(total)} MiB beside the libraries: {told}",
+        "workers": recipe.workers,
+        "memory_bytes": round(total),
+        "base_bytes": round(base),
+        "above_the_base_bytes": {stage.replace(" ", "_"): round(size) for stage, size in above.items()},
         "fits": fitting(total) + here,
     }
-
-
-def _mebibytes(size: float) -> str:
-    return f"{size / 2**20:,.0f}"
 
 
 def _seconds_per_document(bench: Workbench) -> float:
@@ -132,9 +127,3 @@ def _seconds_per_document(bench: Workbench) -> float:
             scored += len(documents)
         elapsed = time.perf_counter() - start
     return elapsed / scored
-
-
-def _words(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,87 @@
+"""What the shell completes beside commands and options: names, read without torch, and silently where there is nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import typer
+
+from freemoe.core.files import MANIFEST
+
+Complete = Callable[[typer.Context, str], list[str]]
+
+BUNDLED = ("freemoe-demo", "freemoe-demo-moe")
+DEVICES = ("auto", "cpu", "cuda", "disk", "split")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def names(known: Iterable[str] | Callable[[], Iterable[str]]) -> Complete:
+    """Complete one of several names, or the last of a list with commas."""
+
+    def complete(context: typer.Context, incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        found = known() if callable(known) else known
+        return [f"{before}{comma}{name}" for name in found if name.startswith(last)]
+
+    return complete
+
+
+def _standing(incomplete: str, patterns: Sequence[str]) -> list[str]:
+    """Folders of the current one that hold such a file."""
+    if "/" in incomplete:
+        return []  # the shell completes paths
+    found = {path.parts[0] for pattern in patterns for path in Path().glob(pattern)}
+    return sorted(name for name in found if name.startswith(incomplete))
+
+
+def models(context: typer.Context, incomplete: str) -> list[str]:
+    """Bundled models, and model folders and GGUF files that stand here."""
+    bundled = [name for name in BUNDLED if name.startswith(incomplete)]
+    return bundled + _standing(incomplete, ("*/config.json", "*.gguf"))
+
+
+def artefacts(context: typer.Context, incomplete: str) -> list[str]:
+    """Artefacts that stand here."""
+    return _standing(incomplete, (f"*/{MANIFEST}",))
+
+
+def artefacts_and_models(context: typer.Context, incomplete: str) -> list[str]:
+    """Both."""
+    return list(dict.fromkeys([*artefacts(context, incomplete), *models(context, incomplete)]))
+
+
+def experts(context: typer.Context, incomplete: str) -> list[str]:
+    """The experts of the artefact that the command line names, beside base and auto."""
+    # Where an option waits for its value, no argument has its name yet.
+    artefact = context.params.get("artefact") or next(iter(context.args), "")
+    try:
+        manifest = json.loads((Path(artefact) / MANIFEST).read_text(encoding="utf-8"))
+        own = [str(expert["name"]) for expert in manifest.get("experts", [])]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        own = []
+    return [name for name in ("auto", "base", *own) if name.startswith(incomplete)]
+
+
+def benches() -> list[str]:
+    """Names of benchmarks, and all."""
+    from freemoe.bench.harness import BENCHES
+
+    return [*BENCHES.loaded(), "all"]
+
+
+def schemas() -> list[str]:
+    """What `freemoe schema` knows."""
+    from freemoe.results.documents import DOCUMENTS
+    from freemoe.systems import SYSTEMS
+
+    return [*SYSTEMS.loaded(), *DOCUMENTS]
+
+
+def domains(context: typer.Context, incomplete: str) -> list[str]:
+    """The tasks behind ``NAME=``."""
+    from freemoe.evals.tasks.benchmarks import BENCHMARKS
+
+    name, equals, tasks = incomplete.partition("=")
+    return [f"{name}={task}" for task in names(BENCHMARKS)(context, tasks)] if equals else []

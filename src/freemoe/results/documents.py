@@ -1,0 +1,267 @@
+"""What commands print with ``--json``, typed: one document each, named and numbered by its ``schema``.
+
+A number rises when a key that was there is called otherwise or means something else; more keys may come under the same number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from freemoe.results.build import BuildResult
+from freemoe.results.common import Result
+from freemoe.results.convert import ConvertResult
+from freemoe.results.trim import TrimResult
+
+
+class Document(BaseModel):
+    """Every document; ``schema`` says which."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Open(Document):
+    """A document to which systems add keys of their own."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class MadeDocument(Document):
+    """What a run made."""
+
+    folder: str = Field(description="The artefact.")
+    report: str = Field(description="Its report.html.")
+    headlines: list[str] = Field(description="The verdict, in lines for people.")
+    result: Result | None = Field(None, description="As in the artefact's result.json; left out with --summary.")
+
+
+class BuiltDocument(MadeDocument):
+    """``freemoe build`` and ``freemoe demo``."""
+
+    result: BuildResult | None = None
+
+
+class ConvertedDocument(MadeDocument):
+    """``freemoe convert``."""
+
+    result: ConvertResult | None = None
+
+
+class TrimmedDocument(MadeDocument):
+    """``freemoe trim``."""
+
+    plans: str | None = Field(description="Picture of the plans that were measured.")
+    result: TrimResult | None = None
+
+
+class EvaluatedDomain(Document):
+    """One domain of an evaluation."""
+
+    name: str
+    set_aside: dict[str, Any] = Field(description="Documents that the artefact's making saw, and why.")
+    notes: list[str]
+    unit: Literal["points", "perplexity"]
+    rows: dict[str, dict[str, Any]] = Field(description="Per way to run it, score and paired difference to the first.")
+    documents: list[dict[str, Any]] | None = Field(None, description="Every document; left out with --summary.")
+
+
+class EvaluatedDocument(Document):
+    """``freemoe eval``."""
+
+    format: Literal[1]
+    kind: Literal["evaluation"]
+    recipe: dict[str, Any]
+    seen: dict[str, Any] | None = Field(description="The record of what the making saw.")
+    domains: list[EvaluatedDomain]
+    environment: dict[str, Any]
+
+
+class OwnTextDocument(Open):
+    """``freemoe eval`` of an artefact on its own text."""
+
+    tokens: int
+    rows: dict[str, dict[str, Any]]
+    set_aside: dict[str, Any]
+
+
+class GeneratedDocument(Document):
+    """``freemoe generate``."""
+
+    expert: str = Field(description="Which answered.")
+    text: str | None = Field(description="The continuation; null in a dry run.")
+
+
+class MergedDocument(Open):
+    """``freemoe merge``."""
+
+    folder: str
+    gguf: str | None = None
+
+
+class InspectedDocument(Open):
+    """``freemoe inspect``."""
+
+    kind: str = Field(description="Kind of artefact, or model.")
+
+
+class ReportedDocument(Document):
+    """``freemoe report``."""
+
+    folder: str
+    result: dict[str, Any] = Field(description="As result.json has it: see the schema of its kind.")
+
+
+class ListedDocument(Open):
+    """``freemoe ls``: per kind its rows, each with ``name`` and ``about``."""
+
+
+class BenchDocument(Document):
+    """``freemoe bench``."""
+
+    results: list[dict[str, Any]] = Field(description="As in the folder of --output, one per benchmark.")
+
+
+class BenchPlanDocument(Document):
+    """``freemoe bench --dry-run``."""
+
+    benchmarks: dict[str, str] = Field(description="Name to what it measures.")
+
+
+class Cell(Document):
+    """A cell of ``freemoe bench real``."""
+
+    name: str
+    done: bool
+    seconds: float = Field(description="That it took, or about will.")
+
+
+class CellsDocument(Document):
+    """``freemoe bench real --list``."""
+
+    cells: list[Cell]
+    missing_seconds: float
+
+
+class ArgumentsDocument(Document):
+    """``freemoe lm-eval --dry-run``."""
+
+    arguments: list[str] = Field(description="Of lm_eval.")
+
+
+class ErrorDocument(Document):
+    """Any command that refused, or was stopped."""
+
+    error: str = Field(description="The message.")
+    kind: str = Field(description="Class of the error, UsageError or Stopped.")
+    exit_code: int
+
+
+class PlanDocument(Open):
+    """A dry run. The last word of a key is the unit of its number: bytes, seconds, tokens, share (0 to 1)."""
+
+    output: str | None = Field(None, description="What would be written.")
+
+
+class BuildPlanDocument(PlanDocument):
+    """``freemoe build --dry-run`` and ``freemoe demo --dry-run``."""
+
+    documents: dict[str, dict[str, int]] = Field(description="Per domain, those of the reference and reported split.")
+    splits: list[str] = Field(description="Where they come from.")
+    subdomains: int
+    bands_per_subdomain: int
+    candidate_bands: int
+    purifications: int
+    document_scores_to_search: int
+    document_scores_to_report: int
+    workers: int
+    memory_bytes: int = Field(description="Of all processes at the largest moment, beside the libraries.")
+    base_bytes: int
+    above_the_base_bytes: dict[str, int] = Field(description="The largest moment of every stage.")
+    fits: str
+    time_of_one_document_seconds: float = Field(description="Measured on one batch.")
+    time_of_one_worker_seconds: float = Field(description="Of the whole build by one worker, about.")
+
+
+class ConvertPlanDocument(PlanDocument):
+    """``freemoe convert --dry-run``."""
+
+    text_tokens: dict[str, int]
+    block_tokens: int
+    steps: int
+    step_tokens: int
+    passes_over_the_text: float
+    weights_of_linears: int
+    active_weights_of_linears: int
+    active_share: float
+    trained_numbers: int
+    training_bytes: int = Field(description="Of the trained numbers, their gradients and Adam's moments.")
+
+
+class TrimPlanDocument(PlanDocument):
+    """``freemoe trim --dry-run``."""
+
+    base: str
+    experts_per_token: str
+    mean_experts_per_token: float
+    plan: str | None = Field(description="The plan that is given; null where one is searched.")
+    search: str | None
+    parameters: int
+    active_parameters: int
+    least_active_parameters: int = Field(description="Under the given plan, or one expert in every layer.")
+    hook_layers: str | list[int]
+    hook_units: int
+    hook_parameters: int
+    text_blocks: dict[str, int]
+    block_tokens: int
+    plans_measured_at_most: int
+    steps: int
+    step_blocks: int
+    loss: str
+    control: bool
+    cached_inputs_bytes: int
+
+
+class EvalPlanDocument(PlanDocument):
+    """``freemoe eval --dry-run``."""
+
+    artefact: str
+    base: str
+    documents: dict[str, int] = Field(description="Per domain, without those that are set aside.")
+    experts: list[str]
+    document_scores: int
+
+
+_DOCUMENTS: dict[str, type[Document]] = {
+    "build": BuiltDocument,
+    "convert": ConvertedDocument,
+    "trim": TrimmedDocument,
+    "eval": EvaluatedDocument,
+    "eval-text": OwnTextDocument,
+    "generate": GeneratedDocument,
+    "merge": MergedDocument,
+    "inspect": InspectedDocument,
+    "report": ReportedDocument,
+    "ls": ListedDocument,
+    "bench": BenchDocument,
+    "bench-cells": CellsDocument,
+    "error": ErrorDocument,
+    "build-plan": BuildPlanDocument,
+    "convert-plan": ConvertPlanDocument,
+    "trim-plan": TrimPlanDocument,
+    "eval-plan": EvalPlanDocument,
+    "merge-plan": PlanDocument,
+    "bench-plan": BenchPlanDocument,
+    "lm-eval-plan": ArgumentsDocument,
+}
+
+
+def _named(command: str, document: type[Document]) -> type[Document]:
+    name = cast(Any, Literal[f"freemoe.{command}/1"])
+    found = create_model(document.__name__, __base__=document, schema_=(name, Field(alias="schema")))
+    found.__doc__ = document.__doc__
+    return found
+
+
+DOCUMENTS: dict[str, type[Document]] = {command: _named(command, found) for command, found in _DOCUMENTS.items()}
+"""By the command; of a dry run, with ``-plan``."""

@@ -1,0 +1,242 @@
+"""JSON: one document per command, with a schema, its numbers as numbers; the same as lines, and errors as documents."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from rich.table import Table
+
+import freemoe as package
+from freemoe.cli import failures
+from freemoe.cli.build import COMMAND as BUILD
+from freemoe.cli.common import Shown
+from freemoe.cli.documents import FORMAT, lines_of, print_json
+from freemoe.core.errors import DataError
+from freemoe.results.documents import DOCUMENTS
+from tests.cli.conftest import Freemoe, document, numbers_are_numbers
+from tests.cli.test_refusals import REFUSED, SMALL, interrupt
+
+
+def test_nothing_is_printed_that_json_has_no_word_for(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"a": float("nan"), "b": [1, {"c": float("inf")}], "d": Path("x/y"), "e": (1, 2.5), 3: "é"}
+    print_json("build", value)
+    out = capsys.readouterr().out
+    assert json.loads(out) == {
+        "schema": f"freemoe.build/{FORMAT}",
+        "a": None,
+        "b": [1, {"c": None}],
+        "d": "x/y",
+        "e": [1, 2.5],
+        "3": "é",
+    }
+    assert "é" in out
+
+
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        ({"memory_bytes": 3 * 2**30}, ["memory: 3.0 GiB"]),
+        ({"memory_bytes": 5 * 2**20, "bytes": 12}, ["memory: 5.0 MiB", "bytes: 12 bytes"]),
+        ({"time_seconds": 0.0123}, ["time: 12.3 ms"]),
+        ({"time_seconds": 89.4}, ["time: 89 s"]),
+        ({"time_seconds": 600.0}, ["time: 10 minutes"]),
+        ({"time_seconds": 7200.0}, ["time: 2.0 hours"]),
+        ({"active_share": 0.125}, ["active: 12.5 %"]),
+        ({"off_share": 0.00012345}, ["off: 0.0123 %"]),
+        ({"block_tokens": 2048}, ["block: 2,048 tokens"]),
+        ({"text_tokens": {"train": 1000, "held_out": 2}}, ["text: train 1,000 tokens, held out 2 tokens"]),
+        (
+            {"documents": {"law": {"reference": 3, "reported": 4}}},
+            ["documents: law (reference 3, reported 4)"],
+        ),
+        ({"fits_base": True, "control": False, "plan": None}, ["fits base: yes", "control: no", "plan: -"]),
+        (
+            {"experts": ["a", "b"], "notes": ["a, b", "c"], "none": []},
+            ["experts: a, b", "notes: a, b; c", "none: none"],
+        ),
+        ({"rows": [{"name": "a", "share": 0.5}]}, ["rows:", "  name=a  share=0.5"]),
+        ({"mean": 1234.5678, "subdomains": 1234}, ["mean: 1,235", "subdomains: 1,234"]),
+    ],
+)
+def test_lines_have_units(found: dict, lines: list[str]) -> None:
+    assert lines_of(found) == lines
+
+
+def test_every_document_that_is_printed_has_a_type() -> None:
+    printed = set()
+    for path in (Path(package.__file__).parent / "cli").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+                name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+                if name in ("print_json", "print_found", "tell") and isinstance(node.args[0], ast.Constant):
+                    printed.add(node.args[0].value)
+    plans = {f"{name}-plan" for name in ("build", "convert", "trim", "eval")}
+    assert printed | plans == set(DOCUMENTS)
+
+
+def test_types_refuse_other_documents() -> None:
+    with pytest.raises(ValidationError, match=r"freemoe\.error/1"):
+        DOCUMENTS["error"].model_validate({"schema": "freemoe.error/2", "error": "", "kind": "", "exit_code": 2})
+    with pytest.raises(ValidationError, match="exit_code"):
+        DOCUMENTS["error"].model_validate({"schema": "freemoe.error/1", "error": "", "kind": ""})
+
+
+@pytest.mark.parametrize("command", DOCUMENTS)
+def test_schemas_of_documents_are_printed(command: str, freemoe: Freemoe) -> None:
+    done = freemoe("schema", command)
+    assert done.code == 0
+    assert json.loads(done.out)["properties"]["schema"]["const"] == f"freemoe.{command}/{FORMAT}"
+    assert freemoe("schema", f"freemoe.{command}/{FORMAT}") == done
+
+
+@pytest.fixture
+def built(folder: Path, freemoe: Freemoe) -> dict:
+    """What a small build printed."""
+    done = freemoe(*SMALL, "--json")
+    assert done.code == 0, done.err
+    return document(done, "build")
+
+
+def test_every_command_prints_one_document(built: dict, folder: Path, freemoe: Freemoe) -> None:
+    assert built["folder"] == "out"
+    assert built["report"] == "out/report.html"
+    assert built["result"] == json.loads((folder / "out" / "result.json").read_text())
+    experts = document(freemoe("inspect", "out", "--json"), "inspect")["experts"]
+    expert = experts[0]["name"] if experts else "base"
+    for command, line in {
+        "build-plan": [*SMALL, "--dry-run"],
+        "generate": ["generate", "out", "1 + 1 =", "--max-new-tokens", "2", "--expert", "base"],
+        "merge-plan": ["merge", "out", expert, "--dry-run"],
+        "merge": ["merge", "out", expert, "-o", "merged"],
+        "inspect": ["inspect", "out", "--base", "freemoe-demo"],
+        "report": ["report", "out"],
+        "ls": ["ls", "tasks"],
+        "eval-plan": ["eval", "out", "--domain", "law=law.jsonl", "--dry-run"],
+        "eval": ["eval", "freemoe-demo", "--domain", "law=law.jsonl"],
+        "lm-eval-plan": ["lm-eval", "--dry-run", "--tasks", "gsm8k"],
+        "bench-plan": ["bench", "all", "--dry-run"],
+    }.items():
+        done = freemoe(*line, "--json")
+        assert done.code == 0, (line, done.err)
+        found = document(done, command)
+        if command.endswith("plan") or command == "inspect":
+            assert numbers_are_numbers(found), found
+    plan = document(freemoe("demo", "--dry-run", "--limit", "8", "--json"), "build-plan")
+    assert plan["memory_bytes"] > plan["base_bytes"] > 0
+    assert plan == document(freemoe("demo", "--dry-run", "--limit", "8", "--json"), "build-plan") | {
+        name: plan[name] for name in ("time_of_one_document_seconds", "time_of_one_worker_seconds")
+    }
+
+
+def test_what_is_told_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(**shown: bool) -> str:
+        made = {"folder": Path("out"), "report": Path("out/report.html"), "plans": None}
+        Shown(**shown).tell("trim", made, ["a: 1 -> 2", "b"], {"x": 1.5}, lambda: [Table("head", box=None)], ["b"])
+        return capsys.readouterr().out
+
+    assert [line.strip() for line in told().splitlines()] == ["head", "b", "artefact: out", "report: out/report.html"]
+    assert told(summary=True).splitlines() == ["a: 1 -> 2", "b", "artefact: out"]
+    whole = json.loads(told(as_json=True))
+    assert whole == {
+        "schema": "freemoe.trim/1",
+        "folder": "out",
+        "report": "out/report.html",
+        "plans": None,
+        "headlines": ["a: 1 -> 2", "b"],
+        "result": {"x": 1.5},
+    }
+    del whole["result"]
+    assert json.loads(told(as_json=True, summary=True)) == whole
+
+
+def test_a_summary_is_the_verdict_and_the_path(built: dict, freemoe: Freemoe) -> None:
+    done = freemoe(*SMALL, "--summary", "--overwrite")
+    assert done.out.splitlines() == [*built["headlines"], "artefact: out"]
+    line = ["eval", "out", "-d", "law=law.jsonl", "-o", "scores.json", "--summary"]
+    done = freemoe("eval", "freemoe-demo", *line[2:], "--limit", "8")
+    verdict, where = done.out.splitlines()
+    assert verdict.startswith("law: score base ")
+    assert verdict.endswith(", 8 held-out documents")
+    assert where == "result: scores.json"
+    found = document(freemoe("eval", "freemoe-demo", *line[2:], "--overwrite", "--json"), "eval")
+    assert "documents" not in found["domains"][0]
+
+
+@pytest.mark.parametrize("case", ["unknown metric", "no artefact to report", "broken recipe", "unknown kind"])
+def test_a_refusal_is_a_document_too(case: str, folder: Path, freemoe: Freemoe) -> None:
+    (folder / "there").mkdir()
+    (folder / "there" / "mine").write_text("x")
+    (folder / "broken.yaml").write_text("{model: m, domains: {law: law.jsonl}, bnads: {p: 2}}")
+    arguments, parts = REFUSED[case]
+    done = freemoe(*arguments, "--json")
+    found = document(done, "error")
+    assert found["exit_code"] == done.code == 2
+    assert all(part in found["error"] for part in parts)
+    assert found["kind"] in ("UnknownNameError", "RecipeError", "ArtifactError")
+    # The line for people stays.
+    assert f"error: {found['error']}\n" in done.err
+
+
+def test_what_cannot_be_parsed_is_a_document_too(freemoe: Freemoe) -> None:
+    done = freemoe("build", "m", "--metrc", "wanda", "--json")
+    found = document(done, "error")
+    assert (found["kind"], found["exit_code"], done.code) == ("UsageError", 2, 2)
+    assert "Did you mean '--metric'" in found["error"]
+    assert f"Error: {found['error']}" in done.err
+    # What stands behind -- is no option.
+    assert freemoe("generate", "nothing", "--", "--json").out == ""
+
+
+@pytest.mark.parametrize("command", ["build m -d law=law.jsonl", "demo", "run recipe.yaml"])
+def test_yaml_is_no_document(command: str, folder: Path, freemoe: Freemoe) -> None:
+    (folder / "recipe.yaml").write_text("{model: m, domains: {law: law.jsonl}}")
+    done = freemoe(*command.split(), "--print-recipe", "--json")
+    assert "give one of them" in document(done, "error")["error"]
+
+
+def test_ctrl_c_is_a_document_too(folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freemoe.evals.engine.evaluator.Evaluator.score", interrupt)
+    done = freemoe("eval", "freemoe-demo", "--domain", "law=law.jsonl", "--json")
+    assert (done.code, document(done, "error")["kind"]) == (130, "Stopped")
+    assert "Run the same command" in document(done, "error")["error"]
+    assert "error:" not in done.err
+
+
+def test_an_error_that_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, freemoe: Freemoe) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("freemoe.cli.listing._rows", broken)
+    with pytest.raises(ZeroDivisionError):
+        freemoe("ls", "--json")
+
+
+@pytest.mark.parametrize(
+    ("line", "near"),
+    [
+        ("biuld m", "Did you mean 'build'?"),
+        ("build m --metrc wanda", "No such option: --metrc. Did you mean '--metric'"),
+        ("eval m --expart base", "Did you mean '--expert'"),
+        ("bench --repeat 3 scorer", "Did you mean '--repeats'"),
+        ("schema conver", "Did you mean 'convert' or 'converted'"),
+        ("bench scorers", "Did you mean 'scorer'"),
+    ],
+)
+def test_near_misses_are_named(line: str, near: str, freemoe: Freemoe) -> None:
+    done = freemoe(*line.split())
+    assert done.code == 2
+    assert near in done.err
+    assert "Traceback" not in done.err
+
+
+def test_the_exit_codes_are_those_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert f"| {failures.REFUSED} |" in page
+    assert f"| {failures.STOPPED} |" in page
+    assert all(f"`freemoe.{command}/1`" in page for command in DOCUMENTS)
+    assert failures.tell_error(DataError("x"), []) == failures.REFUSED
+    assert BUILD.name in DOCUMENTS

@@ -1,0 +1,135 @@
+"""Where output goes and how: width, colours, bars or lines, what is silenced."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+from freemoe.cli import common
+from freemoe.cli.common import PIPED, Bars, Shown, make_console, progress_of
+from freemoe.core.run.progress import Lines, Quiet
+from tests.cli.conftest import Freemoe
+
+XTERM = {"TERM": "xterm-256color"}
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environ", "width"),
+    [
+        (False, {}, PIPED),
+        (False, {"COLUMNS": "60"}, 60),
+        (False, {"COLUMNS": "200"}, 200),
+        (False, {"COLUMNS": "0"}, PIPED),
+        (False, {"COLUMNS": "wide"}, PIPED),
+        (True, {**XTERM, "COLUMNS": "60"}, 60),
+        (True, {"TERM": "dumb", "COLUMNS": "60"}, 60),
+        (True, {"TERM": "dumb"}, PIPED),
+        (True, {"TERM": "dumb", "FORCE_COLOR": "1", "COLUMNS": "60"}, 60),
+        (False, {"COLUMNS": "60", "FORCE_COLOR": "1", **XTERM}, 60),
+    ],
+)
+def test_columns_are_heeded_wherever_output_goes(terminal: bool, environ: dict[str, str], width: int) -> None:
+    assert make_console(False, terminal, environ).width == width
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environ", "coloured"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"NO_COLOR": ""}, True),
+        (False, {"FORCE_COLOR": "1"}, True),
+        (False, {"FORCE_COLOR": "0"}, False),
+        (False, {"CLICOLOR_FORCE": "1"}, True),
+        (True, {"CLICOLOR": "0"}, False),
+        (True, {"CLICOLOR": "0", "CLICOLOR_FORCE": "1"}, True),
+        (False, {"CLICOLOR": "1"}, False),
+        (True, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+        (True, {"TERM": "dumb", "FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_colours(terminal: bool, environ: dict[str, str], coloured: bool) -> None:
+    console = make_console(False, terminal, {**XTERM, **environ})
+    console.file = io.StringIO()
+    console.print("word", style="bold red")
+    assert ("\x1b[" in console.file.getvalue()) is coloured
+    assert "word" in console.file.getvalue()
+
+
+class Stream(io.StringIO):
+    """A stream that is a terminal, or is not."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "quiet", "expected"),
+    [
+        (True, "xterm", False, Bars),
+        (True, "dumb", False, Lines),
+        (False, "xterm", False, Lines),
+        (True, "xterm", True, Quiet),
+        (False, "xterm", True, Quiet),
+    ],
+)
+def test_bars_lines_or_nothing(
+    terminal: bool, term: str, quiet: bool, expected: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Stream(terminal))
+    monkeypatch.setenv("TERM", term)
+    # Colours in a log are no reason for bars that move.
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert isinstance(progress_of(quiet), expected)
+    # JSON on standard output takes nothing from standard error.
+    assert isinstance(Shown(as_json=True, quiet=quiet).progress(), expected)
+
+
+def test_words_of_a_table_are_broken_and_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "a_name_that_is_longer_than_the_line"
+    console = make_console(False, False, {"COLUMNS": "20"})
+    console.file = io.StringIO()
+    monkeypatch.setattr(common, "out", console)
+    table = Table("domain", "expert", box=None)
+    table.add_row(name, "other")
+    common.print_table(table)
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert name in "".join(line[:13].strip() for line in shown.splitlines()[1:])
+    assert all(len(line) <= 20 for line in shown.splitlines())
+
+
+def test_progress_of_a_run_is_lines_on_standard_error(freemoe: Freemoe, folder: Path) -> None:
+    arguments = ["eval", "freemoe-demo", "-d", "law=law.jsonl"]
+    for more in ([], ["--json"], ["--summary"]):
+        done = freemoe(*arguments, *more)
+        assert done.code == 0
+        lines = [line for line in done.err.splitlines() if line.startswith("progress: ")]
+        assert lines[-1].startswith("progress: law 1/1 (100 %) elapsed ")
+        assert "progress" not in done.out
+        assert re.fullmatch(r"[^\x00-\x09\x0b-\x1f\x7f]*", done.err)
+    assert "progress" not in freemoe(*arguments, "-q").err
+
+
+def test_the_installed_command_heeds_columns_in_a_pipe() -> None:
+    program = Path(sys.executable).with_name("freemoe")
+    widths = {}
+    for columns in ("40", "200"):
+        environ = {**os.environ, "COLUMNS": columns}
+        done = subprocess.run([program, "ls", "systems"], capture_output=True, text=True, timeout=120, env=environ)
+        assert done.returncode == 0, done.stderr
+        widths[columns] = max(len(line.rstrip()) for line in done.stdout.splitlines())
+    assert widths["40"] <= 40 < widths["200"] <= 200

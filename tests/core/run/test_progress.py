@@ -1,0 +1,89 @@
+"""Progress in a log: a line every ten seconds by the clock, one line at the end, nothing that a terminal would obey."""
+
+from __future__ import annotations
+
+import queue
+import re
+from typing import Any
+
+from freemoe.core.run.progress import EVERY, Lines
+
+LINE = re.compile(r"progress: (.+) (\d+)/(\d+) \((\d+) %\) elapsed (\d+:\d\d:\d\d) left (\d+:\d\d:\d\d|unknown)")
+
+
+class Clock:
+    """Time that passes when it is told to: it stands for the clock, and for the event that lines wait for."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.asked: queue.Queue[float] = queue.Queue()
+        self.answers: queue.Queue[bool] = queue.Queue()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.asked.put(seconds)
+        return self.answers.get(timeout=30)
+
+    def set(self) -> None:
+        self.answers.put(True)
+
+    def passes(self) -> None:
+        """Ten seconds pass, and what is to be said then is said."""
+        self.now += EVERY
+        self.answers.put(False)
+        assert self.asked.get(timeout=30) == EVERY
+
+
+def shown(clock: Clock) -> tuple[Lines, list[str]]:
+    lines: list[str] = []
+    event: Any = lambda: clock  # noqa: E731
+    return Lines(lines.append, clock, event), lines
+
+
+def test_a_line_every_ten_seconds_and_one_at_the_end() -> None:
+    clock = Clock()
+    progress, lines = shown(clock)
+    with progress.stage("search", 12) as advance:
+        assert clock.asked.get(timeout=30) == EVERY == 10
+        assert lines == []
+        clock.passes()
+        advance(3)
+        assert lines == ["progress: search 0/12 (0 %) elapsed 0:00:10 left unknown"]
+        clock.passes()
+        for _ in range(5):
+            clock.passes()
+        advance(9)
+        clock.now += 1
+    assert lines[1] == "progress: search 3/12 (25 %) elapsed 0:00:20 left 0:01:00"
+    assert lines[6] == "progress: search 3/12 (25 %) elapsed 0:01:10 left 0:03:30"
+    assert lines[7:] == ["progress: search 12/12 (100 %) elapsed 0:01:11 left 0:00:00"]
+    assert all(LINE.fullmatch(line) for line in lines)
+
+
+def test_a_stage_that_fails_ends_its_lines() -> None:
+    clock = Clock()
+    progress, lines = shown(clock)
+    try:
+        with progress.stage("fit", 0):
+            raise ValueError
+    except ValueError:
+        pass
+    assert lines == ["progress: fit 0/0 (0 %) elapsed 0:00:00 left unknown"]
+
+
+def test_nothing_that_a_terminal_would_obey() -> None:
+    clock = Clock()
+    progress, lines = shown(clock)
+    with progress.stage("a\x1b[2Jname\nof two\rlines", 1) as advance:
+        advance(2)
+    (line,) = lines
+    assert line.isprintable()
+    assert LINE.fullmatch(line)
+
+
+def test_what_is_said_stays_as_it_is() -> None:
+    progress, lines = shown(Clock())
+    progress.say("note: few rows")
+    assert lines == ["note: few rows"]
