@@ -81,7 +81,7 @@ def test_the_scores_are_the_written_models(done: Path, base: Path) -> None:
 
     result = json.loads((done / "result.json").read_text())
     model, tokenizer = load_base(done)
-    test = pack_blocks(tokenizer, read_text(recipe(base, done)).test, 32)
+    test = pack_blocks(tokenizer, read_text(recipe(base, done), tokenizer).test, 32)
     score = score_text(model, test)
     assert score.perplexity == pytest.approx(result["scores"]["converted"]["perplexity@32"], rel=1e-4)
     dense = score_text(tiny_model("llama"), test)

@@ -65,7 +65,7 @@ def test_text_that_was_trained_on_is_set_aside_under_every_seed(
     made: tuple[Path, ConvertRecipe], tmp_path: Path
 ) -> None:
     artefact, recipe = made
-    parts = read_text(recipe)
+    parts = read_text(recipe, None)
     known = set().union(*(runs(piece) for piece in [*parts.train, *parts.held_out]))
     # The test part, then as much that was trained on, in blocks of their own.
     (tmp_path / "mixed.txt").write_text("\n".join([*parts.test, *parts.train[: len(parts.test)]]))
