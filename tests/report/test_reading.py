@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from freemoe.report.reading import better, domain_sentence, number, overview, percent
+from freemoe.report.reading import better, domain_sentence, number, percent
 from tests.report.synthetic import make_domain, make_result
 
 
@@ -50,12 +50,6 @@ def test_a_control_that_does_as_well_is_pointed_out():
 
 def test_an_unguarded_choice_is_pointed_out():
     assert "not guarded" in _sentence(make_domain("math", ("saliency",)), select="argmax")
-
-
-def test_overview_counts_domains_and_subdomains():
-    words = overview(make_result())
-    assert "held-out documents: 3 of 3 domains" in words
-    assert "accepted in 5 of 7 subdomains" in words
 
 
 def test_better_knows_that_less_perplexity_is_better():

@@ -76,7 +76,7 @@ def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, shown: Sho
     from freemoe.core.run.folder import interrupted
     from freemoe.domain_experts.build import build
     from freemoe.domain_experts.prove.card import headlines
-    from freemoe.report.html import write_report
+    from freemoe.report.experts import write_report
     from freemoe.report.tables import summary_table
 
     try:

@@ -19,7 +19,9 @@ Example:
 
 \b
   freemoe eval experts --domain math=gsm8k --data-root ./data --expert base --expert auto
-  freemoe eval ./my-model --domain law=law.jsonl
+  freemoe eval ./my-model --domain law=law.jsonl -o scores.json
+
+With -o the result is written as JSON, and beside it a page to read in a browser (scores.html); freemoe report writes that again.
 
 A trimmed mixture (see trim) is measured against its base and its plan alone; without a domain, on its own text's test part:
 

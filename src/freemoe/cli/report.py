@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from freemoe.cli import completion
 from freemoe.cli.common import print_json, print_table, require_artefact, say
 
-HELP = """Write an artefact's report.html again from its result.json, and print its tables.
+HELP = """Write the HTML page of a result again, from its JSON alone, and print its tables.
 
-Example:
+Of an artefact's folder the page is report.html inside it. Of a file that freemoe eval -o wrote it stands beside the file, under its
+name: scores.json has scores.html.
+
+Examples:
 
 \b
   freemoe report experts
+  freemoe report scores.json
 """
 
 
@@ -24,14 +29,21 @@ def register(app: typer.Typer) -> None:
     @app.command("report", help=HELP)
     def command(
         artefact: Path = typer.Argument(
-            help="Folder written by freemoe build, demo, convert or trim.", autocompletion=completion.artefacts
+            help="Folder written by freemoe build, demo, convert or trim, or a JSON file by freemoe eval -o.",
+            autocompletion=completion.artefacts,
         ),
         dry_run: bool = typer.Option(False, "--dry-run", help="Print the tables; write nothing."),
         as_json: bool = typer.Option(False, "--json", help="Print the result as JSON; write nothing."),
     ) -> None:
+        from freemoe.results import read_result
+
+        result = read_result(artefact) if artefact.suffix == ".json" else None
+        if result is not None and result.get("kind") == "evaluation":
+            _evaluation(artefact, result, dry_run, as_json)
+            return
+        artefact = artefact.parent if result is not None else artefact
         require_artefact(artefact)
         from freemoe.evals.held_out import record_text
-        from freemoe.results import read_result
         from freemoe.systems import system_of
 
         result = read_result(artefact)
@@ -47,3 +59,16 @@ def register(app: typer.Typer) -> None:
             say(line)
         if not dry_run:
             say(f"report: {system.page(artefact)}")
+
+
+def _evaluation(path: Path, result: dict[str, Any], dry_run: bool, as_json: bool) -> None:
+    """The table and the page of an evaluation."""
+    from freemoe.report.evaluation import write_evaluation_report
+    from freemoe.report.tables import evaluation_table
+
+    if as_json:
+        print_json("eval", result)
+        return
+    print_table(evaluation_table(result))
+    if not dry_run:
+        say(f"report: {write_evaluation_report(path)}")

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from freemoe.core.errors import ArtifactError
 from freemoe.core.files import digest, write_atomic
 from freemoe.core.registry import unknown_name
 from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.version import __version__
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer
@@ -132,6 +134,8 @@ def evaluate(
     result = {
         "format": 1,
         "kind": "evaluation",
+        "freemoe": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": recipe.model_dump(mode="json"),
         "seen": None if record is None else record.describe(),
         "domains": found,

@@ -6,82 +6,237 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
-from freemoe.evals.held_out import record_text
-from freemoe.report.figures.drawing import PALETTE, styled
-from freemoe.report.page import plain_page, write_page
-from freemoe.tomoe.card import headlines, rows
+from freemoe.report.figures.all_figures import Picture
+from freemoe.report.figures.drawing import WIDE, is_narrow, legend_above, new_figure, plain, ratio_ticks, shaded, styled
+from freemoe.report.page import Group, Page, Table, Verdict, common_facts, made, record_lines, render, size, write_page
+from freemoe.report.palette import BASE, EXPERT, INK, RIVAL, SOFT
+from freemoe.report.reading import number
+from freemoe.tomoe.card import NAMES, headlines, rows
+
+_OURS = ("dense", "converted")
+_READINGS = (
+    ("dense model", "base", "The base as it came: every weight is used for every token."),
+    (
+        "converted",
+        "expert",
+        "This artefact: a router gives every token one expert of each layer. Its weights are the base's, none was changed; what was "
+        "trained is which of them an expert has, and the router.",
+    ),
+    (
+        "static pruning",
+        "rival",
+        "As many weights left, the same for every token, chosen by a rule and not trained: by magnitude, or by activation times "
+        "weight. Of every rule, the variant that held-out text chose.",
+    ),
+    (
+        "activation-statistics split",
+        "rival",
+        "Experts of the same size made from activation statistics, with a router that is not trained either.",
+    ),
+)
 
 
-def write_conversion_report(folder: str | Path) -> Path:
+def write_conversion_report(source: str | Path) -> Path:
     """Read a converted model's ``result.json`` and write ``report.html`` beside it."""
-    return write_page(folder, page)
+    return write_page(source, page)
 
 
 def page(result: dict[str, Any]) -> str:
     """The page of a result."""
-    length = result["blocks"]["length"]
-    return plain_page(
-        f"{result['base']['name']} as a mixture of experts",
-        ["on test text", "active", f"perplexity@{length}", "next-token accuracy"],
-        [
-            [name, f"{100 * active:.1f} %", f"{perplexity:.3f}", f"{100 * accuracy:.2f} %"]
-            for name, active, perplexity, accuracy in rows(result)
-        ],
-        [*headlines(result)[-1:], record_text(result.get("seen"))],
-        (
-            ("Training: divergence from the dense model, and the active share.", curves(result)),
-            ("Width of every layer's parts, as a share of the dense model's.", widths(result)),
-            ("Share of the held-out tokens that each expert gets; even is one over their number.", usage(result)),
+    length, blocks = result["blocks"]["length"], result["blocks"]
+    scored = [
+        (role_of(name), [shown, f"{100 * active:.1f} %", number(perplexity, 3), f"{100 * accuracy:.2f} %"])
+        for name, (shown, active, perplexity, accuracy) in zip(result["scores"], rows(result), strict=True)
+    ]
+    present = {role_of(name) for name in result["scores"]}
+    return render(
+        Page(
+            title=f"{result['base']['name']} as a mixture of experts",
+            about=made(result, "every token uses a part of the weights, and none was changed"),
+            verdict=verdict(result),
+            findings=[("fact", line) for line in headlines(result)[1:] if not line.startswith("  ")],
+            heading="Figures on test text",
+            table=Table(
+                f"{blocks['test']:,} tokens of text that neither trained nor chose anything, in contexts of at most {length} tokens.",
+                ("on test text", "active", f"perplexity@{length}", "next-token accuracy"),
+                [Group(scored)],
+                (1, 2, 3),
+            ),
+            reading="Perplexity: less is better. Active: the share of the weights of the decoder's linears that one token uses. The "
+            "verdict's ratios are of perplexities on the same text, with 95 % bootstrap intervals over its blocks.",
+            readings=[r for r in _READINGS if r[1] in present],
+            pictures=PICTURES,
+            splits=[
+                f"The text was divided by content: {blocks['train']:,} tokens trained, {blocks['held_out']:,} settled what training left "
+                f"open, {blocks['test']:,} are reported.",
+                *record_lines(result),
+            ],
+            facts=[
+                ("base", str(result["base"]["name"])),
+                ("base fingerprint", str(result["base"]["fingerprint"])),
+                ("base layout", str(result["base"]["model_type"])),
+                *common_facts(result),
+                *([("model on disk", size(result["cost"]["model_bytes"]))] if "model_bytes" in result["cost"] else []),
+            ],
+            recipe=result["recipe"],
         ),
-        result["recipe"],
+        result,
     )
 
 
+def role_of(name: str) -> str:
+    """What a row of the scores is."""
+    return {"dense": "base", "converted": "expert"}.get(name, "rival")
+
+
+def ratio(result: dict[str, Any], top: str, bottom: str) -> tuple[float, float, float]:
+    """Perplexity of one row over another's on the same blocks, with its interval."""
+    from freemoe.evals.statistics import ratio_bootstrap
+
+    a, b = result["scores"][top], result["scores"][bottom]
+    found = ratio_bootstrap(a["nll"], b["nll"], b["tokens"], [str(i) for i in range(len(b["nll"]))])
+    return found.mean, found.low, found.high
+
+
+def verdict(result: dict[str, Any]) -> Verdict:
+    """Whether the converted model is reliably better than the best rival of its size, and what it loses to the dense one."""
+    key = f"perplexity@{result['blocks']['length']}"
+    active = f"{100 * result['parameters']['active_share']:.1f} % of the weights active"
+    home = f"against the dense model × {_shown(ratio(result, 'converted', 'dense'))}"
+    rivals = [name for name in result["scores"] if name not in _OURS]
+    if not rivals:
+        return Verdict(
+            "same",
+            "No rival to compare with",
+            f"With {active}, perplexity is, {home}; no rival of that size was scored.",
+        )
+    best = min(rivals, key=lambda name: result["scores"][name][key])
+    found = ratio(result, "converted", best)
+    said = f"perplexity is × {_shown(found)} that of the best rival of {len(rivals)} ({NAMES.get(best, best)}), and {home}."
+    if found[2] < 1:
+        return Verdict("better", "Reliably better than its rivals", f"Yes: with {active}, {said}")
+    if found[1] > 1:
+        return Verdict("worse", "Worse than its best rival", f"No: with {active}, {said}")
+    return Verdict("same", "No reliable gain over its best rival", f"No: with {active}, {said}")
+
+
+def _shown(found: tuple[float, float, float]) -> str:
+    mean, low, high = (number(v, 3) for v in found)
+    return f"{mean} [{low}, {high}]"
+
+
 @styled
-def curves(result: dict[str, Any]) -> Figure | None:
+def figures(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+    """Perplexity of every row, on a logarithmic axis."""
+    scored = [
+        (name, shown, perplexity)
+        for name, (shown, _, perplexity, _) in zip(result["scores"], rows(result), strict=True)
+    ]
+    narrow = is_narrow(width)
+    figure = new_figure(min(width, 8.0), 0.8 + 0.34 * len(scored))
+    axes = figure.subplots()
+    axes.set_xscale("log")
+    lows, highs = min(v for *_, v in scored), max(v for *_, v in scored)
+    room = max(1.3, (highs / lows) ** 0.25)
+    axes.set_xlim(lows / room**0.4, highs * room)
+    for y, (name, _, value) in enumerate(scored):
+        own = {"base": BASE, "expert": EXPERT}.get(role_of(name), RIVAL)
+        axes.plot([axes.get_xlim()[0], value], [y, y], color=own, lw=1.2)
+        axes.plot([value], [y], color=own, marker={"base": "|", "expert": "o"}.get(role_of(name), "v"), markersize=7)
+        axes.annotate(number(value), (value, y), (8, 0), "data", "offset points", va="center", fontsize=8, color=SOFT)
+    axes.set_yticks(range(len(scored)), [plain(shown, 18 if narrow else 40) for _, shown, _ in scored])
+    axes.set_ylim(len(scored) - 0.5, -0.5)
+    axes.set_xlabel("perplexity, logarithmic" if narrow else "perplexity (logarithmic; left is better)")
+    ratio_ticks(axes.xaxis, *axes.get_xlim(), most=4 if narrow else 8)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    return figure
+
+
+@styled
+def curves(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """Loss and active share over the steps; None where nothing was trained."""
     history = result["history"]
     if not history["rows"]:
         return None
     column = {name: [row[i] for row in history["rows"]] for i, name in enumerate(history["columns"])}
-    figure = Figure(figsize=(7, 2.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.plot(column["distillation"], color=PALETTE[0], linewidth=0.8, label="training text")
+    narrow = is_narrow(width)
+    figure = new_figure(min(width, 9.0), 5.0 if narrow else 2.8)
+    left, right = figure.subplots(2, 1) if narrow else figure.subplots(1, 2)
+    left.plot(column["distillation"], color=EXPERT, linewidth=1, label="training text")
     left.set(xlabel="step", ylabel="KL to the dense model, nats")
-    right.plot(column["active"], color=PALETTE[2], label="active")
-    right.plot(column["target"], color=PALETTE[1], linestyle=":", label="wanted")
+    right.plot(column["active"], color=EXPERT, label="active")
+    right.plot(column["target"], color=INK, linestyle=":", label="wanted")
     right.set(xlabel="step", ylabel="active share", ylim=(0, 1.02))
     right.legend()
+    for axes in (left, right):
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.grid()
     return figure
 
 
 @styled
-def widths(result: dict[str, Any]) -> Figure | None:
+def widths(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """Kept widths per layer."""
     layers = result["layers"]
-    figure = Figure(figsize=(7, 2.4), layout="constrained")
+    narrow = is_narrow(width)
+    figure = new_figure(min(width, 9.0), 3.2 if narrow else 2.8)
     axes = figure.subplots()
     parts = (
-        ("queries and keys", [layer["query_dims"] / layer["head_dim"] for layer in layers]),
-        ("values", [layer["value_dims"] / layer["head_dim"] for layer in layers]),
-        ("an expert's neurons", [max(layer["widths"]) / layer["width"] for layer in layers]),
-        ("some expert's neurons", [layer["union"] / layer["width"] for layer in layers]),
+        ("queries and keys", [layer["query_dims"] / layer["head_dim"] for layer in layers], SOFT, "-"),
+        ("values", [layer["value_dims"] / layer["head_dim"] for layer in layers], SOFT, "--"),
+        ("an expert's neurons", [max(layer["widths"]) / layer["width"] for layer in layers], EXPERT, "-"),
+        ("some expert's neurons", [layer["union"] / layer["width"] for layer in layers], EXPERT, "--"),
     )
-    for n, (name, values) in enumerate(parts):
-        axes.plot(range(len(layers)), values, marker="osd^"[n], color=PALETTE[n], label=name)
-    axes.set(xlabel="layer", ylabel="share kept", ylim=(0, 1.05), xticks=range(len(layers)))
-    axes.legend(ncols=2)
+    looks = []
+    for n, (name, values, own, dashes) in enumerate(parts):
+        look = {"color": own, "ls": dashes, "marker": "osd^"[n], "markersize": 4, "lw": 1.3}
+        axes.plot(range(len(layers)), values, **look)
+        looks.append(Line2D([], [], label=name, **look))
+    axes.set(xlabel="layer", ylabel="share kept", ylim=(0, 1.05))
+    axes.xaxis.set_major_locator(MaxNLocator(6 if narrow else 12, integer=True))
+    axes.grid()
+    legend_above(figure, looks, 4)
     return figure
 
 
 @styled
-def usage(result: dict[str, Any]) -> Figure | None:
+def usage(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """Tokens per expert and layer."""
     shares = result["usage"]
-    figure = Figure(figsize=(7, 0.6 + 0.28 * len(shares)), layout="constrained")
+    figure = new_figure(min(width, 8.0), 0.7 + 0.3 * len(shares))
     axes = figure.subplots()
-    image = axes.imshow(shares, vmin=0, cmap="Blues", aspect="auto")
-    axes.set(xlabel="expert", ylabel="layer", xticks=range(len(shares[0])), yticks=range(len(shares)))
-    figure.colorbar(image, ax=axes)
+    legible = len(shares[0]) <= (8 if is_narrow(width) else 20)
+    top = max(max(row) for row in shares)
+    shaded(axes, shares, top, "expert", (lambda y, x: f"{100 * shares[y][x]:.0f}") if legible else None)
+    axes.set_xticks([i + 0.5 for i in range(len(shares[0]))], [str(i) for i in range(len(shares[0]))])
+    axes.set_yticks([i + 0.5 for i in range(len(shares))], [str(i) for i in range(len(shares))])
+    axes.set(xlabel="expert", ylabel="layer")
+    axes.invert_yaxis()
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
     return figure
+
+
+PICTURES = (
+    Picture(
+        "figures", "Perplexity of every row", "On test text, on a logarithmic axis; further left is better.", figures
+    ),
+    Picture(
+        "training",
+        "Training",
+        "Divergence from the dense model on the text of each step, and the active share beside the wanted one.",
+        curves,
+    ),
+    Picture("widths", "What every layer keeps", "Width of a layer's parts, as a share of the dense model's.", widths),
+    Picture(
+        "usage",
+        "Which experts are used",
+        "Per cent of the held-out tokens of a layer that each expert gets; even is one hundred over their number.",
+        usage,
+    ),
+)

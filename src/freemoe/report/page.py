@@ -1,69 +1,230 @@
-"""The plain page that conversions and trims share: a table, a few sentences, pictures, the recipe."""
+"""The page that all reports share: one template, one file that needs no other, and what a system has to say to fill it.
+
+Verdict, table, how to read it, pictures, splits, provenance, recipe: a system's room gives them as a `Page`. The same result gives the
+same bytes, and there is no script in them.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import quote
 
-from jinja2 import Environment, StrictUndefined
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from freemoe.core.files import write_atomic
-from freemoe.report.figures.drawing import to_svg
-from freemoe.report.html import REPORT
+from freemoe.report import reading
+from freemoe.report.figures.all_figures import Picture, drawn
+from freemoe.report.palette import css
 from freemoe.results import read_result
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
-<style>body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse}td,th{padding:.3rem .8rem;text-align:right;border-bottom:1px solid #ddd}
-td:first-child,th:first-child{text-align:left}td:not(:last-child){white-space:nowrap}figure{margin:1.5rem 0}figcaption{color:#5f6670}svg{max-width:100%}</style>
-</head><body><h1>{{ title }}</h1>
-<table><tr>{% for name in header %}<th>{{ name }}</th>{% endfor %}</tr>
-{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</table>
-{% for line in lines %}<p>{{ line }}</p>{% endfor %}
-{% for caption, picture in pictures %}<figure>{{ picture }}<figcaption>{{ caption }}</figcaption></figure>
-{% endfor %}<h2>Recipe</h2><pre>{{ recipe }}</pre></body></html>
-"""
+REPORT = "report.html"
+
+State = Literal["better", "same", "worse", "fact"]
+STATES: dict[int, State] = {1: "better", 0: "same", -1: "worse"}
 
 
-def write_page(folder: str | Path, page: Callable[[dict[str, Any]], str]) -> Path:
-    """Read an artefact's ``result.json`` and write its page, ``report.html``, beside it."""
-    path = Path(folder)
-    result = read_result(path)
-    write_atomic(path / REPORT, page(result).encode())
-    return path / REPORT
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to "is there a reliable gain?".
+
+    Attributes:
+        state: How it is marked.
+        label: In two or three words.
+        words: In one sentence, with the figure and its interval.
+    """
+
+    state: State
+    label: str
+    words: str
 
 
-def plain_page(
-    title: str,
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    lines: Sequence[str],
-    pictures: Sequence[tuple[str, Figure | None]],
-    recipe: dict[str, Any],
-) -> str:
-    """One HTML page that needs no other file.
+@dataclass(frozen=True)
+class Group:
+    """Rows of a table that belong together.
+
+    Attributes:
+        rows: Role of each (a name of `palette.COLOURS`, or None) and its cells as text; an empty cell is left out on a phone.
+        title: Above them.
+        about: Beside the title.
+    """
+
+    rows: Sequence[tuple[str | None, Sequence[str]]]
+    title: str = ""
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A plain table; its first column names the rows.
+
+    Attributes:
+        about: What it shows.
+        header: Names of the columns.
+        groups: Its rows.
+        numeric: Which columns hold numbers.
+    """
+
+    about: str
+    header: Sequence[str]
+    groups: Sequence[Group]
+    numeric: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a report says.
+
+    Attributes:
+        title: Heading.
+        about: One soft line below it.
+        verdict: The answer.
+        heading: Above the table.
+        reading: How to read the table, in a few sentences.
+        readings: Row, its role or None, and what it may be read as.
+        facts: Provenance: name and fact.
+        recipe: Plain data.
+        table: None where the template has tables of its own.
+        findings: More sentences, each with how it is marked.
+        notes: Cautions.
+        splits: Which text did what.
+        parts: The same part by part: name, words, notes.
+        pictures: To be drawn.
+        figures_in: The file with every figure of the page.
+        more_sections: Anchors and names of the template's own sections.
+    """
+
+    title: str
+    about: str
+    verdict: Verdict
+    heading: str
+    reading: str
+    readings: Sequence[tuple[str, str | None, str]]
+    facts: Sequence[tuple[str, str]]
+    recipe: dict[str, Any]
+    table: Table | None = None
+    findings: Sequence[tuple[State, str]] = ()
+    notes: Sequence[str] = ()
+    splits: Sequence[str] = ()
+    parts: Sequence[tuple[str, str, Sequence[str]]] = ()
+    pictures: Sequence[Picture] = ()
+    figures_in: str = "result.json"
+    more_sections: Sequence[tuple[str, str]] = field(default_factory=tuple)
+
+
+def render(page: Page, result: dict[str, Any], template: str = "plain.html.j2", **more: Any) -> str:
+    """The page as HTML.
 
     Args:
-        title: Its heading.
-        header: Of the table.
-        rows: Of the table, as text.
-        lines: Sentences below it.
-        pictures: Caption and figure; those without a figure are left out.
-        recipe: Shown at the end.
+        page: What it says.
+        result: What its pictures are drawn from.
+        template: Of the family.
+        more: What the template needs besides.
     """
-    drawn = [
-        (caption, Markup(to_svg(figure, f"picture-{n}")))
-        for n, (caption, figure) in enumerate(pictures)
-        if figure is not None
-    ]
-    return (
-        Environment(autoescape=True, undefined=StrictUndefined)
-        .from_string(_PAGE)
-        .render(title=title, header=header, rows=rows, lines=lines, pictures=drawn, recipe=json.dumps(recipe, indent=1))
+    environment = Environment(
+        loader=PackageLoader("freemoe.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    environment.filters |= {"number": reading.number, "percent": reading.percent}
+    environment.globals |= {name: getattr(reading, name) for name in _READERS}
+    pictures = list(drawn(page.pictures, result))
+    recipe = yaml.safe_dump(page.recipe, sort_keys=False, allow_unicode=True, width=100)
+    sections = [("verdict", "Verdict"), ("scores", "Scores"), ("reading", "How to read it"), *page.more_sections]
+    sections += [("pictures", "Pictures")] if pictures else []
+    sections += [("splits", "Splits"), ("provenance", "Provenance"), ("recipe", "Recipe")]
+    return environment.get_template(template).render(
+        page=page,
+        recipe=recipe,
+        sections=sections,
+        pictures=pictures,
+        colours=Markup(css()),
+        recipe_link=Markup("data:text/yaml;charset=utf-8," + quote(recipe)),
+        result=result,
+        **more,
+    )
+
+
+_READERS = ("is_text", "interval_of", "better", "accepted", "abstentions")
+
+
+def write_page(source: str | Path, page: Callable[[dict[str, Any]], str], target: Path | None = None) -> Path:
+    """Read a result and write its page, whole or not at all.
+
+    Args:
+        source: A finished artefact, or a result file.
+        page: Result -> HTML.
+        target: Where to write; if absent ``report.html`` in the artefact.
+
+    Returns:
+        The page.
+
+    Raises:
+        ArtifactError: When there is no result, it is damaged, or the page cannot be written.
+    """
+    path = Path(source)
+    html = page(read_result(path))
+    target = target or (path.parent if path.suffix == ".json" else path) / REPORT
+    write_atomic(target, html.encode())
+    return target
+
+
+def common_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Provenance that every kind of run has: versions, date, seed, machine, time."""
+    machine, cost, recipe = result.get("environment", {}), result.get("cost", {}), result.get("recipe", {})
+    packages = ", ".join(f"{name} {version}" for name, version in machine.get("packages", {}).items())
+    found = [
+        ("made with", f"freemoe {result.get('freemoe') or machine.get('packages', {}).get('freemoe', '?')}"),
+        ("command", f"freemoe {recipe.get('command', 'build')}; again with freemoe run recipe.yaml"),
+        ("created", str(result.get("created", "–"))),
+        ("seed", str(recipe.get("seed", "–"))),
+        ("Python", str(machine.get("python", "–"))),
+        ("packages", packages or "–"),
+        ("machine", f"{machine.get('platform', '–')}, {machine.get('cpu', '–')}, {machine.get('cores', '–')} cores"),
+    ]
+    if cost:
+        found += [
+            ("wall time", duration(cost["wall_seconds"])),
+            ("peak memory", size(cost["peak_memory_bytes"])),
+            ("units of work", f"{cost['units_done']} done, {cost['units_reused']} taken from an earlier run"),
+        ]
+    return found
+
+
+def record_lines(result: Mapping[str, Any]) -> list[str]:
+    """What the artefact carries of what its making saw."""
+    from freemoe.evals.held_out import record_text
+
+    return [record_text(result.get("seen")).replace("`", "")]
+
+
+def made(result: Mapping[str, Any], *more: str) -> str:
+    """One line: version, day and time, seed, and what else."""
+    version = result.get("freemoe") or result.get("environment", {}).get("packages", {}).get("freemoe", "")
+    when = str(result.get("created", "")).replace("T", " ")[:16]
+    seed = result["recipe"].get("seed")
+    parts = (version and f"freemoe {version}", when and f"{when} UTC", "" if seed is None else f"seed {seed}", *more)
+    return " · ".join(part for part in parts if part)
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(count: float) -> str:
+    """Bytes in a unit that people read."""
+    for unit in ("bytes", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"

@@ -76,6 +76,11 @@ def is_text(domain: dict[str, Any]) -> bool:
     return domain["unit"] == "perplexity"
 
 
+def gained(row: dict[str, Any], text: bool) -> str:
+    """A row against the base with its interval, unit included."""
+    return f"perplexity {gain_words(row, True)} the base's" if text else f"{gain_words(row, False)} points"
+
+
 def interval_of(row: dict[str, Any], text: bool) -> tuple[float, float, float]:
     """Mean, low and high of a row against the base: the perplexity ratio of text, else the paired gain in points."""
     seen = row["ratio" if text else "gain"]
@@ -114,6 +119,12 @@ def improves(gain: float, text: bool) -> int:
     return (gain < 1) - (gain > 1) if text else (gain > 0) - (gain < 0)
 
 
+def compared_rows(rows: dict[str, Any]) -> list[str]:
+    """Names of the rows that are compared with the base (where there is none, with the first): known ones first."""
+    home = "base" if "base" in rows else next(iter(rows))
+    return [n for n in COMPARED if n in rows and n != home] + [n for n in rows if n not in (*ROWS, home)]
+
+
 def abstentions(domain: dict[str, Any]) -> tuple[int, int]:
     """Documents on which the router abstained, and all."""
     return sum(d["routed_to"] == "base" for d in domain["documents"]), len(domain["documents"])
@@ -126,11 +137,6 @@ def number(value: float | None, digits: int = 2, sign: bool = False) -> str:
     if value and abs(value) >= 10**6:
         return f"{value:{'+' if sign else ''}.2e}"
     return f"{value:{'+' if sign else ''}.{digits}f}"
-
-
-def digits_of(domain: dict[str, Any]) -> int:
-    """Digits of a gain: ratios need three, points one."""
-    return 3 if is_text(domain) else 1
 
 
 def percent(share: float) -> str:
@@ -146,26 +152,19 @@ def gain_words(row: dict[str, Any], text: bool) -> str:
     return f"{number(mean, 1, True)} [{number(low, 1, True)}, {number(high, 1, True)}]"
 
 
-def overview(result: dict[str, Any]) -> str:
-    """One sentence on the whole build."""
-    found = [better(d["rows"]["expert"], is_text(d)) if accepted(d) else 0 for d in result["domains"]]
-    subdomains = [s for d in result["domains"] for s in d["subdomains"]]
-    chosen = sum(len(accepted(d)) for d in result["domains"])
-    better_ones, worse = found.count(1), found.count(-1)
-    words = f"Better than the base on held-out documents: {better_ones} of {_counted(len(found), 'domain')}"
-    words += f"; worse: {worse}" if worse else ""
-    words += f". An expert was accepted in {chosen} of {_counted(len(subdomains), 'subdomain')}"
-    words += "." if chosen == len(subdomains) else "; where none was, the base answers."
+def mean_gain(result: dict[str, Any]) -> str:
+    """The average gain over the domains; nothing for one domain, or for text."""
     mean = result.get("overall", {}).get("expert")
-    if mean and len(result["overall"]["domains"]) > 1:
-        words += (
-            f" Average gain over {_counted(len(result['overall']['domains']), 'domain')}: {mean['mean']:+.2f} "
-            f"[{mean['low']:+.2f}, {mean['high']:+.2f}] points."
-        )
-    return words
+    if not mean or len(result["overall"]["domains"]) < 2:
+        return ""
+    return (
+        f"Average gain over {plural(len(result['overall']['domains']), 'domain')}: {mean['mean']:+.2f} "
+        f"[{mean['low']:+.2f}, {mean['high']:+.2f}] points."
+    )
 
 
-def _counted(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
+    """A number of things, in words."""
     return f"{count} {noun}" + ("s" if count != 1 else "")
 
 
@@ -185,7 +184,7 @@ def domain_sentence(result: dict[str, Any], domain: dict[str, Any]) -> str:
     words = (
         f"{domain['name']}: {verdict} on {expert['documents']} held-out documents: {unit} "
         f"{number(base['score'], digits)} → {number(expert['score'], digits)} ({gain}), with experts in {len(chosen)} of "
-        f"{_counted(len(domain['subdomains']), 'subdomain')}."
+        f"{plural(len(domain['subdomains']), 'subdomain')}."
     )
     if routed := rows.get("routed"):
         words += f" Routed from the prompt alone: {number(routed['score'], digits)} ({gain_words(routed, text)})."

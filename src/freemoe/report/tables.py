@@ -93,3 +93,19 @@ def trimmed_table(test: dict[str, Any]) -> Table:
     for row in trimmed_rows({"test": test}):
         shown.add_row(*row)
     return shown
+
+
+def evaluation_table(result: dict[str, Any]) -> Table:
+    """Every domain's rows of an evaluation: score, paired difference to the first with its interval, documents.
+
+    Args:
+        result: What ``freemoe eval`` found.
+    """
+    table = Table("domain", "expert", "score", "difference to the base [95 %]", "documents", "set aside", box=None)
+    for domain in result["domains"]:
+        aside = str(domain["set_aside"]["documents"])
+        for number_, (expert, row) in enumerate(domain["rows"].items()):
+            gain = gain_words(row, is_text(domain)) if number_ else ""
+            cells = (domain["name"], expert, number(row["score"]), gain, str(row["documents"]), aside)
+            table.add_row(*(Text(cell) for cell in cells))
+    return table

@@ -6,44 +6,95 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from freemoe.evals.held_out import record_text
-from freemoe.hookmoe.card import HEADER, headlines, table
-from freemoe.report.figures.drawing import PALETTE, heading, new_figure, styled
+from freemoe.hookmoe.card import ABOUT, HEADER, headlines, share_text, table
+from freemoe.report.figures.all_figures import Picture
+from freemoe.report.figures.drawing import WIDE, heading, is_narrow, legend_above, new_figure, styled
 from freemoe.report.figures.plan_figures import pareto_figure
-from freemoe.report.page import plain_page, write_page
+from freemoe.report.page import Group, Page, Table, Verdict, common_facts, made, record_lines, render, write_page
+from freemoe.report.palette import colour, role
+
+_COLUMNS = ("row", *HEADER[1:-1])
+_OURS = ("hooks", "rescaled")
 
 
-def write_trimmed_report(folder: str | Path) -> Path:
+def write_trimmed_report(source: str | Path) -> Path:
     """Read a trimmed mixture's ``result.json`` and write ``report.html`` beside it."""
-    return write_page(folder, page)
+    return write_page(source, page)
 
 
 def page(result: dict[str, Any]) -> str:
     """The page of a result."""
-    return plain_page(
-        f"{result['base']['name']}, trimmed",
-        ["on test text", *HEADER[1:]],
-        table(result),
-        [*headlines(result), record_text(result.get("seen"))],
-        (
-            (
-                "Plans that were measured on held-out text, and what each layer loses when it alone is cut.",
-                pareto_figure(result["plan"]),
+    test, text, base = result["test"], result["text"], result["base"]
+    found = [(role(row[0], "rival"), ["" if cell == "-" else cell for cell in row[:-1]]) for row in table(result)]
+    parts = zip(
+        ("train the hooks", "choose plan, rule and state", "are reported"),
+        text["passages"],
+        text["blocks"],
+        strict=True,
+    )
+    return render(
+        Page(
+            title=f"{base['name']}, trimmed",
+            about=made(result, "fewer experts run, hooks make up for it, no weight was changed"),
+            verdict=verdict(result),
+            findings=[("fact", line.replace("->", "→")) for line in headlines(result)],
+            heading="Figures on test text",
+            table=Table(
+                f"{test['tokens']:,} tokens of text that neither trained nor chose anything.",
+                _COLUMNS,
+                [Group(found)],
+                (1, 2, 3, 4),
             ),
-            ("Loss on held-out text while training; the lowest state is the one that is kept.", curves(result)),
-            (
-                "Layers on the test text: experts that ran, how many of them the full model ran too, load.",
-                layers(result),
-            ),
+            reading="Loss: cross-entropy in nats per token. KL: divergence from the full model in nats per token. For both, less is "
+            "better. Won back: the share of what the plan alone loses that a row does not lose, with 95 % bootstrap intervals over blocks.",
+            readings=[(name, role(name, "rival"), ABOUT.get(name, "a row of its own")) for name in test["rows"]],
+            pictures=PICTURES,
+            splits=[
+                "The text was divided by content: "
+                + ", ".join(f"{passages:,} passages ({blocks} blocks) {what}" for what, passages, blocks in parts)
+                + ".",
+                *record_lines(result),
+            ],
+            facts=[
+                ("base", str(base["name"])),
+                ("base fingerprint", str(base["fingerprint"])),
+                ("base layout", f"{base['family']}, plan {base['plan']}"),
+                *common_facts(result),
+            ],
+            recipe=result["recipe"],
         ),
-        result["recipe"],
+        result,
     )
 
 
+def verdict(result: dict[str, Any]) -> Verdict:
+    """Whether the artefact reliably wins back what its plan loses."""
+    rows = result["test"]["rows"]
+    act = f"Act {result['base']['act']:.3g} → {result['plan']['act']:.3g}"
+    full, plan = rows["full"]["ce"], rows["plan"]["ce"]
+    ours = next((name for name in _OURS if name in rows), None)
+    if ours is None:
+        words = f"Nothing to win back with: {act} takes the test loss from {full:.4f} to {plan:.4f}, and there are no hooks."
+        return Verdict("same", "The plan alone", words)
+    share = rows[ours].get("recovered_ce")
+    losses = f"test loss {full:.4f} in full, {plan:.4f} by the plan alone, {rows[ours]['ce']:.4f} with {ours}"
+    if share is None or share[0] is None:
+        return Verdict(
+            "same", "Nothing was lost", f"{act} loses nothing on test text that could be won back: {losses}."
+        )
+    won = f"{share_text(share)} of the loss that the plan costs at {act} is won back ({losses})."
+    if share[1] is not None and share[1] > 0:
+        return Verdict("better", "Reliable gain over the plan alone", f"Yes: {won}")
+    if share[2] is not None and share[2] < 0:
+        return Verdict("worse", "Worse than the plan alone", f"No: {won}")
+    return Verdict("same", "No reliable gain over the plan alone", f"No: {won}")
+
+
 @styled
-def curves(result: dict[str, Any]) -> Figure | None:
+def curves(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """Held-out losses of hooks and control over the steps; None where nothing was trained."""
     losses = {name: values for name, values in result["hooks"]["losses"].items() if len(values) > 1}
     if not losses:
@@ -53,33 +104,75 @@ def curves(result: dict[str, Any]) -> Figure | None:
         "hooks": "cross-entropy" if training["loss"] == "lm" else "KL to the full model",
         "control": "cross-entropy",
     }
-    figure = new_figure(7.0, 2.6)
+    narrow = is_narrow(width)
+    figure = new_figure(min(width, 9.0), 2.6 * len(losses) if narrow else 2.8)
     for n, (name, values) in enumerate(losses.items()):
-        axes = figure.add_subplot(1, len(losses), n + 1)
+        axes = figure.add_subplot(*((len(losses), 1) if narrow else (1, len(losses))), n + 1)
         steps = [min(i * training["every"], training["steps"]) for i in range(len(values))]
-        axes.plot(steps, values, marker="o", color=PALETTE[n])
+        axes.plot(steps, values, marker="o", markersize=4, color=colour(role(name)))
         axes.set(xlabel="step", ylabel=f"{units[name]}, nats")
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.grid()
         heading(axes, name, "", 30)
     return figure
 
 
 @styled
-def layers(result: dict[str, Any]) -> Figure:
+def layers(result: dict[str, Any], width: float = WIDE) -> Figure:
     """Act, agreement with the full model's routes, and load of every mixture layer, per row of the table."""
-    rows = {n: r for n, r in result["test"]["rows"].items() if n in ("full", "plan", "hooks", "rescaled")}
-    figure = new_figure(9.0, 2.6)
+    rows = {n: r for n, r in result["test"]["rows"].items() if n in ("full", "plan", *_OURS)}
+    narrow = is_narrow(width)
+    figure = new_figure(width, 6.6 if narrow else 2.9)
     parts = (
         ("act", "experts per token"),
         ("route_agreement", "routes shared with the full model"),
         ("load_cv", "load, c.v."),
     )
-    for axes, (key, label) in zip(figure.subplots(1, 3), parts, strict=True):
-        for n, (name, row) in enumerate(rows.items()):
-            axes.plot(
-                [int(i) for i in row[key]], list(row[key].values()), marker="osd^"[n], color=PALETTE[n], label=name
-            )
-        axes.set(xlabel="layer", ylabel=label)
+    looks = {
+        name: {
+            "color": colour(role(name, "rival")),
+            "marker": "osd^"[n],
+            "ls": ("-", "--", "-", ":")[n],
+            "markersize": 4,
+            "lw": 1.3,
+        }
+        for n, name in enumerate(rows)
+    }
+    for axes, (key, label) in zip(figure.subplots(*((3, 1) if narrow else (1, 3))), parts, strict=True):
+        for name, row in rows.items():
+            axes.plot([int(i) for i in row[key]], list(row[key].values()), **looks[name])
+        axes.set(xlabel="layer")
+        heading(axes, label, "", 36)
         axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.axes[0].legend()
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.grid()
+    legend_above(figure, [Line2D([], [], label=name, **look) for name, look in looks.items()], 4)
     return figure
+
+
+def _plans(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+    return pareto_figure(result["plan"], width)
+
+
+PICTURES = (
+    Picture(
+        "plans",
+        "Plans that were measured",
+        "Every plan on held-out text, the line through those that no other beats, and a ring around the chosen one; and, by itself, "
+        "what each layer loses when it alone is cut.",
+        _plans,
+    ),
+    Picture(
+        "training",
+        "Training",
+        "Loss on held-out text while training; the lowest state is the one that is kept.",
+        curves,
+    ),
+    Picture(
+        "layers",
+        "Layer by layer",
+        "On test text: experts that ran, how many of them the full model ran too, and how uneven the load of the experts is.",
+        layers,
+    ),
+)

@@ -67,11 +67,19 @@ class ForecastFacts(Part):
     measured: float
 
 
+class Holds(Part):
+    """What a subdomain holds, by its reference documents."""
+
+    prompts: list[str] = Field(description="Of the documents nearest to its centre, cut short.")
+    words: list[str] = Field(description="Words that are more frequent in it than in the rest of its domain.")
+
+
 class SubdomainResult(Part):
     """One subdomain."""
 
     name: str
     reference_documents: int
+    holds: Holds | None = None
     chosen: str = Field(description="The accepted candidate, or base.")
     verdict: str
     verdicts: list[Verdict]

@@ -71,6 +71,8 @@ class EvaluatedDocument(Document):
 
     format: Literal[1]
     kind: Literal["evaluation"]
+    freemoe: str = Field(description="Version that wrote it.")
+    created: str
     recipe: dict[str, Any]
     seen: dict[str, Any] | None = Field(description="The record of what the making saw.")
     domains: list[EvaluatedDomain]

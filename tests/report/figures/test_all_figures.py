@@ -1,24 +1,36 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import matplotlib
 import pytest
+from matplotlib.colors import to_hex
 
-from freemoe.report.figures.all_figures import FIGURES, bands, gains, improved_per_band, purification, svgs
-from freemoe.report.figures.drawing import plain, style, to_svg
+from freemoe.report.figures.all_figures import FIGURES, bands, drawn, gains, improved_per_band, purification, radar
+from freemoe.report.figures.drawing import NARROW, WIDE, plain, style, to_svg
+from freemoe.report.palette import COLOURS
 from tests.report.synthetic import make_domain, make_result
 
 
+@pytest.mark.parametrize("width", [WIDE, NARROW])
 @pytest.mark.parametrize("picture", FIGURES, ids=[p.name for p in FIGURES])
-def test_each_figure_is_an_svg_of_moderate_size_with_the_same_bytes_each_time(picture):
-    first, again = (to_svg(picture.draw(make_result()), picture.name) for _ in range(2))
-    assert first == again
+def test_each_figure_is_an_svg_of_moderate_size_with_the_same_bytes_each_time(picture, width):
+    figure = picture.draw(make_result(), width)
+    assert figure.get_figwidth() <= width
+    first = to_svg(figure, picture.name)
+    if width == WIDE:
+        assert first == to_svg(picture.draw(make_result(), width), picture.name)
     assert first.startswith("<svg ")
     assert first.endswith("</svg>")
     assert len(first) < 300_000
     assert "<image" not in first
+    # Writing is writing, and every colour is one of the palette's, so that a theme can change it.
+    assert first.count("<text") > 3
+    assert "DejaVu" not in first
+    assert re.findall(r"(?<!href=\")(?<!url\()#[0-9a-fA-F]{6}\b", first) == []
+    assert set(re.findall(r"var\(--([\w-]+)\)", first)) <= {*COLOURS, "font"}
 
 
 def test_a_figure_written_twice_has_the_same_bytes():
@@ -32,7 +44,7 @@ def test_figures_leave_matplotlib_as_it_was():
         return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != "backend"}
 
     before = settings()
-    assert len(list(svgs(make_result([make_domain("math", ("saliency", "base"))])))) == len(FIGURES) - 1
+    assert len(list(drawn(FIGURES, make_result([make_domain("math", ("saliency", "base"))])))) == len(FIGURES)
     assert settings() == before
 
 
@@ -45,7 +57,7 @@ def test_the_users_own_matplotlib_style_has_no_say():
 def test_pyplot_and_torch_stay_out():
     code = (
         "import sys; from tests.report.synthetic import make_result; from freemoe.report.figures.all_figures import FIGURES; "
-        "from freemoe.report import html; [p.draw(make_result()) for p in FIGURES]; print([m for m in ('torch', 'matplotlib.pyplot', 'transformers') if m in sys.modules])"
+        "from freemoe.report import experts; [p.draw(make_result()) for p in FIGURES]; print([m for m in ('torch', 'matplotlib.pyplot', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -108,3 +120,29 @@ def test_many_subdomains_get_a_panel_in_order_of_interest():
     assert {f"many/s{i}" for i in range(2, 36, 3)} <= set(titles)
     assert titles == sorted(titles, key=lambda t: int(t.removeprefix("many/s")))
     assert "24 of 36 subdomains are drawn" in figure.get_supxlabel()
+
+
+@pytest.mark.parametrize(("count", "width", "kind"), [(2, WIDE, "bars"), (3, WIDE, "polar"), (3, NARROW, "bars")])
+def test_fewer_than_three_spokes_are_bars_of_the_same_scores(count, width, kind):
+    result = make_result([make_domain("math", ("saliency",) * count)])
+    (axes,) = radar(result, width).axes
+    rows = [s["rows"] for s in result["domains"][0]["subdomains"]]
+    wanted = [r[name]["score"] for r in rows for name in ("base", "expert", "routed")]
+    if kind == "polar":
+        assert axes.name == "polar"
+        drawn_ = [float(v) for line in axes.lines[:3] for v in line.get_ydata()[:-1]]
+    else:
+        drawn_ = [bar.get_width() for bar in axes.patches]
+    assert sorted(drawn_) == pytest.approx(sorted(wanted))
+
+
+def test_the_same_row_has_the_same_colour_in_every_figure():
+    result = make_result()
+    for picture in FIGURES:
+        for width in (WIDE, NARROW):
+            for legend in picture.draw(result, width).legends:
+                for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
+                    name = text.get_text().split()[0]
+                    if name in ("expert", "routed", "control", "oracle"):
+                        shown = handle.get_color() if hasattr(handle, "get_color") else to_hex(handle.get_facecolor())
+                        assert shown == COLOURS[name][0], (picture.name, name)

@@ -11,6 +11,7 @@ from freemoe.domain_experts.ahead import Ahead
 from freemoe.domain_experts.candidates import SALIENCY, Subdomain
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.prove.evidence import domain_evidence, where_off
+from freemoe.domain_experts.route.contents import contents
 from freemoe.domain_experts.route.router import Router, calibration_errors
 from freemoe.domain_experts.route.subdomains import Subdomains, features
 from freemoe.domain_experts.structured.evidence import cut_evidence, unit_evidence
@@ -112,7 +113,7 @@ def _domain_result(
 ) -> dict[str, Any]:
     data = bench.domains[domain]
     subdomains = []
-    for name in part.names:
+    for name, held in zip(part.names, contents(data.reference.documents, part), strict=True):
         sub = by_name[name]
         off = accepted.get(name, Mask)()
         best = max(sub.verdicts, key=lambda v: v.gain)
@@ -121,6 +122,7 @@ def _domain_result(
             {
                 "name": name,
                 "reference_documents": len(sub.split),
+                "holds": held,
                 "chosen": sub.choice.candidate if sub.choice else "base",
                 "verdict": _verdict_in_words(sub, bench.recipe),
                 "verdicts": [vars(v) for v in sub.verdicts],

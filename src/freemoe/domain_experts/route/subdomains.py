@@ -20,6 +20,7 @@ from freemoe.recipes import SubdomainSection
 
 _DOCUMENTS_PER_CLUSTER = 40
 _MOST_CLUSTERS = 8
+_TYPICAL = 12  # more than are shown, as some say the same
 
 
 @torch.no_grad()
@@ -63,6 +64,7 @@ class Subdomains:
         centroids: ``(K, H)`` mean feature of each.
         groups: With ``by: task`` and ``by: field``, which group of documents each subdomain is.
         notes: What was merged, in words.
+        typical: Of each, the reference documents nearest to its centroid, the nearest first.
     """
 
     domain: str
@@ -72,6 +74,7 @@ class Subdomains:
     by: str
     groups: dict[str, int]
     notes: tuple[str, ...] = ()
+    typical: tuple[tuple[int, ...], ...] = ()
 
     def assign(self, documents: Sequence[Document], feature: Tensor) -> list[int]:
         """Known subdomain of other documents: their own group, or the nearest centroid (MoDE Eq. 4).
@@ -137,7 +140,14 @@ def divide(domain: str, split: ReferenceSplit, feature: Tensor, section: Subdoma
         section.by,
         merged,
         tuple(f"{domain}: {note}" for note in notes),
+        tuple(_nearest(feature, np.flatnonzero(labels == k), centre) for k, centre in enumerate(centroids)),
     )
+
+
+def _nearest(feature: Tensor, own: np.ndarray, centre: Tensor) -> tuple[int, ...]:
+    """Of some documents those nearest to a centroid."""
+    apart = (feature[torch.from_numpy(own)].double() - centre.double()).norm(dim=1).numpy()
+    return tuple(int(own[i]) for i in np.argsort(apart, kind="stable")[:_TYPICAL])
 
 
 def _kmeans(feature: np.ndarray, count: int, initialisations: int, seed: int) -> np.ndarray:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from freemoe.report.figures.candidate_figures import bands, candidate_boxes, improved_per_band
-from freemoe.report.figures.drawing import to_svg
+from freemoe.report.figures.drawing import NARROW, WIDE, to_svg
 from freemoe.report.figures.gain_figures import gains, improvement, radar
 from freemoe.report.figures.inside_figures import purification, where_off
 from freemoe.report.figures.router_figures import confidence, confusion
@@ -17,17 +17,18 @@ from freemoe.report.figures.unit_figures import unit_curve
 
 __all__ = [
     "FIGURES",
+    "Drawn",
     "Picture",
     "bands",
     "candidate_boxes",
     "confidence",
     "confusion",
+    "drawn",
     "gains",
     "improved_per_band",
     "improvement",
     "purification",
     "radar",
-    "svgs",
     "to_svg",
     "unit_curve",
     "where_off",
@@ -42,13 +43,13 @@ class Picture:
         name: Its anchor, and the prefix of its ids.
         title: Heading.
         caption: What to see in it.
-        draw: Result -> figure, or None when the result has nothing for it.
+        draw: Result and width -> figure, or None when the result has nothing for it.
     """
 
     name: str
     title: str
     caption: str
-    draw: Callable[[dict[str, Any]], Figure | None]
+    draw: Callable[[dict[str, Any], float], Figure | None]
 
 
 FIGURES = (
@@ -68,7 +69,8 @@ FIGURES = (
     Picture(
         "radar",
         "Base, expert and routed mixture",
-        "Score in per cent along each spoke; further out is better. Text domains have no spoke.",
+        "Score in per cent: along each spoke, or, where there are fewer than three or no room, as bars. Further out is better. Text "
+        "domains are not in it.",
         radar,
     ),
     Picture(
@@ -94,7 +96,7 @@ FIGURES = (
     Picture(
         "improved",
         "Subdomains improved per band",
-        "Above zero: subdomains whose score is higher (perplexity lower) than the base's with that band off; pale, below "
+        "Above zero: subdomains whose score is higher (perplexity lower) than the base's with that band off; hollow, below "
         "zero: worse. Differences due to chance count too. Measured on the reported split, not used to choose.",
         improved_per_band,
     ),
@@ -121,16 +123,37 @@ FIGURES = (
     Picture(
         "confidence",
         "How sure the router was",
-        "Confidence on the reported documents. The threshold was set on reference documents. Right: how often a route of "
+        "Confidence on the reported documents. The threshold was set on reference documents. And how often a route of "
         "that confidence was right; on the line, confidence is the chance to be right. Larger dots: more documents.",
         confidence,
     ),
 )
 
 
-def svgs(result: dict[str, Any]) -> Iterator[tuple[Picture, str]]:
-    """Every figure that the result has data for, as inline SVG."""
-    for picture in FIGURES:
-        figure = picture.draw(result)
-        if figure is not None:
-            yield picture, to_svg(figure, picture.name)
+@dataclass(frozen=True)
+class Drawn:
+    """A picture as it stands in a page: drawn once for a screen and once for a phone.
+
+    Attributes:
+        name: Its anchor.
+        title: Heading.
+        caption: What to see in it.
+        wide: SVG.
+        narrow: SVG.
+    """
+
+    name: str
+    title: str
+    caption: str
+    wide: str
+    narrow: str
+
+
+def drawn(pictures: Sequence[Picture], result: dict[str, Any]) -> Iterator[Drawn]:
+    """Those pictures that the result has data for, as inline SVG."""
+    for picture in pictures:
+        figures = [picture.draw(result, width) for width in (WIDE, NARROW)]
+        if figures[0] is not None and figures[1] is not None:
+            told = (picture.title, picture.caption)
+            wide, narrow = (to_svg(f, f"{picture.name}-{n}", *told) for n, f in zip("wn", figures, strict=True))  # pyright: ignore[reportArgumentType]
+            yield Drawn(picture.name, *told, wide, narrow)

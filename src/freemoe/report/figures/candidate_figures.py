@@ -14,27 +14,25 @@ from matplotlib.axes import Axes
 from matplotlib.cbook import boxplot_stats
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from freemoe.report.figures.drawing import (
-    FAINT,
-    INK,
-    METRIC_COLOURS,
     METRIC_MARKERS,
-    PALETTE,
-    SOFT,
+    WIDE,
+    below,
     first_column,
     heading,
+    is_narrow,
     legend_above,
     new_figure,
-    paler,
     panels,
     panels_of,
     plain,
     ratio_ticks,
     styled,
+    wrapped,
 )
+from freemoe.report.palette import COLOURS, CONTROL, FAINT, INK, PAPER, SHADE, SOFT, colour
 from freemoe.report.reading import candidate_gains, improves, is_text
 
 NOT_USED = "measured on the reported split, not used to choose"
@@ -53,17 +51,17 @@ def _banded(subdomain: dict[str, Any]) -> dict[str, list[tuple[float, float, str
 
 
 def _colour(metric: str) -> str:
-    return METRIC_COLOURS.get(metric, PALETTE[-1])
+    return CONTROL if metric == "random" else colour(metric) if metric in COLOURS else INK
 
 
 @styled
-def bands(result: dict[str, Any]) -> Figure | None:
+def bands(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """Score over the bands of the importance ranking, one panel per subdomain (MoDE Fig. 1 and 5)."""
     shown = [(d, s) for d in result["domains"] for s in d["subdomains"] if _banded(s) and s.get("rows")]
     if not shown:
         return None
     shown, note = panels_of(shown, lambda pair: pair[1]["chosen"] != "base")
-    figure, axes = panels(len(shown))
+    figure, axes = panels(len(shown), width=width)
     for place, (domain, subdomain) in zip(axes, shown, strict=True):
         _sweep(place, subdomain, is_text(domain))
         unit = "perplexity; " if is_text(domain) else ""
@@ -78,17 +76,15 @@ def bands(result: dict[str, Any]) -> Figure | None:
     ]
     handles += [Line2D([], [], color=_colour(c), ls="-.", lw=1.4, label=f"{c} (no band)") for c in switches]
     handles.append(Line2D([], [], color=INK, ls="--", lw=1, label="base"))
-    handles.append(
-        Line2D([], [], color=INK, marker="*", markersize=10, lw=0, markerfacecolor="#F0E442", label="chosen")
-    )
+    handles.append(Line2D([], [], color=INK, marker="*", markersize=9, lw=0, label="chosen"))
     legend_above(figure, handles, 6)
-    figure.supxlabel(f"{BAND_AXIS}   ({NOT_USED})" + (f"\n{note}" if note else ""), fontsize=8.5, color=SOFT)
+    below(figure, f"{BAND_AXIS}\n{NOT_USED}" + (f"\n{note}" if note else ""))
     return figure
 
 
 def _sweep(axes: Axes, subdomain: dict[str, Any], text: bool) -> None:
     chosen = subdomain["chosen"]
-    star = {"marker": "*", "markersize": 11, "color": INK, "markerfacecolor": "#F0E442", "zorder": 5, "clip_on": False}
+    star = {"marker": "*", "markersize": 11, "color": INK, "markeredgecolor": PAPER, "zorder": 5, "clip_on": False}
     base = subdomain["rows"]["base"]["score"]
     axes.axhline(base, color=INK, ls="--", lw=1)
     seen = [base]
@@ -121,7 +117,7 @@ def _sweep(axes: Axes, subdomain: dict[str, Any], text: bool) -> None:
 
 
 @styled
-def candidate_boxes(result: dict[str, Any]) -> Figure | None:
+def candidate_boxes(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """Gains of all candidates per domain as boxplots (MoDE Fig. 4)."""
     kinds = []
     for text in (False, True):
@@ -136,28 +132,30 @@ def candidate_boxes(result: dict[str, Any]) -> Figure | None:
     if not kinds:
         return None
     rows = [len(groups) for _, groups in kinds]
-    figure = new_figure(9, 0.5 + sum(0.42 * n + 0.8 for n in rows))
+    figure = new_figure(min(width, 9.0), 0.5 + sum(0.42 * n + 0.9 for n in rows))
     grid = figure.add_gridspec(len(kinds), 1, height_ratios=[0.42 * n + 0.3 for n in rows])
     for k, (text, groups) in enumerate(kinds):
-        _boxes(figure.add_subplot(grid[k, 0]), groups, text)
+        _boxes(figure.add_subplot(grid[k, 0]), groups, text, width)
     return figure
 
 
-def _boxes(axes: Axes, groups: list[tuple[str, list[float]]], text: bool) -> None:
+def _boxes(axes: Axes, groups: list[tuple[str, list[float]]], text: bool, width: float) -> None:
     if text:
         axes.set_xscale("log")
-    ink, high = PALETTE[0], 0.28
+    high, narrow = 0.28, is_narrow(width)
     # Drawn by hand: matplotlib's own boxplot wakes pyplot, which picks a window system for the whole process.
     for y, (_, values) in enumerate(groups):
         box = boxplot_stats(values)[0]
-        axes.barh(y, box["q3"] - box["q1"], 2 * high, left=box["q1"], color=paler(ink, 0.2), edgecolor=ink)
-        axes.plot([box["med"]] * 2, [y - high, y + high], color=ink, lw=2.2)
+        axes.barh(y, box["q3"] - box["q1"], 2 * high, left=box["q1"], color=SHADE, edgecolor=SOFT)
+        axes.plot([box["med"]] * 2, [y - high, y + high], color=SOFT, lw=2.2)
         for end, side in (("whislo", "q1"), ("whishi", "q3")):
-            axes.plot([box[end], box[side]], [y, y], color=ink, lw=1)
-            axes.plot([box[end]] * 2, [y - high / 2, y + high / 2], color=ink, lw=1)
-        axes.plot(box["fliers"], [y] * len(box["fliers"]), "o", markersize=3, color=ink, markerfacecolor="white")
+            axes.plot([box[end], box[side]], [y, y], color=SOFT, lw=1)
+            axes.plot([box[end]] * 2, [y - high / 2, y + high / 2], color=SOFT, lw=1)
+        axes.plot(box["fliers"], [y] * len(box["fliers"]), "o", markersize=3, color=SOFT, markerfacecolor=PAPER)
     axes.axvline(1 if text else 0, color=INK, lw=0.9, zorder=0)
-    axes.set_yticks(range(len(groups)), [f"{plain(name, 20)} ({len(values)})" for name, values in groups])
+    axes.set_yticks(
+        range(len(groups)), [f"{plain(name, 9 if narrow else 20)} ({len(values)})" for name, values in groups]
+    )
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
@@ -165,59 +163,50 @@ def _boxes(axes: Axes, groups: list[tuple[str, list[float]]], text: bool) -> Non
         low, high = min(1.0, *(min(v) for _, v in groups)), max(1.0, *(max(v) for _, v in groups))
         room = max(1.05, (high / low) ** 0.04)
         axes.set_xlim(low / room, high * room)
-        ratio_ticks(axes.xaxis, *axes.get_xlim(), most=8)
-        axes.set_xlabel(f"perplexity / the base's, left of 1 is better ({NOT_USED})")
+        ratio_ticks(axes.xaxis, *axes.get_xlim(), most=4 if narrow else 8)
+        axes.set_xlabel(wrapped(f"perplexity / the base's, left of 1 is better\n{NOT_USED}", 0.65 * width))
     else:
+        axes.xaxis.set_major_locator(MaxNLocator(5 if narrow else 9))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
-        axes.set_xlabel(f"gain over the base, points ({NOT_USED})")
+        axes.set_xlabel(wrapped(f"gain over the base, points\n{NOT_USED}", 0.65 * width))
 
 
 @styled
-def improved_per_band(result: dict[str, Any]) -> Figure | None:
+def improved_per_band(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """How many subdomains each band improves, and how many it makes worse (MoDE Fig. 2)."""
-    tally: dict[str, dict[tuple[float, float], dict[str, list[int]]]] = {}
-    names = []
+    tally: dict[str, dict[tuple[float, float], list[int]]] = {}
     for domain in result["domains"]:
+        text = is_text(domain)
         for subdomain in domain["subdomains"]:
-            gains = candidate_gains(subdomain, is_text(domain))
+            gains = candidate_gains(subdomain, text)
             for metric, rows in _banded(subdomain).items():
                 for start, end, name, _ in rows:
-                    if name not in gains:
-                        continue
-                    cell = tally.setdefault(metric, {}).setdefault((start, end), {})
-                    counts = cell.setdefault(domain["name"], [0, 0])
-                    sign = improves(gains[name], is_text(domain))
-                    counts[0] += sign > 0
-                    counts[1] += sign < 0
-                    names.append(domain["name"])
-    names = list(dict.fromkeys(names))
+                    if name in gains:
+                        counts = tally.setdefault(metric, {}).setdefault((start, end), [0, 0])
+                        sign = improves(gains[name], text)
+                        counts[0] += sign > 0
+                        counts[1] += sign < 0
     if not tally:
         return None
-    figure, axes = panels(len(tally), 2, height=2.7)
-    most = max(sum(c[k] for c in cell.values()) for m in tally.values() for cell in m.values() for k in (0, 1))
+    figure, axes = panels(len(tally), 2, width=width, height=2.7)
+    most = max(count for cells in tally.values() for counts in cells.values() for count in counts)
     for place, (metric, cells) in zip(axes, tally.items(), strict=True):
-        _counts(place, cells, names)
-        heading(place, metric)
+        _counts(place, cells, _colour(metric))
+        heading(place, f"{metric} bands")
         place.set_ylim(-most - 0.6, most + 0.6)
         if first_column(place):
             place.set_ylabel("worse   |   improved")
-    handles = [Patch(color=PALETTE[i % len(PALETTE)], label=plain(name, 20)) for i, name in enumerate(names)]
-    legend_above(figure, handles, 6)
-    figure.supxlabel(f"{BAND_AXIS}\n({NOT_USED}; any difference counts)", fontsize=8.5, color=SOFT)
+    below(figure, f"{BAND_AXIS}\n{NOT_USED}; any difference counts")
     return figure
 
 
-def _counts(axes: Axes, cells: dict[tuple[float, float], dict[str, list[int]]], names: list[str]) -> None:
+def _counts(axes: Axes, cells: dict[tuple[float, float], list[int]], own: str) -> None:
     middles = sorted((a + b) / 2 for a, b in cells)
     apart = min((b - a for a, b in itertools.pairwise(middles)), default=0.1)
-    for (start, end), cell in cells.items():
-        up = down = 0
-        for i, name in enumerate(names):
-            better, worse = cell.get(name, (0, 0))
-            colour, middle = PALETTE[i % len(PALETTE)], (start + end) / 2
-            axes.bar(middle, better, 0.85 * apart, bottom=up, color=colour, edgecolor="white", lw=0.5)
-            axes.bar(middle, -worse, 0.85 * apart, bottom=-down, color=paler(colour), edgecolor="white", lw=0.5)
-            up, down = up + better, down + worse
+    for (start, end), (better, worse) in cells.items():
+        middle = (start + end) / 2
+        axes.bar(middle, better, 0.85 * apart, color=own, edgecolor=own, lw=1)
+        axes.bar(middle, -worse, 0.85 * apart, color=PAPER, edgecolor=own, lw=1)
     axes.axhline(0, color=INK, lw=0.9)
     axes.set_xlim(0, 1)
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))

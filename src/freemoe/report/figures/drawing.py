@@ -1,15 +1,17 @@
-"""How figures look and how they become SVG: one palette, one style, the same bytes for the same figure.
+"""How figures look and how they become SVG: one style, the same bytes for the same figure.
 
-Figures are made on matplotlib's object API, so nothing global changes and no window system is needed. The palette is
-Okabe and Ito's, which people with the common colour-vision deficiencies can tell apart; rows differ by marker too.
+Figures are made on matplotlib's object API, so nothing global changes and no window system is needed. Every function that draws takes
+the width that it has, and draws otherwise where that is a phone's.
 """
 
 from __future__ import annotations
 
 import functools
+import html
 import io
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,14 +20,19 @@ import matplotlib
 import matplotlib.ticker
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import PlaceHolderLayoutEngine
 
-INK, SOFT, FAINT = "#222222", "#5f6670", "#d5d9de"
+from freemoe.report.palette import EDGE, FAINT, INK, PAPER, RAMPS, SOFT, on_step, themed
+
+WIDE, NARROW = 10.0, 3.58
+"""Widths in inches, of 100 pixels each, of the two drawings that a page has of every figure: for a screen, and for a phone."""
+
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8a6d00", "#000000")
-ROW_COLOURS = {"base": "#5f6670", "expert": "#0072B2", "routed": "#009E73", "control": "#E69F00", "oracle": "#CC79A7"}
-ROW_MARKERS = {"base": "|", "expert": "o", "routed": "s", "control": "^", "oracle": "D"}
+"""For pictures that stand alone and tell many methods apart; figures of a page take the colours of `report.palette`."""
+
+ROW_MARKERS = {"base": "|", "expert": "o", "routed": "s", "control": "^", "oracle": "D", "rival": "v"}
 ROW_LABELS = {
     "base": "base",
     "expert": "expert (known subdomain)",
@@ -33,7 +40,6 @@ ROW_LABELS = {
     "control": "control (random weights)",
     "oracle": "oracle (selected on test)",
 }
-METRIC_COLOURS = {"saliency": "#D55E00", "wanda": "#0072B2", "magnitude": "#009E73", "random": "#E69F00"}
 METRIC_MARKERS = {"wanda": "o", "magnitude": "s", "random": "^"}
 
 _MOST_PANELS = 24
@@ -45,7 +51,7 @@ _STYLE: dict[str, Any] = {
     "font.size": 9,
     "text.parse_math": False,
     "text.color": INK,
-    "axes.edgecolor": "#9aa1a9",
+    "axes.edgecolor": EDGE,
     "axes.labelcolor": SOFT,
     "axes.titlesize": 9,
     "axes.labelsize": 8.5,
@@ -57,10 +63,11 @@ _STYLE: dict[str, Any] = {
     "ytick.color": SOFT,
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
-    "grid.color": "#e6e9ec",
+    "grid.color": FAINT,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
-    "figure.facecolor": "white",
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
 }
 
 
@@ -82,6 +89,11 @@ def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
             return draw(*args, **kwargs)
 
     return inner
+
+
+def is_narrow(width: float) -> bool:
+    """Whether a figure of so many inches is drawn for a phone."""
+    return width < WIDE / 2
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -115,14 +127,52 @@ def panels_of(items: Sequence[Any], has_expert: Callable[[Any], bool]) -> tuple[
     return [items[i] for i in sorted(ranked)], note
 
 
-def panels(count: int, columns: int = 4, width: float = 11.0, height: float = 2.3) -> tuple[Figure, list[Axes]]:
-    """A figure of small multiples: ``count`` panels, row by row, all of one size."""
-    columns = min(columns, count)
+def panels(count: int, columns: int = 4, width: float = WIDE, height: float = 2.3) -> tuple[Figure, list[Axes]]:
+    """A figure of small multiples: ``count`` panels, row by row, all of one size; one beside another only where there is room."""
+    columns = 1 if is_narrow(width) else min(columns, count)
     rows = math.ceil(count / columns)
+    height = min(height, 1.75) if is_narrow(width) else height
     # Few panels are not stretched over the page.
     figure = new_figure(min(width, 3.7 * columns + 0.8), height * rows + 0.6)
     grid = figure.add_gridspec(rows, columns)
     return figure, [figure.add_subplot(grid[i // columns, i % columns]) for i in range(count)]
+
+
+def shaded(
+    axes: Axes,
+    shares: Sequence[Sequence[float]],
+    top: float,
+    hue: str,
+    number: Callable[[int, int], str] | None = None,
+    left: float = 0.0,
+) -> None:
+    """A grid of cells, the darker the larger the share: in steps, each with a colour to write on it in.
+
+    Args:
+        axes: Where to draw.
+        shares: Row by row.
+        top: The share of the darkest step.
+        hue: One of `palette.RAMPS`.
+        number: Row, column -> what to write into that cell.
+        left: Where the first column begins.
+    """
+    steps = RAMPS[hue]
+    place = [[min(len(steps) - 1, int(len(steps) * share / top)) if top else 0 for share in row] for row in shares]
+    axes.pcolormesh(
+        [left + x for x in range(len(shares[0]) + 1)],
+        range(len(shares) + 1),
+        place,
+        cmap=ListedColormap(steps),
+        norm=Normalize(0, len(steps) - 1),
+        edgecolors=PAPER,
+        linewidth=1,
+    )
+    if number is None:
+        return
+    for y, row in enumerate(place):
+        for x, step in enumerate(row):
+            where = (left + x + 0.5, y + 0.5)
+            axes.annotate(number(y, x), where, ha="center", va="center", fontsize=7.5, color=on_step(step))
 
 
 def first_column(axes: Axes) -> bool:
@@ -131,10 +181,14 @@ def first_column(axes: Axes) -> bool:
     return place is not None and place.is_first_col()
 
 
-def paler(colour: str, share: float = 0.35) -> str:
-    """A colour mixed with white; unlike a transparent one, nothing shows through it."""
-    red, green, blue = to_rgb(colour)
-    return to_hex((1 - share * (1 - red), 1 - share * (1 - green), 1 - share * (1 - blue)))
+def wrapped(text: str, inches: float) -> str:
+    """Text in lines that fit a width, at the size of an axis' label."""
+    return "\n".join(textwrap.fill(line, max(16, int(13 * inches))) for line in text.split("\n"))
+
+
+def below(figure: Figure, text: str) -> None:
+    """One soft line, or several, under the whole figure."""
+    figure.supxlabel(wrapped(text, float(figure.get_size_inches()[0])), fontsize=8.5, color=SOFT)
 
 
 def heading(axes: Axes, title: str, below: str = "", most: int = 26) -> None:
@@ -156,7 +210,10 @@ def heading(axes: Axes, title: str, below: str = "", most: int = 26) -> None:
 def legend_above(figure: Figure, handles: Sequence[Any], columns: int = 5) -> None:
     """One legend for the whole figure, above its panels."""
     if handles:
-        figure.legend(handles=list(handles), loc="outside upper left", ncols=columns, handletextpad=0.5)
+        room = 13 * float(figure.get_size_inches()[0])
+        longest = 5 + max(len(h.get_label()) for h in handles)
+        columns = max(1, min(columns, int(room / longest)))
+        figure.legend(handles=list(handles), loc="outside upper left", ncols=columns, handletextpad=0.5, borderpad=0)
 
 
 def ratio_ticks(axis: Any, low: float, high: float, most: int = 6) -> None:
@@ -192,15 +249,18 @@ def _lay_out(figure: Figure) -> None:
         text.set_position((round(x, 5), round(y, 5)))
 
 
-def to_svg(figure: Figure, name: str) -> str:
-    """Inline SVG of a figure: no XML head, no comments, no date, no namespace address, and ids that are its own.
+def to_svg(figure: Figure, name: str, title: str = "", description: str = "") -> str:
+    """Inline SVG of a figure: text as text, colours as variables, no XML head, comments or date, and ids that are its own.
 
     Args:
         figure: What to write.
         name: Prefix of the ids, so that several figures can stand in one page.
+        title: Its accessible name.
+        description: What it shows, for those who do not see it.
     """
     stream = io.StringIO()
     with style():
+        matplotlib.rcParams["svg.fonttype"] = "none"
         _lay_out(figure)
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = stream.getvalue()
@@ -212,7 +272,16 @@ def to_svg(figure: Figure, name: str) -> str:
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
     svg = re.sub(r'\sid="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
     svg = re.sub(r'(href="|url\()#', rf"\1#{name}-", svg)
+    # Writing takes the page's font; matplotlib's versions differ in how they name their own.
+    svg = re.sub(r" font-family: 'DejaVu Sans'[^;\"]*;?", "", re.sub(r"px 'DejaVu Sans'[^;\"]*", "px var(--font)", svg))
+    svg = themed(re.sub(r' transform="rotate\(-?0 [^"]*\)"', "", svg))
     width = float(figure.get_size_inches()[0])
-    head = f'<svg role="img" style="width:100%;max-width:{100 * width:.0f}px;stroke-linejoin:round;stroke-linecap:butt"'
+    head = (
+        f'<svg role="img" aria-labelledby="{name}-title" aria-describedby="{name}-text" '
+        f'style="width:100%;max-width:{100 * width:.0f}px;stroke-linejoin:round;stroke-linecap:butt"'
+    )
     svg = re.sub(r'\s(?:width|height|version)="[^"]*"', "", svg[: svg.index(">")]) + svg[svg.index(">") :]
-    return re.sub(r"\n\s*", "\n", svg.replace("<svg", head, 1)).strip()
+    told = f'<title id="{name}-title">{html.escape(title or name)}</title>'
+    told += f'<desc id="{name}-text">{html.escape(description or title or name)}</desc>'
+    svg = svg.replace("<svg", head, 1).replace(">", f">\n{told}", 1)
+    return re.sub(r"\n\s*", "\n", svg).strip()

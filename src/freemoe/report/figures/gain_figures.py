@@ -12,22 +12,23 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from freemoe.report.figures.drawing import (
-    FAINT,
-    INK,
-    ROW_COLOURS,
     ROW_LABELS,
     ROW_MARKERS,
-    SOFT,
+    WIDE,
+    is_narrow,
     legend_above,
     new_figure,
     plain,
     ratio_ticks,
     styled,
+    wrapped,
 )
-from freemoe.report.reading import COMPARED, interval_of, is_text, with_rows
+from freemoe.report.palette import FAINT, INK, PAPER, SHADE, SOFT, colour, role
+from freemoe.report.reading import compared_rows, interval_of, is_text, with_rows
 
 _HOLLOW = ("oracle",)  # not a result, and drawn like none
-_MOST_SPOKES = 16
+_FEWEST_SPOKES, _MOST_SPOKES = 3, 16
+_MARKERS = "os^v<>pP"
 
 
 def _finite(row: dict[str, Any], text: bool) -> bool:
@@ -36,8 +37,8 @@ def _finite(row: dict[str, Any], text: bool) -> bool:
 
 def _entries(domain: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The domain as a whole, then its subdomains where there are several."""
-    parts = with_rows(domain)
-    whole = [(f"all of {domain['name']}", domain["rows"])]
+    parts = with_rows(domain) if "subdomains" in domain else []
+    whole = [(f"all of {domain['name']}" if parts else domain["name"], domain["rows"])]
     return whole + ([(s["name"], s["rows"]) for s in parts] if len(parts) > 1 else [])
 
 
@@ -46,8 +47,8 @@ def _limits(domains: list[dict[str, Any]], text: bool) -> tuple[float, float]:
         v
         for d in domains
         for _, rows in _entries(d)
-        for n in COMPARED
-        if n in rows and _finite(rows[n], text)
+        for n in compared_rows(rows)
+        if _finite(rows[n], text)
         for v in interval_of(rows[n], text)
     ]
     if text:
@@ -59,33 +60,42 @@ def _limits(domains: list[dict[str, Any]], text: bool) -> tuple[float, float]:
     return low - room, high + room
 
 
+def _markers(shown: list[str]) -> dict[str, str]:
+    """A marker for every row; those of the user's own names differ where their colour does not."""
+    own = [n for n in shown if n not in ROW_MARKERS]
+    return {n: ROW_MARKERS.get(n) or _MARKERS[own.index(n) % len(_MARKERS)] for n in shown}
+
+
 @styled
-def gains(result: dict[str, Any]) -> Figure | None:
+def gains(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """Gain over the base with 95 % intervals, per domain and subdomain: expert, routed, control, oracle side by side."""
-    domains = [d for d in result["domains"] if any(n in d["rows"] for n in COMPARED)]
+    domains = [d for d in result["domains"] if compared_rows(d["rows"])]
     if not domains:
         return None
-    shown = [n for n in COMPARED if any(n in d["rows"] for d in domains)]
-    sizes = [len(_entries(d)) for d in domains]
-    figure = new_figure(11, 0.9 + sum(0.13 * len(shown) * n + 0.75 for n in sizes))
-    grid = figure.add_gridspec(len(domains), 1, height_ratios=[0.13 * len(shown) * n + 0.4 for n in sizes])
+    shown = list(dict.fromkeys(n for d in domains for n in compared_rows(d["rows"])))
+    sizes = [max(0.3, 0.13 * len(shown)) * len(_entries(d)) for d in domains]
+    figure = new_figure(width, 0.9 + sum(n + 0.75 for n in sizes))
+    grid = figure.add_gridspec(len(domains), 1, height_ratios=[n + 0.4 for n in sizes])
+    markers = _markers(shown)
     for k, domain in enumerate(domains):
         axes = figure.add_subplot(grid[k, 0])
         text = is_text(domain)
-        _dots(axes, domain, shown)
+        _dots(axes, domain, markers, 14 if is_narrow(width) else 30)
         limits = _limits([d for d in domains if is_text(d) == text], text)
+        inches = 0.6 * width
         if text:
             axes.set_xscale("log")
-            ratio_ticks(axes.xaxis, *limits)
-            axes.set_xlabel("perplexity / the base's (logarithmic; left of 1 is better)")
+            ratio_ticks(axes.xaxis, *limits, most=4 if is_narrow(width) else 6)
+            axes.set_xlabel(wrapped("perplexity / the base's (logarithmic; left of 1 is better)", inches))
         else:
-            axes.set_xlabel("gain over the base, points (right of 0 is better)")
+            axes.set_xlabel(wrapped("gain over the base, points (right of 0 is better)", inches))
+            axes.xaxis.set_major_locator(MaxNLocator(4 if is_narrow(width) else 8))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
         axes.set_xlim(*limits)
     handles = [
         Line2D(
-            [], [], color=ROW_COLOURS[n], marker=ROW_MARKERS[n], markersize=5, lw=1.4, label=ROW_LABELS[n],
-            markerfacecolor="white" if n in _HOLLOW else ROW_COLOURS[n],
+            [], [], color=colour(role(n)), marker=markers[n], markersize=5, lw=1.4, label=plain(ROW_LABELS.get(n, n)),
+            markerfacecolor=PAPER if n in _HOLLOW else colour(role(n)),
         )
         for n in shown
     ]  # fmt: skip
@@ -93,24 +103,24 @@ def gains(result: dict[str, Any]) -> Figure | None:
     return figure
 
 
-def _dots(axes: Axes, domain: dict[str, Any], shown: list[str]) -> None:
+def _dots(axes: Axes, domain: dict[str, Any], markers: dict[str, str], most: int) -> None:
     text, entries = is_text(domain), _entries(domain)
     for i, (_, rows) in enumerate(entries):
         if i == 0 and len(entries) > 1:
-            axes.axhspan(-0.5, 0.5, color="#eef1f4", lw=0, zorder=0)
-        for j, name in enumerate(shown):
+            axes.axhspan(-0.5, 0.5, color=SHADE, lw=0, zorder=0)
+        for j, (name, marker) in enumerate(markers.items()):
             if name not in rows or not _finite(rows[name], text):
                 continue
             mean, low, high = interval_of(rows[name], text)
-            y = i + 0.72 * ((j + 0.5) / len(shown) - 0.5)
-            colour = ROW_COLOURS[name]
-            axes.plot([low, high], [y, y], color=colour, lw=1.4, solid_capstyle="butt")
+            y = i + 0.72 * ((j + 0.5) / len(markers) - 0.5)
+            own = colour(role(name))
+            axes.plot([low, high], [y, y], color=own, lw=1.4, solid_capstyle="butt")
             axes.plot(
-                [mean], [y], color=colour, marker=ROW_MARKERS[name], markersize=4.6, lw=0,
-                markerfacecolor="white" if name in _HOLLOW else colour,
+                [mean], [y], color=own, marker=marker, markersize=4.6, lw=0,
+                markerfacecolor=PAPER if name in _HOLLOW else own,
             )  # fmt: skip
     axes.axvline(1 if text else 0, color=INK, lw=0.9, zorder=1)
-    axes.set_yticks(range(len(entries)), [plain(name) for name, _ in entries])
+    axes.set_yticks(range(len(entries)), [plain(name, most) for name, _ in entries])
     axes.set_ylim(len(entries) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
@@ -118,24 +128,30 @@ def _dots(axes: Axes, domain: dict[str, Any], shown: list[str]) -> None:
 
 
 @styled
-def improvement(result: dict[str, Any]) -> Figure | None:
+def improvement(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """Improvement over the base per domain, as bars with 95 % intervals (Free-MoE Fig. 5)."""
     kinds = [(text, [d for d in result["domains"] if is_text(d) == text]) for text in (False, True)]
     kinds = [(text, domains) for text, domains in kinds if domains]
     shown = [n for n in ("expert", "routed", "control") if any(n in d["rows"] for d in result["domains"])]
     if not kinds or not shown:
         return None
-    widths = [len(domains) for _, domains in kinds]
-    figure = new_figure(min(11.0, 3.8 + 1.7 * sum(widths) + 0.8 * len(kinds)), 3.5)
-    grid = figure.add_gridspec(1, len(kinds), width_ratios=[n + 0.4 for n in widths])
-    for k, (text, domains) in enumerate(kinds):
-        axes = figure.add_subplot(grid[0, k])
-        _bars(axes, domains, shown, text)
-    legend_above(figure, [Patch(color=ROW_COLOURS[n], label=ROW_LABELS[n]) for n in shown])
+    if is_narrow(width):
+        # At most three domains a line, so that their figures stand clear of each other.
+        kinds = [(text, domains[i : i + 3]) for text, domains in kinds for i in range(0, len(domains), 3)]
+        figure = new_figure(width, 0.6 + 2.6 * len(kinds))
+        places = [figure.add_subplot(len(kinds), 1, k + 1) for k in range(len(kinds))]
+    else:
+        widths = [len(domains) for _, domains in kinds]
+        figure = new_figure(min(width, 3.8 + 1.7 * sum(widths) + 0.8 * len(kinds)), 3.5)
+        grid = figure.add_gridspec(1, len(kinds), width_ratios=[n + 0.4 for n in widths])
+        places = [figure.add_subplot(grid[0, k]) for k in range(len(kinds))]
+    for axes, (text, domains) in zip(places, kinds, strict=True):
+        _bars(axes, domains, shown, text, 6.5 if is_narrow(width) else 7.5)
+    legend_above(figure, [Patch(color=colour(role(n)), label=ROW_LABELS[n]) for n in shown])
     return figure
 
 
-def _bars(axes: Axes, domains: list[dict[str, Any]], shown: list[str], text: bool) -> None:
+def _bars(axes: Axes, domains: list[dict[str, Any]], shown: list[str], text: bool, writing: float) -> None:
     width = 0.8 / len(shown)
     for i, domain in enumerate(domains):
         for j, name in enumerate(shown):
@@ -145,12 +161,12 @@ def _bars(axes: Axes, domains: list[dict[str, Any]], shown: list[str], text: boo
             # Perplexity: by how many per cent it falls, so that up is better in both panels.
             values = [100 * (1 - v) for v in interval_of(row, text)] if text else list(interval_of(row, text))
             x = i + width * (j - (len(shown) - 1) / 2)
-            axes.bar(x, values[0], 0.9 * width, color=ROW_COLOURS[name])
+            axes.bar(x, values[0], 0.9 * width, color=colour(role(name)))
             axes.plot([x, x], sorted(values[1:]), color=INK, lw=1)
             high = max(values)
             axes.annotate(
                 f"{values[0]:+.1f}", (x, high if values[0] >= 0 else min(values)), (0, 3 if values[0] >= 0 else -3),
-                "data", "offset points", ha="center", va="bottom" if values[0] >= 0 else "top", fontsize=7.5, color=SOFT,
+                "data", "offset points", ha="center", va="bottom" if values[0] >= 0 else "top", fontsize=writing, color=SOFT,
             )  # fmt: skip
     axes.axhline(0, color=INK, lw=0.9)
     axes.set_xticks(range(len(domains)), [plain(d["name"], 16) for d in domains])
@@ -162,15 +178,43 @@ def _bars(axes: Axes, domains: list[dict[str, Any]], shown: list[str], text: boo
 
 
 @styled
-def radar(result: dict[str, Any]) -> Figure | None:
-    """Score of base, expert and routed mixture over at least three subdomains, or domains (Free-MoE Fig. 4)."""
+def radar(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+    """Score of base, expert and routed mixture over subdomains, or domains (Free-MoE Fig. 4); bars where spokes are few."""
     domains = [d for d in result["domains"] if not is_text(d)]
     spokes = [(s["name"], s["rows"]) for d in domains for s in with_rows(d)]
-    if not 3 <= len(spokes) <= _MOST_SPOKES:
+    if len(spokes) > _MOST_SPOKES:
         spokes = [(d["name"], d["rows"]) for d in domains]
     shown = [n for n in ("base", "expert", "routed") if all(n in rows for _, rows in spokes)]
-    if len(spokes) < 3 or len(shown) < 2:
+    if not spokes or len(shown) < 2:
         return None
+    few = len(spokes) < _FEWEST_SPOKES
+    return _score_bars(spokes, shown, width) if few or is_narrow(width) else _spokes(spokes, shown)
+
+
+def _score_bars(spokes: list[tuple[str, dict[str, Any]]], shown: list[str], width: float) -> Figure:
+    """Scores as bars, one group a line."""
+    figure = new_figure(min(width, 7.0), 0.9 + 0.2 * len(shown) * len(spokes) + 0.12 * len(spokes))
+    axes = figure.add_subplot()
+    height = 0.8 / len(shown)
+    for i, (_, rows) in enumerate(spokes):
+        for j, name in enumerate(shown):
+            y, score = i + height * (j - (len(shown) - 1) / 2), rows[name]["score"]
+            axes.barh(y, score, 0.86 * height, color=colour(role(name)))
+            axes.annotate(
+                f"{score:.1f}", (score, y), (3, 0), "data", "offset points", va="center", fontsize=7.5, color=SOFT
+            )
+    axes.set_yticks(range(len(spokes)), [plain(name, 14 if is_narrow(width) else 24) for name, _ in spokes])
+    axes.set_ylim(len(spokes) - 0.5, -0.5)
+    axes.set_xlim(0, 1.14 * max(1.0, *(rows[n]["score"] for _, rows in spokes for n in shown)))
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.set_xlabel("score, %")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    legend_above(figure, [Patch(color=colour(role(n)), label=ROW_LABELS[n]) for n in shown], 3)
+    return figure
+
+
+def _spokes(spokes: list[tuple[str, dict[str, Any]]], shown: list[str]) -> Figure:
     figure = new_figure(7.0, 5.4)
     axes: Any = figure.add_subplot(projection="polar")
     axes.set_theta_offset(math.pi / 2)
@@ -180,11 +224,11 @@ def radar(result: dict[str, Any]) -> Figure | None:
         values = [rows[name]["score"] for _, rows in spokes]
         dashed = {"base": "--", "routed": ":"}.get(name, "-")
         axes.plot(
-            [*angles, angles[0]], [*values, values[0]], dashed, color=ROW_COLOURS[name], lw=1.8, label=ROW_LABELS[name],
+            [*angles, angles[0]], [*values, values[0]], dashed, color=colour(name), lw=1.8, label=ROW_LABELS[name],
             marker=ROW_MARKERS[name] if name != "base" else "", markersize=4,
         )  # fmt: skip
     base = [rows["base"]["score"] for _, rows in spokes]
-    axes.fill([*angles, angles[0]], [*base, base[0]], color=ROW_COLOURS["base"], alpha=0.12, lw=0)
+    axes.fill([*angles, angles[0]], [*base, base[0]], color=colour("base"), alpha=0.12, lw=0)
     top = max(rows[n]["score"] for _, rows in spokes for n in shown)
     axes.set_ylim(0, min(100.0, max(10.0, 1.08 * top)))
     axes.yaxis.set_major_locator(MaxNLocator(4))

@@ -6,19 +6,19 @@ import math
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from freemoe.report.figures.drawing import INK, METRIC_COLOURS, SOFT, heading, legend_above, panels, panels_of, styled
+from freemoe.report.figures.drawing import WIDE, below, heading, legend_above, panels, panels_of, shaded, styled
+from freemoe.report.palette import INK, PAPER, SOFT, colour
 from freemoe.report.reading import percent
 
 _CELLS_WITH_NUMBERS = 8  # layers
 
 
 @styled
-def where_off(result: dict[str, Any]) -> Figure | None:
+def where_off(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """Share of the weights that is off, layer by sublayer, one panel per subdomain."""
     subdomains = [s for d in result["domains"] for s in d["subdomains"]]
     shown = [s for s in subdomains if any(c["off"] for c in s.get("where_off", ()))]
@@ -26,10 +26,10 @@ def where_off(result: dict[str, Any]) -> Figure | None:
         return None
     shown, note = panels_of(shown, lambda sub: sub["chosen"] != "base")
     rows = max(len(_sublayers(s)) for s in shown)
-    figure, axes = panels(len(shown), 3, height=0.95 + 0.3 * rows)
+    figure, axes = panels(len(shown), 3, width=width, height=0.95 + 0.3 * rows)
     for place, subdomain in zip(axes, shown, strict=True):
         _strip(place, subdomain)
-    figure.supxlabel("layer" + (f"   ({note})" if note else ""), fontsize=8.5, color=SOFT)
+    below(figure, "layer" + (f"\n{note}" if note else ""))
     return figure
 
 
@@ -44,12 +44,13 @@ def _strip(axes: Axes, subdomain: dict[str, Any]) -> None:
     for cell in subdomain["where_off"]:
         shares[sublayers.index(cell["sublayer"])][layers.index(cell["layer"])] = cell["off"] / max(1, cell["of"])
     top = max(max(row) for row in shares)
-    axes.pcolormesh(shares, cmap="Blues", norm=Normalize(0, top), edgecolors="white", linewidth=1)
-    if len(layers) <= _CELLS_WITH_NUMBERS:
-        for y, row in enumerate(shares):
-            for x, share in enumerate(row):
-                colour = "white" if share > 0.6 * top else INK
-                axes.annotate(percent(share), (x + 0.5, y + 0.5), ha="center", va="center", fontsize=7.5, color=colour)
+    shaded(
+        axes,
+        shares,
+        top,
+        "expert",
+        (lambda y, x: percent(shares[y][x])) if len(layers) <= _CELLS_WITH_NUMBERS else None,
+    )
     stride = max(1, math.ceil(len(layers) / 12))
     axes.set_xticks([i + 0.5 for i in range(0, len(layers), stride)], [str(n) for n in layers[::stride]])
     axes.set_yticks([i + 0.5 for i in range(len(sublayers))], sublayers)
@@ -63,7 +64,7 @@ def _strip(axes: Axes, subdomain: dict[str, Any]) -> None:
 
 
 @styled
-def purification(result: dict[str, Any]) -> Figure | None:
+def purification(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """Loss on the stopping documents over the rounds of signed purification, one panel per subdomain."""
     shown = [
         (s, s["purification_curve"])
@@ -74,13 +75,13 @@ def purification(result: dict[str, Any]) -> Figure | None:
     if not shown:
         return None
     shown, note = panels_of(shown, lambda pair: pair[0]["chosen"] != "base")
-    figure, axes = panels(len(shown), height=2.0)
-    colour = METRIC_COLOURS["saliency"]
+    figure, axes = panels(len(shown), width=width, height=2.0)
+    own = colour("saliency")
     for place, (subdomain, curve) in zip(axes, shown, strict=True):
         best = min(range(len(curve)), key=curve.__getitem__)
         place.axhline(curve[0], color=INK, ls="--", lw=1)
-        place.plot(range(len(curve)), curve, color=colour, lw=1.5)
-        place.plot([best], [curve[best]], marker="*", markersize=11, color=INK, markerfacecolor="#F0E442", zorder=5)
+        place.plot(range(len(curve)), curve, color=own, lw=1.5)
+        place.plot([best], [curve[best]], marker="*", markersize=11, color=INK, markeredgecolor=PAPER, zorder=5)
         fall = f"round {best}: {curve[0]:.3g} -> {curve[best]:.3g}" if best else "no round was better than the base"
         heading(place, subdomain["name"], fall)
         place.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -90,11 +91,11 @@ def purification(result: dict[str, Any]) -> Figure | None:
     legend_above(
         figure,
         [
-            Line2D([], [], color=colour, lw=1.5, label="loss on the stopping documents"),
+            Line2D([], [], color=own, lw=1.5, label="loss on the stopping documents"),
             Line2D([], [], color=INK, ls="--", lw=1, label="base"),
-            Line2D([], [], color=INK, marker="*", markersize=10, lw=0, markerfacecolor="#F0E442", label="round kept"),
+            Line2D([], [], color=INK, marker="*", markersize=9, lw=0, label="round kept"),
         ],
     )
-    figure.supxlabel("round" + (f"   ({note})" if note else ""), fontsize=8.5, color=SOFT)
+    below(figure, "round" + (f"\n{note}" if note else ""))
     figure.supylabel("nats per answer token", fontsize=8.5, color=SOFT)
     return figure

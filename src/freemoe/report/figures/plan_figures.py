@@ -8,23 +8,27 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from freemoe.report.figures.drawing import INK, PALETTE, SOFT, heading, new_figure, plain, style, styled
+from freemoe.report.figures.drawing import WIDE, heading, is_narrow, new_figure, plain, style, styled
+from freemoe.report.palette import BASE, EXPERT, INK, RIVAL, SOFT
 
-COLOURS = {"knapsack": PALETTE[0], "tlnle": PALETTE[1], "full": SOFT}
+COLOURS = {"knapsack": EXPERT, "tlnle": RIVAL, "full": BASE}
+_OF_K = "osd^vP"
 MARKERS = {"knapsack": "o", "tlnle": "^", "full": "s"}
 
 
 @styled
-def pareto_figure(plan: dict[str, Any]) -> Figure | None:
+def pareto_figure(plan: dict[str, Any], width: float = WIDE) -> Figure | None:
     """Act against drop of all plans, and the profile by layer; None where no profile was taken.
 
     Args:
         plan: The section ``plan`` of a trim's result.
+        width: In inches.
     """
     if not plan.get("points"):
         return None
-    figure = new_figure(9.0, 3.4)
-    axes, layers = figure.subplots(1, 2, width_ratios=(3, 2))
+    narrow = is_narrow(width)
+    figure = new_figure(min(width, 9.0), 5.8 if narrow else 3.4)
+    axes, layers = figure.subplots(2, 1) if narrow else figure.subplots(1, 2, width_ratios=(3, 2))
     for source, colour in COLOURS.items():
         own = [p for p in plan["points"] if p["source"] == source]
         if own:
@@ -47,8 +51,12 @@ def pareto_figure(plan: dict[str, Any]) -> Figure | None:
     heading(axes, "plans", f"ring: {plain(chosen['plan'], 24)}", 34)
     for number, k in enumerate(sorted({p["k"] for p in plan["profile"]})):
         own = [p for p in plan["profile"] if p["k"] == k]
-        colour = PALETTE[number % len(PALETTE)]
-        layers.plot([p["layer"] for p in own], [p["drop"] for p in own], marker="o", color=colour, label=f"k = {k}")
+        look = {
+            "color": (INK, SOFT)[number % 2],
+            "marker": _OF_K[number % len(_OF_K)],
+            "ls": ("-", "--", ":")[number % 3],
+        }
+        layers.plot([p["layer"] for p in own], [p["drop"] for p in own], label=f"k = {k}", **look)
     layers.set_xlabel("layer that alone is cut")
     layers.xaxis.set_major_locator(MaxNLocator(integer=True))
     layers.set_ylim(bottom=min(0.0, *(p["drop"] for p in plan["profile"])))

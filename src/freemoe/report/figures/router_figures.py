@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from freemoe.report.figures.drawing import INK, PALETTE, SOFT, legend_above, new_figure, plain, styled
+from freemoe.report.figures.drawing import WIDE, is_narrow, legend_above, new_figure, plain, shaded, styled
+from freemoe.report.palette import INK, ROUTED, SOFT
 
 _MOST_NUMBERED = 16
 _BINS = 20
+_LEGIBLE = 0.2  # inches of a cell that a number fits into
 _TENTHS = 10
 
 
@@ -22,7 +23,7 @@ def _routes(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @styled
-def confusion(result: dict[str, Any]) -> Figure | None:
+def confusion(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """Known subdomain against the one the router saw, in documents; the last column counts abstentions."""
     documents = _routes(result)
     order = [s["name"] for domain in result["domains"] for s in domain["subdomains"]]
@@ -36,25 +37,22 @@ def confusion(result: dict[str, Any]) -> Figure | None:
     for d in documents:
         counts[place[d["subdomain"]]][place[d["router_saw"]]] += 1
         abstained[place[d["subdomain"]]] += d["routed_to"] == "base"
-    cell = 0.42 if len(names) <= _MOST_NUMBERED else 0.24
-    cell = min(cell, (11.0 - 3.0) / (len(names) + 1.5))
-    figure = new_figure(3.0 + cell * (len(names) + 1.5), 1.9 + cell * len(names))
+    few, narrow = len(names) <= _MOST_NUMBERED, is_narrow(width)
+    most, aside_inches = (12, 1.5) if narrow else (22, 3.0)
+    cell = min(0.42 if few else 0.24, (width - aside_inches) / (len(names) + 1.5))
+    figure = new_figure(aside_inches + cell * (len(names) + 1.5), (1.3 if narrow else 1.9) + cell * len(names))
     axes = figure.add_subplot()
     totals = [max(1, sum(row)) for row in counts]
     shares = [[c / total for c in row] for row, total in zip(counts, totals, strict=True)]
-    axes.pcolormesh(shares, cmap="Blues", norm=Normalize(0, 1), edgecolors="white", linewidth=1)
     aside = [[n / total] for n, total in zip(abstained, totals, strict=True)]
-    edges = [len(names) + 0.25, len(names) + 1.25]
-    axes.pcolormesh(
-        edges, range(len(names) + 1), aside, cmap="Greys", norm=Normalize(-0.15, 1.4), edgecolors="white", linewidth=1
-    )
-    if len(names) <= _MOST_NUMBERED:
-        _numbers(axes, counts, shares, abstained, aside)
+    legible = few and cell > _LEGIBLE
+    shaded(axes, shares, 1.0, "routed", (lambda y, x: str(counts[y][x] or "")) if legible else None)
+    shaded(axes, aside, 1.0, "base", (lambda y, x: str(abstained[y])) if legible else None, len(names) + 0.25)
     axes.set_xticks(
-        [*(i + 0.5 for i in range(len(names))), len(names) + 0.75], [*(plain(n, 22) for n in names), "(abstained)"],
-        rotation=45 if len(names) <= _MOST_NUMBERED else 90, ha="right", rotation_mode="anchor", va="center" if len(names) > _MOST_NUMBERED else "top",
+        [*(i + 0.5 for i in range(len(names))), len(names) + 0.75], [*(plain(n, most) for n in names), "(abstained)"],
+        rotation=45 if few and not narrow else 90, ha="right", rotation_mode="anchor", va="top" if few and not narrow else "center",
     )  # fmt: skip
-    axes.set_yticks([i + 0.5 for i in range(len(names))], [plain(n, 22) for n in names])
+    axes.set_yticks([i + 0.5 for i in range(len(names))], [plain(n, most) for n in names])
     axes.set_xlabel("what the router saw")
     axes.set_ylabel("known subdomain")
     axes.set_ylim(len(names), 0)
@@ -65,21 +63,8 @@ def confusion(result: dict[str, Any]) -> Figure | None:
     return figure
 
 
-def _numbers(
-    axes: Axes, counts: list[list[int]], shares: list[list[float]], abstained: list[int], aside: list[list[float]]
-) -> None:
-    size = len(counts)
-    for y, row in enumerate(counts):
-        for x, count in enumerate(row):
-            if count:
-                colour = "white" if shares[y][x] > 0.6 else INK
-                axes.annotate(str(count), (x + 0.5, y + 0.5), ha="center", va="center", fontsize=8, color=colour)
-        colour = "white" if aside[y][0] > 0.8 else INK
-        axes.annotate(str(abstained[y]), (size + 0.75, y + 0.5), ha="center", va="center", fontsize=8, color=colour)
-
-
 @styled
-def confidence(result: dict[str, Any]) -> Figure | None:
+def confidence(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """How sure the router was, for right and wrong routes, and how often it was right when it was that sure."""
     documents = _routes(result)
     if not documents:
@@ -87,13 +72,14 @@ def confidence(result: dict[str, Any]) -> Figure | None:
     threshold = result["router"].get("threshold")
     right = [d["confidence"] for d in documents if d["router_saw"] == d["subdomain"]]
     wrong = [d["confidence"] for d in documents if d["router_saw"] != d["subdomain"]]
-    figure = new_figure(9.0, 2.8)
-    axes, beside = figure.subplots(1, 2, width_ratios=(2.4, 1))
+    narrow = is_narrow(width)
+    figure = new_figure(min(width, 9.0), 5.6 if narrow else 2.8)
+    axes, beside = figure.subplots(2, 1) if narrow else figure.subplots(1, 2, width_ratios=(2.4, 1))
     edges = [i / _BINS for i in range(_BINS + 1)]
-    axes.hist([right, wrong], bins=edges, stacked=True, color=[PALETTE[0], PALETTE[1]], rwidth=0.92)
+    axes.hist([right, wrong], bins=edges, stacked=True, color=[ROUTED, INK], rwidth=0.92)
     handles: list[Any] = [
-        Patch(color=PALETTE[0], label=f"right subdomain ({len(right)})"),
-        Patch(color=PALETTE[1], label=f"wrong subdomain ({len(wrong)})"),
+        Patch(color=ROUTED, label=f"right subdomain ({len(right)})"),
+        Patch(color=INK, label=f"wrong subdomain ({len(wrong)})"),
     ]
     if threshold is not None:
         never = threshold > 1
@@ -121,7 +107,7 @@ def _reliability(axes: Axes, documents: list[dict[str, Any]]) -> None:
     sure = [sum(d["confidence"] for d in part) / len(part) for part in bins.values()]
     right = [sum(d["router_saw"] == d["subdomain"] for d in part) / len(part) for part in bins.values()]
     axes.plot([0, 1], [0, 1], color=SOFT, lw=1)
-    axes.scatter(sure, right, [12 + 160 * len(part) / len(documents) for part in bins.values()], color=PALETTE[0])
+    axes.scatter(sure, right, [12 + 160 * len(part) / len(documents) for part in bins.values()], color=ROUTED)
     axes.set_xlim(0, 1.06)
     axes.set_ylim(-0.06, 1.06)
     axes.set_xlabel("confidence", color=SOFT)

@@ -8,16 +8,11 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from freemoe.report.figures.drawing import INK, SOFT, heading, legend_above, panels, ratio_ticks, styled
+from freemoe.report.figures.drawing import WIDE, below, heading, is_narrow, legend_above, panels, ratio_ticks, styled
+from freemoe.report.palette import CONTROL, EXPERT, INK, RIVAL, SOFT
 
-_COLOURS = {
-    "units": "#0072B2",
-    "wanda": "#D55E00",
-    "taylor": "#009E73",
-    "activation": "#CC79A7",
-    "random": "#E69F00",
-}
 _MARKERS = {"units": "o", "wanda": "s", "taylor": "v", "activation": "D", "random": "^"}
+_DASHES = {"wanda": "-", "taylor": "--", "activation": ":"}
 _LABELS = {
     "units": "learned units, 95 % interval",
     "wanda": "least |W| * ||X||",
@@ -29,15 +24,24 @@ _LABELS = {
 _NARROWEST = 8.0
 
 
+def _colour(name: str) -> str:
+    return {"units": EXPERT, "random": CONTROL}.get(name, RIVAL)
+
+
+def _marker(name: str) -> str:
+    return _MARKERS.get(name, "P")
+
+
 @styled
-def unit_curve(result: dict[str, Any]) -> Figure | None:
+def unit_curve(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     """One panel per subdomain: the figure against the base's over the share off; the rivals at the same shares."""
     shown = [(d, s, s["units"]) for d in result["domains"] for s in d["subdomains"] if s.get("units")]
     if not shown:
         return None
-    figure, axes = panels(len(shown), columns=3, height=2.8)
-    # The legend needs room, even over one panel.
-    figure.set_figwidth(max(figure.get_figwidth(), _NARROWEST))
+    figure, axes = panels(len(shown), columns=3, width=width, height=2.8)
+    if not is_narrow(width):
+        # The legend needs room, even over one panel.
+        figure.set_figwidth(max(figure.get_figwidth(), _NARROWEST))
     names = dict.fromkeys(["units", *(n for _, _, u in shown for p in u["points"] for n in p["rivals"])])
     for place, (domain, subdomain, units) in zip(axes, shown, strict=True):
         text = domain["unit"] == "perplexity"
@@ -51,22 +55,22 @@ def unit_curve(result: dict[str, Any]) -> Figure | None:
             ]
             rows = [(x, seen) for x, seen in rows if math.isfinite(seen["mean"])]
             xs, means = [0.0, *(x for x, _ in rows)], [home, *(seen["mean"] for _, seen in rows)]
-            place.plot(xs, means, color=_COLOURS[name], marker=_MARKERS[name], markersize=4, lw=1.4)
+            place.plot(
+                xs, means, color=_colour(name), ls=_DASHES.get(name, "-"), marker=_marker(name), markersize=4, lw=1.4
+            )
             if name == "units":
                 low, high = ([home, *(seen[end] for _, seen in rows)] for end in ("low", "high"))
-                place.fill_between(xs, low, high, color=_COLOURS[name], alpha=0.18, lw=0)
+                place.fill_between(xs, low, high, color=_colour(name), alpha=0.18, lw=0)
         if text:
             place.set_yscale("log")
             ratio_ticks(place.yaxis, *place.get_ylim())
         best = units["largest_share"]
         heading(place, subdomain["name"], f"no proven loss up to {best:.1%} off" if best else "a loss at every share")
         place.grid()
-    legend_above(
-        figure,
-        [Line2D([], [], color=_COLOURS[n], marker=_MARKERS[n], markersize=5, lw=1.4, label=_LABELS[n]) for n in names]
-        + [Line2D([], [], color=INK, ls="--", lw=1, label="base")],
-    )
-    figure.supxlabel("units off, per cent", fontsize=8.5, color=SOFT)
+    looks = {n: {"color": _colour(n), "ls": _DASHES.get(n, "-"), "marker": _marker(n), "markersize": 5} for n in names}
+    handles = [Line2D([], [], lw=1.4, label=_LABELS.get(n, n), **look) for n, look in looks.items()]
+    legend_above(figure, [*handles, Line2D([], [], color=INK, ls="--", lw=1, label="base")])
+    below(figure, "units off, per cent")
     kinds = {d["unit"] == "perplexity" for d, _, _ in shown}
     words = {True: "perplexity / the base's", False: "gain over the base, points"}
     figure.supylabel("; ".join(words[k] for k in sorted(kinds, reverse=True)), fontsize=8.5, color=SOFT)

@@ -1,0 +1,168 @@
+"""A headless chromium, spoken to over a pipe in its DevTools protocol: nothing to install but the browser itself."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+"""What the browser is called; an environment variable FREEMOE_CHROMIUM names another."""
+
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--force-color-profile=srgb",
+    "--remote-debugging-pipe",
+)
+
+
+def find() -> str | None:
+    """The browser of this machine, or None."""
+    named = os.environ.get("FREEMOE_CHROMIUM")
+    return named or next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Browser:
+    """One tab of a running browser."""
+
+    def __init__(self, process: int, write: int, read: int, patience: float = 60.0) -> None:
+        self.process, self.write, self.read, self.patience = process, write, read, patience
+        self.number, self.rest, self.session = 0, b"", None
+        self.events: list[dict[str, Any]] = []
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer; what happens in between is kept in ``events``."""
+        self.number += 1
+        message: dict[str, Any] = {"id": self.number, "method": method, "params": parameters}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.write, json.dumps(message).encode() + b"\0")
+        while True:
+            found = self._next()
+            if found.get("id") == self.number:
+                if "error" in found:
+                    raise RuntimeError(f"{method}: {found['error']}")
+                return found["result"]
+            self.events.append(found)
+
+    def wait(self, event: str) -> None:
+        """Wait until an event has come."""
+        while not any(e.get("method") == event for e in self.events):
+            self.events.append(self._next())
+
+    def _next(self) -> dict[str, Any]:
+        until = time.monotonic() + self.patience
+        while b"\0" not in self.rest:
+            if not select.select([self.read], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise TimeoutError(f"the browser said nothing for {self.patience:.0f} s")
+            part = os.read(self.read, 1 << 20)
+            if not part:
+                raise RuntimeError("the browser has ended")
+            self.rest += part
+        message, self.rest = self.rest.split(b"\0", 1)
+        return json.loads(message)
+
+    def open(self, page: Path, width: int, theme: str = "light", height: int = 900) -> None:
+        """Load a page in a window of a width, in a theme."""
+        self.ask(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+        self.events.clear()
+        self.ask("Page.navigate", url=page.resolve().as_uri())
+        self.wait("Page.loadEventFired")
+
+    def run(self, expression: str) -> Any:
+        """The value of an expression in the page."""
+        found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in found:
+            raise RuntimeError(str(found["exceptionDetails"]))
+        return found["result"].get("value")
+
+    def complaints(self) -> list[str]:
+        """What the page logged, threw or asked the network for since it was opened."""
+        found = []
+        for event in self.events:
+            method, told = event.get("method"), event.get("params", {})
+            if method == "Runtime.exceptionThrown":
+                found.append(str(told["exceptionDetails"].get("text")))
+            elif method == "Runtime.consoleAPICalled":
+                found.append(f"console.{told['type']}")
+            elif method == "Log.entryAdded":
+                found.append(f"{told['entry']['level']}: {told['entry']['text']}")
+            elif method == "Network.requestWillBeSent" and not told["request"]["url"].startswith(("file:", "data:")):
+                found.append(f"request: {told['request']['url']}")
+        return found
+
+    def picture(self, path: Path, clip: dict[str, float] | None = None) -> None:
+        """A PNG of the whole page, or of a part of it: x, y, width and height in pixels."""
+        if clip is None:
+            box = self.ask("Page.getLayoutMetrics")["cssContentSize"]
+            clip = {"x": 0, "y": 0, "width": box["width"], "height": min(box["height"], 16000)}
+        shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True, clip={**clip, "scale": 1})
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe whose ends have high numbers."""
+    ends = os.pipe()
+    high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 16) for end in ends)
+    for end in ends:
+        os.close(end)
+    return high
+
+
+@contextlib.contextmanager
+def browser(program: str) -> Iterator[Browser]:
+    """Start a browser with a profile of its own; both are gone afterwards."""
+    # Its end of the pipes is 3 and 4; ours are moved out of the way of these numbers.
+    (their_read, our_write), (our_read, their_write) = _pipe(), _pipe()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        process = os.posix_spawn(
+            program,
+            [program, *_FLAGS, f"--user-data-dir={profile}"],
+            {**os.environ, "HOME": profile},
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, their_read, 3),
+                (os.POSIX_SPAWN_DUP2, their_write, 4),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+            ],
+            setpgroup=0,
+        )
+        os.close(their_read)
+        os.close(their_write)
+        try:
+            tab = Browser(process, our_write, our_read)
+            yield tab
+            with contextlib.suppress(Exception):
+                tab.session = None
+                tab.ask("Browser.close")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process, 0)
+            os.close(our_write)
+            os.close(our_read)

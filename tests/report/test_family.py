@@ -1,0 +1,182 @@
+"""What the pages of all commands have in common, and what each says as its verdict."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import re
+from urllib.parse import unquote
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from freemoe.cli import app
+from freemoe.core.errors import ArtifactError
+from freemoe.recipes import EvalRecipe, recipe_from
+from freemoe.report import conversion, evaluation, trimmed
+from freemoe.results import BuildResult, ConvertResult, TrimResult
+from freemoe.systems import evaluate
+from tests.report.family import FAMILY, make_build, make_conversion, make_evaluation, make_trim
+from tests.report.page import Page
+
+SECTIONS = ["verdict", "scores", "reading", "pictures", "splits", "provenance", "recipe"]
+
+
+@pytest.fixture(params=FAMILY)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_the_made_up_results_are_what_runs_write() -> None:
+    for kind, made in ((BuildResult, make_build()), (ConvertResult, make_conversion()), (TrimResult, make_trim())):
+        kind.model_validate(json.loads(json.dumps(made)))
+
+
+def test_every_page_has_the_same_sections_in_the_same_order(name: str, pages: dict[str, str]) -> None:
+    page = Page(pages[name])
+    assert [i for i in page.ids if i in SECTIONS] == SECTIONS
+    assert page.depth == 0
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_every_page_is_one_file_that_runs_nothing(name: str, pages: dict[str, str]) -> None:
+    page = Page(pages[name])
+    assert all(v.startswith("#") or v.startswith("data:text/yaml") for _, v in page.links)
+    assert {v[1:] for _, v in page.links if v.startswith("#")} <= set(page.ids)
+    assert not {"script", "link", "img", "iframe", "object", "embed"} & set(page.tags)
+    assert not re.search(r"https?:|//cdn|@import|@font-face|url\((?!#)|\bon\w+=", pages[name])
+
+
+def test_every_page_can_be_walked_by_its_headings_and_on_a_phone(name: str, pages: dict[str, str]) -> None:
+    html = pages[name]
+    levels = [int(tag[1]) for tag in Page(html).tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert '<html lang="en">' in html
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in html
+    assert "prefers-color-scheme:dark" in html
+
+
+def test_every_figure_is_drawn_for_both_widths_and_says_what_it_shows(name: str, pages: dict[str, str]) -> None:
+    html, ids = pages[name], set(Page(pages[name]).ids)
+    heads = re.findall(
+        r"<svg role=\"img\"([^>]*)>\n?<title id=\"([^\"]+)\">([^<]+)</title><desc id=\"([^\"]+)\">([^<]+)</desc>", html
+    )
+    assert len(heads) == html.count("<svg") == 2 * html.count("<figure")
+    for attributes, title, _, text, told in heads:
+        assert f'aria-labelledby="{title}"' in attributes
+        assert f'aria-describedby="{text}"' in attributes
+        assert {title, text} <= ids
+        assert len(told) > 30
+    for part in re.findall(r'aria-labelledby="([^"]+)"', html):
+        assert part in ids
+
+
+def test_columns_that_become_lines_keep_their_names(name: str, pages: dict[str, str]) -> None:
+    tables = re.findall(r'<table class="stack.*?</table>', pages[name], re.S)
+    assert tables
+    for table in tables:
+        header = re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", table)
+        labels = re.findall(r"<td[^>]*data-label=\"([^\"]*)\"", table)
+        assert table.count("<td") == len(labels)
+        assert set(labels) <= set(header)
+
+
+def test_the_recipe_can_be_saved(name: str, pages: dict[str, str]) -> None:
+    link = next(v for _, v in Page(pages[name]).links if v.startswith("data:"))
+    saved = yaml.safe_load(unquote(link.partition(",")[2]))
+    made = FAMILY[name][0]()
+    assert saved == made["recipe"]
+    recipe_from(saved)
+
+
+def test_provenance_names_base_version_command_and_date(name: str, pages: dict[str, str]) -> None:
+    text = Page(pages[name]).text
+    for fact in ("freemoe 0.1.0", f"freemoe {name};", "torch 2.13.0", "2030-01-02T03:04:05+00:00", "3.11.7"):
+        assert fact in text
+
+
+@pytest.mark.parametrize("name", ["trim", "eval"])
+def test_the_same_result_gives_the_same_bytes(name: str, pages: dict[str, str]) -> None:
+    make, page = FAMILY[name]
+    assert page(copy.deepcopy(make())) == pages[name]
+
+
+def test_a_conversion_is_held_against_the_best_rival_on_the_same_blocks() -> None:
+    result = make_conversion()
+    found = conversion.verdict(result)
+    ours, best = (result["scores"][n]["perplexity@128"] for n in ("converted", "activation-split"))
+    assert found.state == "better"
+    assert f"× {ours / best:.3f} [" in found.words
+    assert "activation-statistics split" in found.words
+    assert conversion.verdict(make_conversion(better=False)).state == "worse"
+    alone = {**result, "scores": {n: result["scores"][n] for n in ("dense", "converted")}}
+    assert "no rival of that size was scored" in conversion.verdict(alone).words
+
+
+@pytest.mark.parametrize(
+    ("won", "state", "words"),
+    [
+        ((0.6, 0.55, 0.66), "better", "Yes: 60 % [55, 66] of the loss"),
+        ((0.1, -0.2, 0.3), "same", "No: 10 % [-20, 30] of the loss"),
+        ((-0.3, -0.5, -0.1), "worse", "No: -30 % [-50, -10] of the loss"),
+        ((None, None, None), "same", "loses nothing"),
+        (None, "same", "there are no hooks"),
+    ],
+)
+def test_a_trim_is_held_against_its_plan_alone(won, state: str, words: str) -> None:
+    found = trimmed.verdict(make_trim(won))
+    assert found.state == state
+    assert words in found.words
+
+
+def test_an_evaluation_compares_every_row_with_the_first() -> None:
+    result = make_evaluation()
+    found = evaluation.verdict(result)
+    gain = result["domains"][0]["rows"]["auto"]["gain"]
+    assert found.state == "better"
+    assert f"better in 4 of 4 comparisons with the base: math, auto: {gain['mean']:+.1f} [" in found.words
+    for domain in result["domains"]:
+        for row in domain["rows"].values():
+            for seen in ("gain", "ratio"):
+                if seen in row:
+                    home = 1.0 if seen == "ratio" else 0.0
+                    row[seen] = {"mean": home, "low": home, "high": home}
+    assert evaluation.verdict(result).state == "same"
+    for domain in result["domains"]:
+        domain["rows"] = {"base": domain["rows"]["base"]}
+    assert evaluation.verdict(result).words.startswith("One model was scored")
+    assert "<figure" not in evaluation.page(result)
+
+
+def test_report_writes_the_page_of_an_evaluation_beside_its_file(tmp_path) -> None:
+    file = tmp_path / "scores.json"
+    file.write_text(json.dumps(make_evaluation()))
+    done = CliRunner().invoke(app, ["report", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "math/s0" in done.output
+    assert (tmp_path / "scores.html").read_text(encoding="utf-8") == evaluation.page(make_evaluation())
+    (tmp_path / "scores.html").unlink()
+    assert CliRunner().invoke(app, ["report", str(file), "--dry-run"]).exit_code == 0
+    assert not (tmp_path / "scores.html").exists()
+
+
+def test_a_page_that_is_there_is_not_written_over_unasked(tmp_path) -> None:
+    (tmp_path / "scores.html").write_text("mine")
+    recipe = EvalRecipe(artefact="no-such-model", domains={"math": ("m.jsonl",)}, output=str(tmp_path / "scores.json"))
+    with pytest.raises(ArtifactError, match=r"scores\.html' exists already"):
+        evaluate(recipe)
+    assert (tmp_path / "scores.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"kind": "soup"}, "is of kind 'soup'"), ({"domains": None}, "lacks domains")],
+)
+def test_what_is_no_evaluation_is_refused(change, message: str) -> None:
+    made = {k: v for k, v in {**make_evaluation(), **change}.items() if v is not None}
+    with pytest.raises(ArtifactError, match=message):
+        evaluation.page(made)
