@@ -12,8 +12,7 @@ from freemoe.cli.common import print_json, print_table, require_artefact, say
 
 HELP = """Write the HTML page of a result again, from its JSON alone, and print its tables.
 
-Of an artefact's folder the page is report.html inside it. Of a file that freemoe eval -o wrote it stands beside the file, under its
-name: scores.json has scores.html.
+The page of an artefact is report.html in its folder. That of a file which eval -o wrote stands beside it: scores.html for scores.json.
 
 Examples:
 
