@@ -27,7 +27,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = (
     ("core",),
     ("compat",),
-    ("recipes", "results"),
+    ("recipes", "results", "hub"),
     ("models", "text", "kernels"),
     ("training",),
     ("evals",),
@@ -113,6 +113,8 @@ def test_imports_point_down(path: Path) -> None:
     ("here", "there", "expected"),
     [
         ("recipes", "core", False),
+        ("hub", "compat", False),
+        ("hub", "models", True),
         ("core", "recipes", True),
         ("core", "models", True),
         ("models", "evals", True),

@@ -20,6 +20,7 @@ GUIDES = [
         "docs/tomoe.md",
         "docs/hookmoe.md",
         "docs/structured.md",
+        "docs/hub.md",
         "docs/pitfalls.md",
         "docs/cli.md",
         "CONTRIBUTING.md",

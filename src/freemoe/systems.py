@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.core.registry import Registry
+from freemoe.hub.fetch import Access, fetch_artefact
 from freemoe.results import BuildResult, ConvertResult, Result, TrimResult
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class System:
 
     Attributes:
         result: Its typed result.
-        load: Folder, base or None for the artefact's own, dtype, device -> something that answers.
+        load: Folder, base or None for the artefact's own, dtype, device, how the hub is asked -> something that answers.
         inspect: Folder, and a base to check it against or None -> what it holds, as plain data.
         tables: Result -> tables (`rich`) and lines for the terminal.
         page: Folder -> the report that was written again.
@@ -42,7 +43,7 @@ class System:
     """
 
     result: type[Result]
-    load: Callable[[Path, str | None, str, Placement], Opened]
+    load: Callable[[Path, str | None, str, Placement, Access], Opened]
     inspect: Callable[[Path, str | None], dict[str, Any]]
     tables: Callable[[dict[str, Any]], tuple[list[Any], list[str]]]
     page: Callable[[Path], Path]
@@ -72,33 +73,50 @@ def system_of(folder: str | Path) -> System | None:
     return SYSTEMS.get(kind)
 
 
-def load(folder: str | Path, base: str | None = None, *, dtype: str = "auto", device: Placement = "auto") -> Opened:
+def load(
+    folder: str | Path,
+    base: str | None = None,
+    *,
+    dtype: str = "auto",
+    device: Placement = "auto",
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+) -> Opened:
     """Open any artefact, or a plain model.
 
     Args:
-        folder: Written by ``freemoe build``, ``demo``, ``convert`` or ``trim``; a model folder, a GGUF file or a hub id.
+        folder: Written by ``freemoe build``, ``demo``, ``convert`` or ``trim``; a model folder, a GGUF file, or a repository
+            ``owner/name`` of the hub, of either.
         base: The base that it is put on; the artefact's own if absent.
         dtype: Of the base.
         device: Where to load it.
+        revision: Branch, tag or commit of the repository.
+        token: For what is private, artefact or base.
+        cache_dir: Where what is fetched is kept.
+        local_files_only: Look into that cache only.
 
     Returns:
-        ``model``, ``tokenizer`` and ``generate_text``; for domain experts a `FreeMoE`.
+        ``model``, ``tokenizer``, ``generate_text``, ``save_pretrained`` and ``push_to_hub``; for domain experts a `FreeMoE`.
 
     Raises:
         ArtifactError: When the artefact is damaged, of an unknown kind, or made for another base.
         DataError: When there is no such model.
     """
-    system = system_of(folder)
+    access = Access(revision, token, cache_dir, local_files_only)
+    place = fetch_artefact(folder, access)
+    system = system_of(place)
     if system is not None:
-        return system.load(Path(folder), base, dtype, device)
+        return system.load(place, base, dtype, device, access)
     if base is not None:
         raise ArtifactError(f"{str(folder)!r} is no artefact that could be put on a base: it has no {MANIFEST}.")
-    if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
-        read_manifest(folder)  # which says what is missing
+    if place.is_dir() and not (place / "config.json").is_file():
+        read_manifest(place)  # which says what is missing
     from freemoe.evals.engine.answering import Answering
     from freemoe.models.checkpoints.loading import load_base
 
-    return Answering(*load_base(folder, None, dtype, device))
+    return Answering(*load_base(folder, revision, dtype, device, access))
 
 
 def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite: bool = False) -> dict[str, Any]:
@@ -124,9 +142,12 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
         raise ArtifactError(
             f"{str(page_of(recipe.output))!r} exists already. Choose another -o, or --overwrite to replace it."
         )
-    system = system_of(recipe.artefact)
+    place = fetch_artefact(recipe.artefact)
+    system = system_of(place)
     subject = plain_model if system is None else system.subject
-    result = evaluate_as(recipe, subject, progress=progress, overwrite=overwrite)
+    # A plain model is opened by the name that it was given.
+    place = None if system is None else place
+    result = evaluate_as(recipe, subject, place=place, progress=progress, overwrite=overwrite)
     if recipe.output:
         report = write_evaluation_report(recipe.output)
         if progress is not None:
@@ -138,7 +159,7 @@ def merge(artefact: str | Path, expert: str, output: str | Path, *, dry: bool = 
     """Write what an artefact makes of its base as a plain checkpoint that needs no freemoe.
 
     Args:
-        artefact: Written by ``freemoe build`` or ``demo``.
+        artefact: Written by ``freemoe build`` or ``demo``; a folder, or a repository of the hub.
         expert: Which of its experts.
         output: Folder to write.
         dry: Only check the names, and say what would be written.
@@ -147,20 +168,21 @@ def merge(artefact: str | Path, expert: str, output: str | Path, *, dry: bool = 
     Raises:
         ArtifactError: There is no plain checkpoint of such an artefact; says what to use instead.
     """
+    place = fetch_artefact(artefact, required=True)
     # Of what is no artefact the manifest's reader says what is missing.
-    system = system_of(artefact) or SYSTEMS.get(read_manifest(artefact)["kind"])
+    system = system_of(place) or SYSTEMS.get(read_manifest(place)["kind"])
     if isinstance(system.merge, str):
         raise ArtifactError(f"{str(artefact)!r} cannot be merged: {system.merge}")
-    return system.merge(artefact, expert, output, dry=dry, **how)
+    return system.merge(place, expert, output, dry=dry, **how)
 
 
 # ---------------------------------------------------------------------------------- domain experts
 
 
-def _load_experts(folder: Path, base: str | None, dtype: str, device: Placement) -> Opened:
+def _load_experts(folder: Path, base: str | None, dtype: str, device: Placement, access: Access) -> Opened:
     from freemoe.domain_experts.mixture import FreeMoE
 
-    return FreeMoE.from_pretrained(base, folder, dtype=dtype, device=device)
+    return FreeMoE.from_pretrained(base, folder, dtype=dtype, device=device, **access.for_base())
 
 
 def _inspect_experts(folder: Path, base: str | None) -> dict[str, Any]:
@@ -198,7 +220,7 @@ def _subject_of_experts(recipe: EvalRecipe) -> Subject:
 # --------------------------------------------------------------------------------------- converted
 
 
-def _load_converted(folder: Path, base: str | None, dtype: str, device: Placement) -> Opened:
+def _load_converted(folder: Path, base: str | None, dtype: str, device: Placement, access: Access) -> Opened:
     from freemoe.evals.engine.answering import Answering
     from freemoe.models.checkpoints.loading import load_base
     from freemoe.models.checkpoints.placement import require_one_device
@@ -207,7 +229,8 @@ def _load_converted(folder: Path, base: str | None, dtype: str, device: Placemen
         raise ArtifactError(f"{str(folder)!r} is a whole model: it needs no base. Leave --base out.")
     read_manifest(folder)
     require_one_device(device, "A converted model")
-    return Answering(*load_base(folder, None, dtype, device), ways={"converted": nullcontext})
+    del access  # it is here already, and whole
+    return Answering(*load_base(folder, None, dtype, device), ways={"converted": nullcontext}, folder=folder)
 
 
 def _inspect_converted(folder: Path, base: str | None) -> dict[str, Any]:
@@ -239,12 +262,13 @@ def _subject_of_conversion(recipe: EvalRecipe) -> Subject:
 # ----------------------------------------------------------------------------------------- trimmed
 
 
-def _load_trimmed(folder: Path, base: str | None, dtype: str, device: Placement) -> Opened:
+def _load_trimmed(folder: Path, base: str | None, dtype: str, device: Placement, access: Access) -> Opened:
     from freemoe.evals.engine.answering import Answering
     from freemoe.hookmoe.adapter import load_trimmed
 
-    model, tokenizer, trimmed = load_trimmed(folder, base, dtype, device)
-    return Answering(model, tokenizer, {"trimmed": lambda: trimmed.attached(model), "base": nullcontext})
+    model, tokenizer, trimmed = load_trimmed(folder, base, dtype, device, access)
+    ways = {"trimmed": lambda: trimmed.attached(model), "base": nullcontext}
+    return Answering(model, tokenizer, ways, folder)
 
 
 def _inspect_trimmed(folder: Path, base: str | None) -> dict[str, Any]:

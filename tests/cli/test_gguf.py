@@ -164,7 +164,7 @@ def test_refused_before_anything_is_loaded(
     world: SimpleNamespace, freemoe: Freemoe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("freemoe.domain_experts.mixture.load_base", lambda *a: pytest.fail("the base was loaded"))
+    monkeypatch.setattr("freemoe.domain_experts.mixture.load_own_base", lambda *a: pytest.fail("the base was loaded"))
     out = str(world.out)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "precious").write_text("x")

@@ -61,7 +61,7 @@ def test_pad_fills_a_free_layout_up(artefact: Path, freemoe: Freemoe, tmp_path: 
 
 
 def test_refused_before_anything_is_loaded(artefact: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freemoe.domain_experts.mixture.load_base", lambda *a: pytest.fail("the base was loaded"))
+    monkeypatch.setattr("freemoe.domain_experts.mixture.load_own_base", lambda *a: pytest.fail("the base was loaded"))
     out = str(artefact)
     check_refusal(
         freemoe("merge", out, "law/all", "--shrink", "--gguf", "f16"), ["exclude each other", "convert_hf_to_gguf"]

@@ -12,6 +12,7 @@ ALL = [
     (errors.UnknownNameError, KeyError),
     (errors.RecipeError, ValueError),
     (errors.DataError, ValueError),
+    (errors.HubError, ValueError),
     (errors.SplitError, ValueError),
     (errors.FamilyError, ValueError),
     (errors.NumericError, ValueError),

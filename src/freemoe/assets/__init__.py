@@ -5,6 +5,12 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
+BUNDLED = "freemoe-demo"
+"""The name that stands for the bundled tiny model, so that an artefact of the demo loads on any machine."""
+
+BUNDLED_MOE = "freemoe-demo-moe"
+"""The same for the bundled tiny mixture of experts."""
+
 DOMAINS = ("math", "code", "general")
 SPLITS = ("reference", "test")
 

@@ -17,6 +17,7 @@ from freemoe.cli import (
     listing,
     lm_eval,
     merge,
+    push,
     report,
     run,
     schema,
@@ -40,7 +41,7 @@ app = typer.Typer(
 )
 for command in (build.COMMAND, convert.COMMAND, trim.COMMAND, evaluate.COMMAND):
     command.register(app)
-for module in (lm_eval, generate, merge, inspect, report, demo, listing, schema, bench, run):
+for module in (lm_eval, generate, merge, push, inspect, report, demo, listing, schema, bench, run):
     module.register(app)
 for registered in app.registered_commands:
     # Else the overview cuts it.

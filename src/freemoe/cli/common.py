@@ -156,8 +156,8 @@ class Shown:
 def calm_libraries() -> None:
     """Keep other libraries' bars, warnings and network calls out of the way; called once per command."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
-    # What became of a base while it was loaded, and as what a file was read, belong to the output.
-    for room in ("freemoe.models", "freemoe.text"):
+    # What became of a base while it was loaded or fetched, and as what a file was read, belong to the output.
+    for room in ("freemoe.models", "freemoe.text", "freemoe.hub"):
         logging.getLogger(room).setLevel(logging.INFO)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

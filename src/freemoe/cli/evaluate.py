@@ -32,16 +32,18 @@ A trimmed mixture (see trim) is measured against its base and its plan alone; wi
 
 def _plan(recipe: EvalRecipe) -> dict[str, Any]:
     """How many documents would be scored."""
+    from freemoe.core.artifacts import read_manifest
     from freemoe.evals.held_out import read_record, seeded, set_aside
     from freemoe.evals.tasks.domains import load_domains
+    from freemoe.hub.fetch import fetch_artefact
     from freemoe.models.checkpoints.loading import load_tokenizer
-    from freemoe.systems import system_of
 
-    source = recipe.base or _base_name(recipe.artefact)
-    record = read_record(recipe.artefact)
+    place = fetch_artefact(recipe.artefact)
+    record = read_record(place)
+    source = recipe.base or (recipe.artefact if record is None else read_manifest(place)["base_model_name_or_path"])
     loaded = load_domains(seeded(recipe, record), load_tokenizer(source))
     domains = {name: set_aside(data, record)[0] for name, data in loaded.items()}
-    experts = list(recipe.experts) if system_of(recipe.artefact) else ["base"]
+    experts = list(recipe.experts) if record is not None else ["base"]
     return {
         "artefact": recipe.artefact,
         "base": source,
@@ -101,16 +103,6 @@ def _summed_up(result: dict[str, Any]) -> dict[str, Any]:
     return {**result, "domains": domains}
 
 
-def _base_name(artefact: str) -> str:
-    from pathlib import Path
-
-    from freemoe.core.artifacts import MANIFEST, read_manifest
-
-    if (Path(artefact) / MANIFEST).is_file():
-        return read_manifest(artefact)["base_model_name_or_path"]
-    return artefact
-
-
 def _begin(values: Mapping[str, Any]) -> dict[str, Any]:
     data = {"artefact": values["artefact"], "domains": read_domains(values["domain"])}
     return {**data, "experts": tuple(values["expert"])} if values["expert"] else data
@@ -118,15 +110,19 @@ def _begin(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _own_text(values: Mapping[str, Any]) -> bool:
     """Measure an artefact on its own text, where it has one and no domain is named."""
+    from freemoe.hub.fetch import fetch_artefact
     from freemoe.systems import system_of
 
-    system = None if values["domain"] or values["dry_run"] or values["print_recipe_"] else system_of(values["artefact"])
+    if values["domain"] or values["dry_run"] or values["print_recipe_"]:
+        return False
+    place = fetch_artefact(values["artefact"])
+    system = system_of(place)
     if system is None or system.own_text is None:
         return False
     calm_libraries()
     shown = shown_as(values)
     where = (
-        values["artefact"],
+        str(place),
         values["base"],
         values["dtype"] or "auto",
         values["device"] or "auto",
@@ -151,7 +147,8 @@ COMMAND = Command(
         "artefact": (
             str,
             typer.Argument(
-                help="Folder written by freemoe, or a plain model.", autocompletion=completion.artefacts_and_models
+                help="Folder written by freemoe, a plain model, or owner/name of the hub.",
+                autocompletion=completion.artefacts_and_models,
             ),
         ),
         "domain": (

@@ -43,7 +43,8 @@ def register(app: typer.Typer) -> None:
     @app.command("generate", help=HELP)
     def command(
         artefact: str = typer.Argument(
-            help="Folder written by freemoe, or a model.", autocompletion=completion.artefacts_and_models
+            help="Folder written by freemoe, a model, or owner/name of the hub.",
+            autocompletion=completion.artefacts_and_models,
         ),
         prompt: str = typer.Argument(help="Text to continue."),
         expert: str = typer.Option(

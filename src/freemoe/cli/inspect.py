@@ -20,6 +20,7 @@ Example:
   freemoe inspect experts
   freemoe inspect experts --base ./my-model
   freemoe inspect ./my-model --super-weights
+  freemoe inspect owner/experts
 """
 
 
@@ -28,8 +29,9 @@ def register(app: typer.Typer) -> None:
 
     @app.command("inspect", help=HELP)
     def command(
-        artefact: Path = typer.Argument(
-            help="Folder written by freemoe, a model folder, or a GGUF.", autocompletion=completion.artefacts_and_models
+        artefact: str = typer.Argument(
+            help="Folder written by freemoe, a model folder, a GGUF, or owner/name of the hub.",
+            autocompletion=completion.artefacts_and_models,
         ),
         base: str = typer.Option(None, help="Base model to check the fingerprint against."),
         super_weights: bool = typer.Option(
@@ -41,24 +43,29 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         calm_libraries()
         from freemoe.domain_experts.inspection import inspect_model
+        from freemoe.hub.fetch import fetch_artefact, is_repository
         from freemoe.models.checkpoints.gguf_header import is_gguf
         from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE
         from freemoe.systems import SYSTEMS, system_of
 
         if text is not None and not super_weights:
             raise RecipeError("--text is what super weights are measured on; it needs --super-weights.")
-        system = system_of(artefact)
+        place = fetch_artefact(artefact)
+        system = system_of(place)
         model = system is None and (
-            is_gguf(artefact) or (artefact / "config.json").is_file() or str(artefact) in (BUNDLED, BUNDLED_MOE)
+            is_gguf(artefact)
+            or (place / "config.json").is_file()
+            or artefact in (BUNDLED, BUNDLED_MOE)
+            or is_repository(artefact)
         )
         if super_weights and not model:
             raise RecipeError(
-                f"--super-weights measures the weights of a model, and {str(artefact)!r} is none. Give a model folder, a GGUF "
+                f"--super-weights measures the weights of a model, and {artefact!r} is none. Give a model folder, a GGUF "
                 f"file or {BUNDLED}; of an artefact, the base that it was made from."
             )
         if model:
-            found = inspect_model(str(artefact), super_weights=super_weights, text=text)
+            found = inspect_model(artefact, super_weights=super_weights, text=text)
         else:
             # What is neither is told by the first row: it says what it missed.
-            found = (system or SYSTEMS.get(SYSTEMS.names()[0])).inspect(artefact, base)
+            found = (system or SYSTEMS.get(SYSTEMS.names()[0])).inspect(place, base)
         print_found("inspect", found, as_json)

@@ -34,8 +34,9 @@ def register(app: typer.Typer) -> None:
 
     @app.command("merge", help=HELP)
     def command(
-        artefact: Path = typer.Argument(
-            help="Folder written by freemoe build or demo.", autocompletion=completion.artefacts
+        artefact: str = typer.Argument(
+            help="Folder written by freemoe build or demo, or owner/name of the hub.",
+            autocompletion=completion.artefacts,
         ),
         expert: str = typer.Argument(
             help="An expert's name (see freemoe inspect), or base.", autocompletion=completion.experts

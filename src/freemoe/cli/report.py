@@ -27,29 +27,31 @@ def register(app: typer.Typer) -> None:
 
     @app.command("report", help=HELP)
     def command(
-        artefact: Path = typer.Argument(
-            help="Folder written by freemoe build, demo, convert or trim, or a JSON file by freemoe eval -o.",
+        artefact: str = typer.Argument(
+            help="Folder written by freemoe build, demo, convert or trim, owner/name of the hub, or a JSON file by freemoe "
+            "eval -o.",
             autocompletion=completion.artefacts,
         ),
         dry_run: bool = typer.Option(False, "--dry-run", help="Print the tables; write nothing."),
         as_json: bool = typer.Option(False, "--json", help="Print the result as JSON; write nothing."),
     ) -> None:
+        from freemoe.hub.fetch import fetch_artefact
         from freemoe.results import read_result
 
-        result = read_result(artefact) if artefact.suffix == ".json" else None
-        if result is not None and result.get("kind") == "evaluation":
-            _evaluation(artefact, result, dry_run, as_json)
+        file = Path(artefact) if artefact.endswith(".json") and not Path(artefact).is_dir() else None
+        if file is not None and (result := read_result(file)).get("kind") == "evaluation":
+            _evaluation(file, result, dry_run, as_json)
             return
-        artefact = artefact.parent if result is not None else artefact
-        require_artefact(artefact)
+        place = fetch_artefact(artefact if file is None else file.parent, required=True)
+        require_artefact(place)
         from freemoe.evals.held_out import record_text
         from freemoe.systems import system_of
 
-        result = read_result(artefact)
+        result = read_result(place)
         if as_json:
             print_json("report", {"folder": artefact, "result": result})
             return
-        system = system_of(artefact)
+        system = system_of(place)
         assert system is not None
         tables, lines = system.tables(result)
         for table in tables:
@@ -57,7 +59,7 @@ def register(app: typer.Typer) -> None:
         for line in [*lines, record_text(result.get("seen"))]:
             say(line)
         if not dry_run:
-            say(f"report: {system.page(artefact)}")
+            say(f"report: {system.page(place)}")
 
 
 def _evaluation(path: Path, result: dict[str, Any], dry_run: bool, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import ArtifactError
-from freemoe.core.files import MANIFEST, write_atomic
+from freemoe.core.files import CARD, MANIFEST, write_atomic
 from freemoe.core.run.folder import RUNNING
 
 FORMAT = 3
@@ -44,7 +44,7 @@ def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
 
 
 def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
-    """Read an artefact's manifest and check it and every file against its checksums.
+    """Read an artefact's manifest and check it and every file but the model card against its checksums.
 
     Args:
         folder: The artefact.
@@ -83,6 +83,8 @@ def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
             )
         for name, expected in files.items():
             file = root / name
+            if name == CARD:
+                continue
             if not file.is_file():
                 raise ArtifactError(f"{str(root)!r} lacks {name!r}, which its manifest lists. Copy the artefact again.")
             if _checksum(file) != expected:

@@ -23,6 +23,10 @@ class DataError(FreeMoEError, ValueError):
     """Documents or texts that are missing, malformed or too few."""
 
 
+class HubError(DataError):
+    """A repository of the hub that is missing, private, out of reach, or not in the cache."""
+
+
 class SplitError(FreeMoEError, ValueError):
     """An attempt to search or choose on the split that is reported."""
 

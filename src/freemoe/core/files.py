@@ -14,6 +14,9 @@ from freemoe.core.errors import ArtifactError
 MANIFEST = "freemoe_config.json"
 """The file that makes a folder an artefact (`artifacts`); only such a folder is ever replaced."""
 
+CARD = "README.md"
+"""The model card: words for people, which the hub lets them edit, so no checksum holds it."""
+
 
 def digest(value: object) -> str:
     """Short stable hash of anything JSON can hold."""

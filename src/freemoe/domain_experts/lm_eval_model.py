@@ -22,6 +22,7 @@ from freemoe.domain_experts.seen_requests import Witness, is_model
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.evals.engine.scorer import Pair, Scorer
 from freemoe.evals.held_out import read_record
+from freemoe.hub.fetch import Access, fetch_artefact
 from freemoe.models.checkpoints.loading import load_base
 
 # What a request may say about its generation: the rest would change greedy texts.
@@ -37,12 +38,12 @@ class FreeMoELM(TemplateLM):
     """Answers lm-eval's requests by the shared-prefix scorer.
 
     Args:
-        pretrained: Folder or hub id of a model, folder of an artefact, a loaded model, or a `FreeMoE`.
+        pretrained: Folder or hub id of a model or of an artefact, a loaded model, or a `FreeMoE`.
         expert: ``base``, ``auto`` (the router reads each request's context; requests without one get the base) or an
             expert's name. By default ``auto`` for an artefact that has a router, else ``base``.
-        artefact: Folder of an artefact whose base is ``pretrained``.
+        artefact: Folder or hub id of an artefact whose base is ``pretrained``.
         tokenizer: Of a loaded model.
-        revision: Of the hub repository.
+        revision: Of the hub repository: the artefact's where there is one.
         dtype: auto, float32, bfloat16 or float16.
         device: auto, cpu, cuda, cuda:N, split or disk; auto where there is no cuda.
         batch_tokens: Padded tokens of a batch.
@@ -87,10 +88,12 @@ class FreeMoELM(TemplateLM):
         device = "auto" if device is None or (device.startswith("cuda") and not torch.cuda.is_available()) else device
         self.moe: FreeMoE | None = None
         folder = pretrained if artefact is None else artefact
+        if isinstance(folder, str | Path):
+            folder = fetch_artefact(folder, Access(revision), required=artefact is not None)
         # A mixture that was loaded elsewhere does not say from where.
         record = read_record(folder) if isinstance(folder, str | Path) else None
         self.witness = Witness(record, seen)
-        plain = artefact is None and is_model(pretrained)
+        plain = artefact is None and is_model(folder)
         if isinstance(pretrained, FreeMoE):
             self.moe = pretrained
         elif artefact is not None or (record is not None and not plain):

@@ -16,14 +16,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from freemoe.core.artifacts import read_manifest
-from freemoe.core.errors import ArtifactError, DataError
+from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.expert import Expert, require_zeros_say
 from freemoe.domain_experts.route.router import Route, Router
 from freemoe.domain_experts.route.subdomains import prompt_feature
 from freemoe.evals.engine.answering import AUTO, BASE, prompt_ids
+from freemoe.hub.fetch import Access, fetch_artefact
+from freemoe.hub.shipped import Shipped
 from freemoe.models.checkpoints.fingerprint import require_base
-from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.checkpoints.loading import load_own_base
 from freemoe.models.checkpoints.placement import Placement
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
 from freemoe.models.mask import Mask
@@ -34,10 +36,10 @@ from freemoe.results.build import KIND
 """Of the artefact, as its manifest has it."""
 
 
-class FreeMoE(torch.nn.Module):
+class FreeMoE(torch.nn.Module, Shipped):
     """A base model with its domain experts and their router.
 
-    Use ``FreeMoE.from_pretrained(base, artefact)``. ``forward`` and ``generate`` take what the base's take, and
+    Use ``FreeMoE.from_pretrained(artefact)``. ``forward`` and ``generate`` take what the base's take, and
     ``expert=``: the name of an expert, ``"base"``, ``"auto"`` (the router decides, per sequence), a list with one name
     per sequence, or nothing for the expert that is set.
     """
@@ -55,35 +57,65 @@ class FreeMoE(torch.nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, base: Any, artefact: str | Path, *, tokenizer: Any = None, dtype: str = "auto", device: Placement = "auto"
+        cls,
+        *places: Any,
+        base: Any = None,
+        artefact: str | Path | None = None,
+        tokenizer: Any = None,
+        dtype: str = "auto",
+        device: Placement = "auto",
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
     ) -> FreeMoE:
-        """Load an artefact onto its base.
+        """Load an artefact and its base: ``from_pretrained(artefact)``, or PEFT's ``from_pretrained(base, artefact)``.
 
         Args:
-            base: The loaded model, or its folder or hub id; None takes what the artefact names.
-            artefact: Folder written by ``freemoe build``.
+            places: The artefact alone, or the base and the artefact.
+            base: The loaded model, to share one, or its folder or hub id; what the artefact names if absent.
+            artefact: Folder written by ``freemoe build``, or a repository ``owner/name`` of the hub.
             tokenizer: The base's tokenizer, when ``base`` is a loaded model and prompts will be text.
             dtype: Of the base when it is loaded here; its values must survive it.
             device: Where to load it.
+            revision: Branch, tag or commit of the artefact's repository.
+            token: For what is private, artefact or base.
+            cache_dir: Where what is fetched is kept.
+            local_files_only: Look into that cache only.
 
         Raises:
-            ArtifactError: When the artefact is damaged or was made for another base.
+            ArtifactError: When the artefact is damaged, of another kind, or was made for another base.
+            HubError: When it cannot be read from the hub.
+            RecipeError: When no artefact is named, or base or artefact twice.
         """
-        manifest = read_manifest(artefact)
+        base, artefact = _named(places, base, artefact)
+        access = Access(revision, token, cache_dir, local_files_only)
+        root = fetch_artefact(artefact, access, required=True)
+        manifest = read_manifest(root)
         if manifest.get("kind") != KIND:
             raise ArtifactError(f"{str(artefact)!r} holds {manifest.get('kind')!r}, not domain experts.")
         if base is None or isinstance(base, str | Path):
-            source = base if base is not None else manifest["base_model_name_or_path"]
-            revision = manifest.get("revision") if base is None else None
-            base, tokenizer = load_base(source, revision, dtype, device)
+            base, tokenizer = load_own_base(manifest, base, dtype, device, access)
         require_base(manifest, base)
-        root = Path(artefact)
         tensors = load_file(root / "experts.safetensors")
         experts = [Expert.from_parts(described, tensors) for described in manifest["experts"]]
         router = None
         if manifest.get("router"):
             router = Router.from_parts(manifest["router"], load_file(root / "router.safetensors"))
-        return cls(base, experts, router, tokenizer)
+        moe = cls(base, experts, router, tokenizer)
+        moe.folder = root
+        return moe
+
+    def _shipped(self) -> Path:
+        """The artefact's folder, while it still says which experts there are."""
+        folder = super()._shipped()
+        written = [described["name"] for described in read_manifest(folder, check=False)["experts"]]
+        if written != self.experts:
+            raise ArtifactError(
+                f"This mixture has the experts {', '.join(self.experts)}, and the artefact it was opened from has "
+                f"{', '.join(written)}; only what an artefact holds is copied or pushed."
+            )
+        return folder
 
     # ----------------------------------------------------------------- experts
 
@@ -276,6 +308,30 @@ class FreeMoE(torch.nn.Module):
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(partial)
         return target
+
+
+def _named(places: tuple[Any, ...], base: Any, artefact: Any) -> tuple[Any, Any]:
+    """Base and artefact as `FreeMoE.from_pretrained` was given them.
+
+    Raises:
+        RecipeError: One of them is named twice, or there is no artefact.
+    """
+    given = dict(zip(("artefact",) if len(places) == 1 else ("base", "artefact"), places, strict=False))
+    twice = [name for name, also in (("base", base), ("artefact", artefact)) if name in given and also is not None]
+    if len(places) == 1 and twice == ["artefact"] and base is None:
+        given, twice = {"base": places[0]}, []
+    if len(places) > 2 or twice:
+        raise RecipeError(
+            f"from_pretrained takes the artefact, or the base and the artefact; {len(places)} were given in order"
+            + (f", and {' and '.join(twice)} again by name." if twice else ".")
+        )
+    base, artefact = given.get("base", base), given.get("artefact", artefact)
+    if not isinstance(artefact, str | Path):
+        raise RecipeError(
+            f"from_pretrained needs an artefact, a folder or a repository of the hub; got {type(artefact).__name__}. Write "
+            "FreeMoE.from_pretrained(artefact), or FreeMoE.from_pretrained(base, artefact)."
+        )
+    return base, artefact
 
 
 def _groups(names: list[str] | str) -> list[tuple[str, list[int]]]:

@@ -96,13 +96,19 @@ def plain_model(recipe: EvalRecipe) -> Subject:
 
 
 def evaluate(
-    recipe: EvalRecipe, subject: Open = plain_model, *, progress: Progress | None = None, overwrite: bool = False
+    recipe: EvalRecipe,
+    subject: Open = plain_model,
+    *,
+    place: str | Path | None = None,
+    progress: Progress | None = None,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Score documents in every way that a subject can be run; differences are paired, and to the first.
 
     Args:
         recipe: What to score, and on what.
         subject: Opens the artefact.
+        place: Folder of the artefact, where the recipe names a repository of the hub.
         progress: Where to report.
         overwrite: Replace an output file that is there.
 
@@ -118,11 +124,12 @@ def evaluate(
         torch.set_num_threads(recipe.threads)
     if recipe.output and Path(recipe.output).exists() and not overwrite:
         raise ArtifactError(f"{recipe.output!r} exists already. Choose another -o, or --overwrite to replace it.")
-    record = read_record(recipe.artefact)
+    place = str(place or recipe.artefact)
+    record = read_record(place)
     recipe = seeded(recipe, record)
     if record is not None and record.warning():
         progress.say(record.warning())
-    opened = subject(recipe)
+    opened = subject(recipe.model_copy(update={"artefact": place}))
     loaded = {name: set_aside(data, record) for name, data in load_domains(recipe, opened.tokenizer).items()}
     scorer = Scorer(opened.model, opened.tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
     # Nothing is chosen here, so the reported split may be read at once.

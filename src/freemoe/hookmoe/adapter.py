@@ -29,8 +29,9 @@ from freemoe.hookmoe.hooks.hook import Hook, Hooks
 from freemoe.hookmoe.plans.apply import applied, plan_of, probe
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import Plan, parse_plan
+from freemoe.hub.fetch import Access
 from freemoe.models.checkpoints.fingerprint import require_base
-from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.checkpoints.loading import load_own_base
 from freemoe.models.checkpoints.placement import Placement, require_one_device
 from freemoe.models.spec import family_of
 
@@ -103,7 +104,9 @@ def save_adapter(trimmed: Trimmed, model: Any, folder: Path) -> None:
     write_atomic(folder / WEIGHTS, save(trimmed.tensors()))
 
 
-def load_trimmed(folder: str | Path, base: str | None, dtype: str, device: Placement) -> tuple[Any, Any, Trimmed]:
+def load_trimmed(
+    folder: str | Path, base: str | None, dtype: str, device: Placement, access: Access | None = None
+) -> tuple[Any, Any, Trimmed]:
     """Load an artefact with its base.
 
     Args:
@@ -111,6 +114,7 @@ def load_trimmed(folder: str | Path, base: str | None, dtype: str, device: Place
         base: Another place of the base; the artefact's own if absent.
         dtype: Of the base.
         device: Where to load it.
+        access: How the hub is asked for the base.
 
     Returns:
         The base, its tokenizer or None, and what is to be attached.
@@ -120,8 +124,7 @@ def load_trimmed(folder: str | Path, base: str | None, dtype: str, device: Place
     """
     manifest = read_manifest(folder)
     require_one_device(device, "A trimmed mixture")
-    source = base or manifest["base_model_name_or_path"]
-    model, tokenizer = load_base(source, None if base else manifest["revision"], dtype, device)
+    model, tokenizer = load_own_base(manifest, base, dtype, device, access)
     return model, tokenizer, load_adapter(folder, model)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from freemoe.evals.held_out import record_text
+from freemoe.hub.cards import Measured, base_note, base_shown, front_matter, loading
 
 ABOUT = {
     "full": "all experts of the base",
@@ -71,9 +73,12 @@ def model_card(result: dict[str, Any]) -> str:
     """README.md of the artefact."""
     lines = [f"| {' | '.join(HEADER)} |", f"|{'---|' * len(HEADER)}"]
     lines += [f"| {' | '.join(row)} |" for row in table(result)]
+    title = f"{base_shown(result)}, trimmed"
+    tags = ["mixture-of-experts", "frozen-base", "hooks"]
     return "\n".join(
         [
-            f"# {result['base']['name']}, trimmed",
+            *front_matter(result, title, "adapter", tags, _measured(result), [str(result["recipe"].get("text"))]),
+            f"# {title}",
             "",
             "A plan of experts per layer and hooks that compensate for it (HookMoE), for one base only: the fingerprint in",
             "`freemoe_config.json` is checked when it is loaded. The base's weights are not part of it.",
@@ -86,17 +91,18 @@ def model_card(result: dict[str, Any]) -> str:
             "",
             "## Use",
             "",
-            "```python",
-            "from freemoe.hookmoe.adapter import load_adapter",
-            "",
-            'trimmed = load_adapter("this-folder", model)  # a transformers model of the base',
-            "with trimmed.attached(model):",
-            "    model.generate(...)",
-            "```",
-            "",
+            *loading(result, "trimmed", 'text, way = trimmed.generate_text("...")'),
+            *base_note(result),
             "`plan.json` holds the plan alone; `exports/`, where there is one, the overrides of engines that know one k for all",
             "layers. None of them runs hooks. `recipe.yaml` repeats the run with `freemoe run`.",
             "",
             *([record_text(result["seen"]), ""] if "seen" in result else []),
         ]
     )
+
+
+def _measured(result: dict[str, Any]) -> list[Measured]:
+    """What the artefact, as it is run, reached on the text's test part."""
+    rows = result["test"]["rows"]
+    row = next(rows[name] for name in ("hooks", "rescaled", "plan") if name in rows)
+    return [Measured("held-out text", "perplexity", math.exp(row["ce"]), "perplexity")]

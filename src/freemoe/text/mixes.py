@@ -12,6 +12,7 @@ from freemoe.core.errors import DataError
 from freemoe.core.registry import Registry
 from freemoe.text.blocks import passages
 from freemoe.text.documents import read_documents
+from freemoe.text.hub_data import load_hub_data
 
 
 @dataclass(frozen=True)
@@ -113,14 +114,9 @@ def _read(source: Source, root: str | Path | None) -> list[str]:
 
 
 def _from_hub(source: Source) -> list[str]:
-    from datasets import load_dataset
-
     repository, configuration, part = source.hub
     try:
-        records = load_dataset(repository, configuration, split=part)
-    except Exception as error:
-        raise DataError(
-            f"Data set {repository!r} could not be loaded from the hub ({type(error).__name__}: {error}). Give a folder "
-            "with its files: --data-root FOLDER."
-        ) from error
+        records = load_hub_data(repository, configuration, part)
+    except DataError as error:
+        raise type(error)(f"{error} Or give a folder with its files: --data-root FOLDER.") from error
     return passages([text for record in records if (text := source.text(record)).strip()])  # pyright: ignore

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from freemoe.evals.held_out import record_text
+from freemoe.hub.cards import HERE, Measured, base_note, base_shown, front_matter, loading
 
 NAMES = {
     "dense": "dense model",
@@ -53,26 +54,25 @@ def model_card(result: dict[str, Any]) -> str:
     """README.md of the folder in the Hub's format."""
     base, recipe, parameters = result["base"], result["recipe"], result["parameters"]
     length = result["blocks"]["length"]
+    title = f"{base_shown(result)} as a token-level mixture of experts"
+    score = result["scores"]["converted"]
+    measured = [
+        Measured("held-out text", "perplexity", score[f"perplexity@{length}"], f"perplexity@{length}"),
+        Measured("held-out text", "accuracy", 100 * score[f"next_token_accuracy@{length}"], "next-token accuracy, %"),
+    ]
+    tags = ["mixture-of-experts", "frozen-base", "custom_code"]
     lines = [
-        "---",
-        "library_name: transformers",
-        f"base_model: {base['name']}",
-        "base_model_relation: finetune",
-        "tags: [mixture-of-experts, frozen-base, freemoe]",
-        "---",
-        "",
-        f"# {base['name']} as a token-level mixture of experts",
+        *front_matter(result, title, "finetune", tags, measured, [str(recipe.get("text"))]),
+        f"# {title}",
         "",
         f"Made by `freemoe convert` (method {recipe['method']}, profile {recipe['profile']}): every token uses "
         f"{parameters['active_share']:.1%} of the weights of the decoder's linears, and no weight was changed "
         f"(base fingerprint `{base['fingerprint'][:16]}`).",
         "",
-        "```python",
-        "from transformers import AutoModelForCausalLM",
+        *loading(result, "model", 'text, way = model.generate_text("...")'),
+        f'Without freemoe: `AutoModelForCausalLM.from_pretrained("{HERE}", trust_remote_code=True)`.',
         "",
-        'model = AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True)',
-        "```",
-        "",
+        *base_note(result),
         "## On held-out text",
         "",
         f"| | active | perplexity@{length} | next-token accuracy |",

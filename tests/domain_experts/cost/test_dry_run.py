@@ -93,7 +93,7 @@ def test_the_card_shows_the_numbers_of_the_result(artefact, text_artefact):
         result = read_result(folder)
         card = (folder / "README.md").read_text()
         assert card == model_card(result)
-        assert card.startswith("---\nlibrary_name: freemoe\nbase_model: ")
+        assert card.startswith("---\nlibrary_name: freemoe\n")
         for domain in result["domains"]:
             (line,) = [x for x in card.splitlines() if x.startswith(f"| {domain['name']} |")]
             for name, row in domain["rows"].items():

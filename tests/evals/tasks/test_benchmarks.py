@@ -237,7 +237,9 @@ def test_missing_and_malformed_files(made_up):
 
 
 def test_hub_offline_says_data_root():
-    with pytest.raises(DataError, match=r"could not be read from the hub .*--data-root FOLDER"):
+    with pytest.raises(
+        DataError, match=r"could not be read from the hub\. .*HF_HUB_OFFLINE is set.*--data-root FOLDER"
+    ):
         make_task("openbookqa")
 
 

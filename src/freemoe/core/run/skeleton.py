@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.environment import environment
-from freemoe.core.files import write_atomic
+from freemoe.core.files import CARD, write_atomic
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, Quiet
@@ -151,6 +151,6 @@ def carry_out(
         warnings.warn(f"result.json is not what `freemoe schema {kind}` says: {error}", stacklevel=2)
     write_atomic(run.partial / "recipe.yaml", spelled.encode())
     write_atomic(run.partial / "result.json", written.encode())
-    write_atomic(run.partial / "README.md", card(result).encode())
+    write_atomic(run.partial / CARD, card(result).encode())
     write_manifest(run.partial, manifest)
     return run.publish()

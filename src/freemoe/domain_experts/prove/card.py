@@ -6,6 +6,7 @@ from typing import Any
 
 from freemoe.domain_experts.structured.wording import unit_lines
 from freemoe.evals.held_out import record_text
+from freemoe.hub.cards import Measured, base_note, base_shown, front_matter, loading
 
 ROWS = ("base", "expert", "routed", "control", "oracle")
 
@@ -52,15 +53,11 @@ def headlines(result: dict[str, Any]) -> list[str]:
 def model_card(result: dict[str, Any]) -> str:
     """The artefact's README.md in the Hub's format."""
     base = result["base"]
+    title = f"Domain experts for {base_shown(result)}"
+    sources = [str(source) for domain in result["recipe"]["domains"].values() for source in domain]
     lines = [
-        "---",
-        "library_name: freemoe",
-        f"base_model: {base['name']}",
-        "base_model_relation: adapter",
-        "tags: [domain-experts, frozen-base]",
-        "---",
-        "",
-        f"# Domain experts for {base['name']}",
+        *front_matter(result, title, "adapter", ["domain-experts", "frozen-base"], _measured(result), sources),
+        f"# {title}",
         "",
         "Each expert switches off some weights of the frozen base; no weight was changed. The artefact fits that base only "
         f"(fingerprint `{base['fingerprint'][:16]}`)"
@@ -88,16 +85,23 @@ def model_card(result: dict[str, Any]) -> str:
     lines += [f"- {line.strip()}" for line in headlines(result) if line.startswith("  ")]
     lines += [
         "",
-        "```python",
-        "from freemoe import FreeMoE",
-        "",
-        f'moe = FreeMoE.from_pretrained("{base["name"]}", "path/to/this/folder")',
-        'text, expert = moe.generate_text("...", expert="auto")',
-        "```",
-        "",
+        *loading(result, "moe", 'text, expert = moe.generate_text("...", expert="auto")'),
+        *base_note(result),
         f"Made with freemoe {result['freemoe']} from `recipe.yaml` (seed {result['recipe']['seed']}); every per-document score "
         "stands in `result.json`.",
         "",
         *([record_text(result["seen"]), ""] if "seen" in result else []),
     ]
     return "\n".join(lines)
+
+
+def _measured(result: dict[str, Any]) -> list[Measured]:
+    """What experts and router reached on reported documents."""
+    found = []
+    for domain in result["domains"]:
+        metric = "perplexity" if domain["unit"] == "perplexity" else domain["metric"].split()[0]
+        metric = {"acc": "accuracy"}.get(metric, metric)
+        for name in ("expert", "routed"):
+            if row := domain["rows"].get(name):
+                found.append(Measured(domain["name"], metric, row["score"], f"{domain['metric']}, {name}"))
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from freemoe.core.errors import DataError
 from freemoe.core.registry import unknown_name
 from freemoe.evals.engine.scorer import context_length
+from freemoe.hub.shipped import Shipped
 
 BASE, AUTO = "base", "auto"
 """The names of the base itself, and of what the artefact picks."""
@@ -36,6 +38,23 @@ class Opened(Protocol):
         """Continue a prompt; returns the continuation and the name of what wrote it."""
         ...
 
+    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Copy the artefact."""
+        ...
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        commit_message: str | None = None,
+        overwrite: bool = False,
+    ) -> dict[str, Any]:
+        """Write the artefact to a repository of the hub."""
+        ...
+
 
 def prompt_ids(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int) -> Tensor:
     """A prompt's token ids ``(1, L)`` on the model's device.
@@ -58,18 +77,20 @@ def prompt_ids(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int) -> 
 
 
 @dataclass(frozen=True, eq=False)
-class Answering:
+class Answering(Shipped):
     """One model and the ways in which it can be run.
 
     Attributes:
         model: A transformers causal LM.
         tokenizer: Its tokenizer, or None.
         ways: Name -> context that the model answers in; the first is what ``auto`` means.
+        folder: The artefact that it was opened from; None of a plain model.
     """
 
     model: Any
     tokenizer: Any
     ways: Mapping[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=lambda: {"base": nullcontext})
+    folder: Path | None = None
 
     @property
     def experts(self) -> list[str]:

@@ -17,6 +17,7 @@ from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.benchmarks import Benchmark, Sources
 from freemoe.evals.tasks.documents import Document, content_key
 from freemoe.evals.tasks.splits import carve, rank
+from freemoe.text.hub_data import load_hub_data
 
 SHOT_SHARE = 0.1
 """Share of the reference's content keys kept for few-shot examples where both come from one source."""
@@ -59,17 +60,13 @@ def local_rows(row: Benchmark, root: Path, subject: str, splits: Sequence[str]) 
 
 def hub_rows(row: Benchmark, config: dict[str, Any], splits: Sequence[str]) -> dict[str, list[Row]]:
     """Rows of the named source splits from the hub's data set that lm-eval's YAML names."""
-    import datasets
-
     path, name = config["dataset_path"], config.get("dataset_name")
     try:
-        return {s: [dict(r) for r in datasets.load_dataset(path, name, split=s)] for s in splits}
-    except Exception as error:  # the hub's client raises a dozen kinds of its own
-        raise DataError(
-            f"Task {row.name!r}: the data set {path} could not be read from the hub "
-            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}). "
-            "Without a network give the original files: --data-root FOLDER with "
-            f"{', '.join(dict.fromkeys(row.paths.values()))}."
+        return {s: [dict(r) for r in load_hub_data(path, name, s)] for s in splits}
+    except DataError as error:
+        raise type(error)(
+            f"Task {row.name!r}: the data set {path} could not be read from the hub. {error} Without a network give the original "
+            f"files: --data-root FOLDER with {', '.join(dict.fromkeys(row.paths.values()))}."
         ) from error
 
 

@@ -7,28 +7,23 @@ import json
 import logging
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from freemoe.assets import demo_model_path, demo_moe_path
+from freemoe.assets import BUNDLED, BUNDLED_MOE, demo_model_path, demo_moe_path
 from freemoe.compat.transformers import dequantised, make_plain
-from freemoe.core.errors import DataError, FreeMoEError, RecipeError
+from freemoe.core.errors import DataError, FreeMoEError, HubError, RecipeError
 from freemoe.core.plugins import load_model_type
+from freemoe.hub.fetch import Access, fetch_model
 from freemoe.models.checkpoints.gguf_header import is_gguf, read_header
 from freemoe.models.checkpoints.load_report import require_whole
 from freemoe.models.checkpoints.placement import Placement, device_map, is_one_device, pick_device, require_memory
 
 log = logging.getLogger(__name__)
-
-BUNDLED = "freemoe-demo"
-"""The name that stands for the bundled tiny model, so that an artefact of the demo loads on any machine."""
-
-BUNDLED_MOE = "freemoe-demo-moe"
-"""The same for the bundled tiny mixture of experts."""
 
 # KeyError: a GGUF whose metadata are incomplete. RuntimeError: experts that cannot be put together.
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
@@ -37,7 +32,11 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def load_base(
-    model: str | Path, revision: str | None = None, dtype: str = "auto", device: Placement = "auto"
+    model: str | Path,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: Placement = "auto",
+    access: Access | None = None,
 ) -> tuple[Any, Any]:
     """Load a causal LM in eval mode and its tokenizer.
 
@@ -48,6 +47,7 @@ def load_base(
         revision: Of the hub repository.
         dtype: ``auto`` keeps the checkpoint's; float32 for a GGUF, whose values other dtypes would round.
         device: Where its weights lie, as `placement.Placement`; ``auto`` takes the accelerator if there is one.
+        access: How the hub is asked; its revision gives way to ``revision``.
 
     Returns:
         The model, and its tokenizer or None where the folder has none.
@@ -60,7 +60,7 @@ def load_base(
 
     if dtype not in DTYPES:
         raise RecipeError(f"dtype is {dtype!r}; allowed: {', '.join(DTYPES)}.")
-    where = _where(model, revision)
+    where = _where(model, revision, access)
     from_gguf = "gguf_file" in where
     if from_gguf and dtype == "auto":
         dtype = "float32"
@@ -93,6 +93,11 @@ def load_base(
         tokenizer = AutoTokenizer.from_pretrained(**where)
     except LOAD_ERRORS:
         tokenizer = None
+    if not from_gguf and _place(model) is None:
+        # So that what is saved of it names the repository, and no folder of this machine.
+        base.name_or_path = base.config._name_or_path = str(model)
+        if tokenizer is not None:
+            tokenizer.name_or_path = str(model)
     if isinstance(device, str) and one:
         base.to(pick_device(device))
     if away := [p.numel() * p.element_size() for p in base.parameters() if p.is_meta]:
@@ -153,12 +158,21 @@ def origin(model: str | Path, dtype: str = "auto") -> str | None:
     return note
 
 
-def _where(model: str | Path, revision: str | None) -> dict[str, Any]:
-    """The arguments by which transformers finds a base."""
+def _where(
+    model: str | Path, revision: str | None, access: Access | None = None, weights: bool = True
+) -> dict[str, Any]:
+    """The arguments by which transformers finds a base; what is on the hub is fetched, so that they always name a folder."""
     if is_gguf(model):
         read_header(model)
         return {"pretrained_model_name_or_path": str(Path(model).parent), "gguf_file": Path(model).name}
-    return {"pretrained_model_name_or_path": _source(model), "revision": revision}
+    place = _place(model)
+    if place is None:
+        asked = (access or Access()).of(revision)
+        try:
+            place = fetch_model(str(model), asked, weights=weights)
+        except HubError as error:
+            raise HubError(f"The base model {str(model)!r} could not be loaded. {error}") from error
+    return {"pretrained_model_name_or_path": str(place)}
 
 
 def _reason(model: str | Path, error: Exception) -> str:
@@ -172,8 +186,8 @@ def _reason(model: str | Path, error: Exception) -> str:
     )
 
 
-def _source(model: str | Path) -> str | Path:
-    """Where a base is loaded from: a bundled model's folder for its alias, a checked folder, or a hub id."""
+def _place(model: str | Path) -> Path | None:
+    """A base's folder: a bundled model's for its alias, or a checked one; None of what is on the hub."""
     bundled = {BUNDLED: demo_model_path, BUNDLED_MOE: demo_moe_path}
     if str(model) in bundled:
         try:
@@ -182,14 +196,16 @@ def _source(model: str | Path) -> str | Path:
             raise DataError(f"{model!r} is not part of this installation: {error}.") from None
     path = Path(model)
     looks_local = path.is_absolute() or str(model).startswith(".") or path.exists() or str(model).count("/") > 1
-    if looks_local and not (path / "config.json").is_file():
+    if not looks_local:
+        return None
+    if not (path / "config.json").is_file():
         held = [str(p) for p in sorted(path.glob("*.gguf"))] if path.is_dir() else []
         hint = f" It holds a GGUF file: give its path, {held[0]}" if held else ""
         raise DataError(
             f"{str(model)!r} is not a model folder: it has no config.json. Give a folder written by save_pretrained, a GGUF "
             f"file, or a hub id such as meta-llama/Llama-2-7b-chat-hf.{hint}"
         )
-    return model
+    return path
 
 
 def _register(model: str | Path) -> None:
@@ -204,6 +220,35 @@ def _register(model: str | Path) -> None:
     load_model_type(model_type)
 
 
+def load_own_base(
+    manifest: Mapping[str, Any],
+    base: str | Path | None,
+    dtype: str = "auto",
+    device: Placement = "auto",
+    access: Access | None = None,
+) -> tuple[Any, Any]:
+    """The base of an artefact with its tokenizer: the one that its manifest names, unless another place is given.
+
+    Args:
+        manifest: The artefact's.
+        base: Folder, GGUF file or hub id that it is put on instead.
+        dtype: Of the base.
+        device: Where to load it.
+        access: How the hub is asked; the revision is the manifest's, or that behind ``@`` in ``base``.
+
+    Raises:
+        DataError: As `load_base`; says what to do where the artefact names a place of another machine.
+    """
+    if base is not None:
+        return load_base(base, None, dtype, device, access)
+    try:
+        return load_base(manifest["base_model_name_or_path"], manifest.get("revision"), dtype, device, access)
+    except DataError as error:
+        raise type(error)(
+            f"{error} It is what the artefact names as its base: name another place of it (base)."
+        ) from error
+
+
 def load_tokenizer(model: str | Path, revision: str | None = None) -> Any:
     """Load the tokenizer alone, before the weights: prompts that do not fit are found early.
 
@@ -212,7 +257,7 @@ def load_tokenizer(model: str | Path, revision: str | None = None) -> Any:
     """
     from transformers import AutoTokenizer
 
-    where = _where(model, revision)
+    where = _where(model, revision, weights=False)
     try:
         return AutoTokenizer.from_pretrained(**where)
     except LOAD_ERRORS as error:

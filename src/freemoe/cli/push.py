@@ -1,0 +1,65 @@
+"""`freemoe push`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from freemoe.cli import completion
+from freemoe.cli.common import print_json, say
+
+HELP = """Write an artefact of any kind to a repository of the Hugging Face Hub, in one commit.
+
+The base is no part of it. A repository that holds something else is left alone unless --overwrite is given. HF_TOKEN, or what
+`hf auth login` kept, must have the right to write.
+
+Example:
+
+\b
+  freemoe push experts owner/experts --private
+  freemoe generate owner/experts "Q: 3 + 4 ="
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("push", help=HELP)
+    def command(
+        folder: Path = typer.Argument(
+            help="Folder written by freemoe build, demo, convert or trim.", autocompletion=completion.artefacts
+        ),
+        repository: str = typer.Argument(help="owner/name; made if there is none."),
+        private: bool = typer.Option(False, "--private", help="Make a new repository private."),
+        revision: str = typer.Option(None, help="Branch to write to, made if there is none; main if absent."),
+        message: str = typer.Option(None, help="Of the commit."),
+        overwrite: bool = typer.Option(False, "--overwrite", help="Replace what stands there, also of another kind."),
+        dry_run: bool = typer.Option(False, "--dry-run", help="List the files and their bytes; ask nobody."),
+        as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    ) -> None:
+        from freemoe.hub.push import push
+
+        found = push(
+            folder,
+            repository,
+            private=private or None,
+            revision=revision,
+            message=message,
+            overwrite=overwrite,
+            dry=dry_run,
+        )
+        if as_json:
+            files = [{"name": name, "bytes": size} for name, size in found["files"].items()]
+            print_json("push-plan" if dry_run else "push", {**found, "files": files})
+            return
+        for name, size in found["files"].items():
+            say(f"  {name}  {size:,} bytes")
+        say(f"{len(found['files'])} files, {found['bytes']:,} bytes, of kind {found['kind']}")
+        say(
+            f"would be written to {found['url']}"
+            if dry_run
+            else f"pushed: {found['url']} (commit {found['commit'][:12]})"
+        )
+        if found["note"]:
+            say(f"note: {found['note']}")

@@ -1,0 +1,1 @@
+"""The Hugging Face Hub: reading from it, writing to it, and what its model cards say."""

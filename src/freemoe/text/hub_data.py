@@ -1,0 +1,50 @@
+"""Data sets of the hub, asked for once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from freemoe.core.errors import DataError
+from freemoe.hub.reach import asking, refusal, unseen
+
+
+def load_hub_data(repository: str, configuration: str | None, split: str, revision: str | None = None) -> Any:
+    """One split of a data set of the hub, or of the cache where the hub is out of reach.
+
+    Args:
+        repository: ``owner/name``.
+        configuration: One of its configurations, or None.
+        split: ``train``, ``test`` and so on.
+        revision: Branch, tag or commit.
+
+    Returns:
+        A `datasets.Dataset`.
+
+    Raises:
+        DataError: The package `datasets` is not installed, or the data set has no such configuration or split.
+        HubError: There is no such data set, it is private, or it is neither in the cache nor in reach.
+    """
+    try:
+        import datasets
+        from datasets.exceptions import DatasetNotFoundError
+    except ImportError:
+        raise DataError(
+            f"The data set {repository!r} needs the package datasets, which is not installed. pip install 'freemoe[eval]'"
+        ) from None
+    what = f"data set {repository!r}"
+    at: dict[str, Any] = {} if revision is None else {"revision": revision}
+    with asking() as closed:
+        try:
+            return datasets.load_dataset(repository, configuration, split=split, **at)
+        except DatasetNotFoundError as error:
+            raise (refusal(what, error, closed) if closed else unseen(what)) from error
+        except ConnectionError as error:
+            raise refusal(what, error, closed) from error
+        except Exception as error:  # of the hub's client and of datasets' readers, which know a dozen kinds
+            if getattr(error, "response", None) is not None:
+                raise refusal(what, error) from error
+            said = str(error).strip().splitlines()
+            raise DataError(
+                f"The {what} could not be read ({type(error).__name__}: {said[0] if said else 'no message'}). Asked for were "
+                f"configuration {configuration!r} and split {split!r}."
+            ) from error

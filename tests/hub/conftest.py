@@ -1,0 +1,115 @@
+"""A hub on loopback that this process asks, with an empty cache and no token; artefacts of all three kinds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from freemoe.core.artifacts import write_manifest
+from freemoe.core.run.folder import MANIFEST
+from freemoe.hookmoe.adapter import Trimmed, save_adapter
+from freemoe.hookmoe.artefact_files import KIND as TRIMMED
+from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.plan import uniform
+from freemoe.hub import reach
+from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.tomoe.export import export
+from tests.cli.conftest import freemoe  # noqa: F401  a fixture
+from tests.domain_experts.conftest import artefact, world  # noqa: F401  fixtures
+from tests.fake_hub import FakeHub, serving
+from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tomoe.random_structures import random_structure
+
+CARD = '---\nlibrary_name: freemoe\n---\n# A card\n\nfreemoe.load("path/to/this/folder")\n'
+
+
+def point_to(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
+    """Let the hub's client ask an address, with a cache of its own and no token."""
+    import datasets.config
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "token"))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", url)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache / "datasets")
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(reach, "_asked", {})
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub that is there."""
+    with serving() as found:
+        point_to(monkeypatch, found.url, tmp_path / "cache")
+        yield found
+
+
+@pytest.fixture
+def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a hub that refuses every connection."""
+    with serving() as found:
+        url = found.url
+    point_to(monkeypatch, url, tmp_path / "cache")
+    return url
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it, and the process is offline (HF_HUB_OFFLINE=1)."""
+
+    def offline() -> None:
+        import datasets.config
+        from huggingface_hub import constants
+
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+    return offline
+
+
+def finish(folder: Path, kind: str, base: str, model: object) -> Path:
+    """Write a card and the manifest of a folder that holds the rest of an artefact."""
+    (folder / "README.md").write_text(CARD, encoding="utf-8")
+    body = {"kind": kind, "base_model_name_or_path": base, "base_fingerprint": fingerprint(model)}
+    write_manifest(folder, {**body, "freemoe_version": "0", "revision": None})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Bases of the hub in folders, and a converted and a trimmed artefact that name them."""
+    root = tmp_path_factory.mktemp("kinds")
+    mixture, dense = tiny_model("mixtral", num_hidden_layers=3), tiny_model("llama")
+    for name, model in (("mixture", mixture), ("dense", dense)):
+        model.save_pretrained(root / name)
+        tiny_tokenizer().save_pretrained(root / name)
+    (root / "trimmed").mkdir()
+    save_adapter(Trimmed(uniform(plan_of(mixture), 1)), mixture, root / "trimmed")
+    finish(root / "trimmed", TRIMMED, "maker/mixture", mixture)
+    export(dense, random_structure(dense), root / "converted", mode="shared", tokenizer=tiny_tokenizer())
+    finish(root / "converted", "converted", "maker/dense", dense)
+    return SimpleNamespace(root=root, **{p.name: p for p in root.iterdir()})
+
+
+@pytest.fixture(scope="session")
+def experts(artefact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """A build's artefact whose manifest names its base on the hub."""
+    folder = tmp_path_factory.mktemp("named") / "experts"
+    folder.mkdir()
+    for path in artefact.iterdir():
+        if path.is_file() and path.name not in (MANIFEST, "report.html", "journal.jsonl"):
+            (folder / path.name).write_bytes(path.read_bytes())
+    said = json.loads((artefact / MANIFEST).read_text())
+    kept = {k: v for k, v in said.items() if k not in ("files", "checksum", "format")}
+    write_manifest(folder, {**kept, "base_model_name_or_path": "maker/base"})
+    return folder

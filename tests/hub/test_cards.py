@@ -1,0 +1,130 @@
+"""Model cards whose front matter the hub takes, and which name nothing of the machine they were made on."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard, ModelCardData, metadata_load
+
+from freemoe.domain_experts.prove.card import model_card as card_of_experts
+from freemoe.hookmoe.card import model_card as card_of_trim
+from freemoe.hub.cards import HERE, Measured, front_matter
+from freemoe.results import read_result
+from freemoe.tomoe.card import model_card as card_of_conversion
+
+HUB, LOCAL = "maker/base", "/home/somebody/models/base"
+
+TRIMMED = {
+    "kind": "trimmed-moe",
+    "base": {"act": 2.0},
+    "recipe": {"text": "text.jsonl"},
+    "plan": {"text": "uniform:1", "act": 1.0},
+    "cost_of_a_token": {"full": {"active": 10}, "trimmed": {"active": 6, "hooks": 1}},
+    "rescale": {"rule": "none"},
+    "speed": {"prompt": 8, "full": {"ttft": 1.0, "itl": 1.0}, "trimmed": {"ttft": 0.5, "itl": 0.5}},
+    "test": {
+        "tokens": 100,
+        "rows": {
+            "full": {"ce": 1.0, "kl": 0.0},
+            "plan": {"ce": 2.0, "kl": 1.0},
+            "hooks": {"ce": 1.5, "kl": 0.5, "recovered_ce": [0.5, 0.4, 0.6], "recovered_kl": [0.5, 0.4, 0.6]},
+        },
+    },
+}
+CONVERTED = {
+    "kind": "converted",
+    "base": {"fingerprint": "0" * 64},
+    "recipe": {"text": "hf:maker/corpus:train", "method": "tomoe", "profile": "fast"},
+    "parameters": {"active_share": 0.5, "active_share_at_run_time": 0.55},
+    "blocks": {"length": 64, "train": 10, "held_out": 10, "test": 10},
+    "scores": {"converted": {"perplexity@64": 12.5, "next_token_accuracy@64": 0.25}},
+}
+
+
+@pytest.fixture(params=["experts", "trimmed", "converted"])
+def made(request: pytest.FixtureRequest, experts: Path) -> tuple[Any, dict[str, Any]]:
+    """A card's maker and a result."""
+    if request.param == "experts":
+        return card_of_experts, read_result(experts)
+    return (card_of_trim, TRIMMED) if request.param == "trimmed" else (card_of_conversion, CONVERTED)
+
+
+def named(result: dict[str, Any], base: str) -> dict[str, Any]:
+    found = copy.deepcopy(result)
+    found["base"]["name"] = base
+    return found
+
+
+def header(text: str, tmp_path: Path) -> dict[str, Any]:
+    """Front matter as the hub's client reads it."""
+    (tmp_path / "README.md").write_text(text, encoding="utf-8")
+    found = metadata_load(tmp_path / "README.md")
+    assert found is not None
+    return found
+
+
+def test_the_front_matter_is_the_hubs(made: tuple[Any, dict[str, Any]], tmp_path: Path) -> None:
+    write, result = made
+    text = write(named(result, HUB))
+    found = header(text, tmp_path)
+    assert found["base_model"] == HUB
+    assert found["base_model_relation"] == ("finetune" if result["kind"] == "converted" else "adapter")
+    assert (found["library_name"], found["pipeline_tag"]) == ("freemoe", "text-generation")
+    assert found["tags"][0] == "freemoe"
+    assert "license" not in found
+    data = ModelCard(text).data
+    assert isinstance(data, ModelCardData)
+    assert data.eval_results
+    assert found["metrics"] == sorted({figure.metric_type for figure in data.eval_results})
+    # Loaded in three lines, and pushing puts the repository's name there.
+    assert f'freemoe.load("{HERE}")' in text
+    assert "was a folder or file" not in text
+
+
+def test_a_path_of_this_machine_is_not_told(made: tuple[Any, dict[str, Any]], tmp_path: Path) -> None:
+    write, result = made
+    text = write(named(result, LOCAL))
+    found = header(text, tmp_path)
+    assert "base_model" not in found
+    assert "base_model_relation" not in found
+    assert "somebody" not in text
+    assert "`base`, was a folder or file of the machine" in text
+    if result["kind"] != "converted":
+        assert f'freemoe.load("{HERE}", base="path/to/the/base")' in text
+
+
+def test_the_figures_are_the_results(experts: Path, tmp_path: Path) -> None:
+    result = named(read_result(experts), HUB)
+    data = ModelCard(card_of_experts(result)).data
+    found = {(r.dataset_name, r.metric_name): r.metric_value for r in data.eval_results}
+    for domain in result["domains"]:
+        assert found[domain["name"], f"{domain['metric']}, expert"] == round(domain["rows"]["expert"]["score"], 4)
+    conversion = header(card_of_conversion(named(CONVERTED, HUB)), tmp_path)
+    assert conversion["datasets"] == ["maker/corpus"]
+    values = [m["value"] for r in conversion["model-index"][0]["results"] for m in r["metrics"]]
+    assert values == [12.5, 25.0]
+
+
+def test_names_that_are_hard_for_yaml(tmp_path: Path) -> None:
+    result = {"kind": "trimmed-moe", "base": {"name": "maker/base@v1"}, "recipe": {}}
+    figures = [Measured("yes: no", "accuracy", 1 / 3, 'a "name", %')]
+    text = "\n".join(
+        front_matter(result, "Title: with [all] & more", "adapter", ["x"], figures, ["hf:a/b", "hf:a/b:c"])
+    )
+    found = header(text + "\n# T\n", tmp_path)
+    assert found["base_model"] == "maker/base"
+    assert found["datasets"] == ["a/b"]
+    assert found["model-index"][0]["name"] == "Title: with [all] & more"
+    assert found["model-index"][0]["results"][0]["dataset"]["name"] == "yes: no"
+    assert found["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.3333
+
+
+def test_bundled_bases_are_found_by_others() -> None:
+    result = {"kind": "domain-experts", "base": {"name": "freemoe-demo"}}
+    from freemoe.hub.cards import base_note, loading
+
+    assert base_note(result) == []
+    assert any(line == f'moe = freemoe.load("{HERE}")' for line in loading(result, "moe", "x"))
