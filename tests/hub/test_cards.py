@@ -112,11 +112,18 @@ def test_names_that_are_hard_for_yaml(tmp_path: Path) -> None:
     result = {"kind": "trimmed-moe", "base": {"name": "maker/base@v1"}, "recipe": {}}
     figures = [Measured("yes: no", "accuracy", 1 / 3, 'a "name", %')]
     text = "\n".join(
-        front_matter(result, "Title: with [all] & more", "adapter", ["x"], figures, ["hf:a/b", "hf:a/b:c"])
+        front_matter(
+            result,
+            "Title: with [all] & more",
+            "adapter",
+            ["x"],
+            figures,
+            ["hf:a/b", "law.jsonl", "hf:a/b:c:train::hf:d/e:test"],
+        )
     )
     found = header(text + "\n# T\n", tmp_path)
     assert found["base_model"] == "maker/base"
-    assert found["datasets"] == ["a/b"]
+    assert found["datasets"] == ["a/b", "d/e"]
     assert found["model-index"][0]["name"] == "Title: with [all] & more"
     assert found["model-index"][0]["results"][0]["dataset"]["name"] == "yes: no"
     assert found["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.3333

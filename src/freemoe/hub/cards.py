@@ -68,7 +68,7 @@ def front_matter(
         )
         for figure in measured
     ]
-    sets = list(dict.fromkeys(match[1] for source in data if (match := _DATA.match(source))))
+    sets = list(dict.fromkeys(name for source in data for name in _DATA.findall(source)))
     base = result["base"]["name"]
     card = ModelCardData(
         base_model=base.partition("@")[0] if is_repository(base) else None,
