@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 # Function -> its argument for the number of tries after the first. Where a release has none, its own number stands.
 _RETRIES = {
@@ -43,7 +44,7 @@ def offline() -> Iterator[None]:
     """Inside, the hub's client and `datasets`, where it is loaded, look into their caches only."""
     from huggingface_hub import constants
 
-    switches = [constants]
+    switches: list[Any] = [constants]
     if "datasets" in sys.modules:
         switches.append(import_module("datasets.config"))
     before = [switch.HF_HUB_OFFLINE for switch in switches]

@@ -88,12 +88,12 @@ class FreeMoE(torch.nn.Module, Shipped):
             HubError: When it cannot be read from the hub.
             RecipeError: When no artefact is named, or base or artefact twice.
         """
-        base, artefact = _named(places, base, artefact)
+        base, place = _named(places, base, artefact)
         access = Access(revision, token, cache_dir, local_files_only)
-        root = fetch_artefact(artefact, access, required=True)
+        root = fetch_artefact(place, access, required=True)
         manifest = read_manifest(root)
         if manifest.get("kind") != KIND:
-            raise ArtifactError(f"{str(artefact)!r} holds {manifest.get('kind')!r}, not domain experts.")
+            raise ArtifactError(f"{str(place)!r} holds {manifest.get('kind')!r}, not domain experts.")
         if base is None or isinstance(base, str | Path):
             base, tokenizer = load_own_base(manifest, base, dtype, device, access)
         require_base(manifest, base)
