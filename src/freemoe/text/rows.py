@@ -14,6 +14,7 @@ from typing import Any
 
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.text.files import read_json_lines, read_text_file, spread
+from freemoe.text.hub_data import load_hub_data
 
 HUB = "hf:"
 """How the name of a data set begins that the `datasets` library is asked for: on the hub, or a folder of its own."""
@@ -129,7 +130,8 @@ def _from_table(path: Path, delimiter: str) -> list[Row]:
 def _from_parquet(path: Path) -> list[Any]:
     if not path.is_file():
         read_text_file(path)  # which says what is wrong
-    _require("pyarrow", str(path))
+    if importlib.util.find_spec("pyarrow") is None:
+        raise DataError(f"{path} needs pyarrow, which is not installed here. pip install 'freemoe[eval]'.")
     import pyarrow
     import pyarrow.parquet
 
@@ -146,24 +148,8 @@ def _from_datasets(source: str) -> list[Row]:
             f"{source!r} names no split of a data set. Write hf:owner/name:split or hf:owner/name:config:split, for instance "
             "hf:owner/name:train, or hf:owner/name:train[:2000] for its first rows."
         )
-    _require("datasets", source)
-    import datasets
-
-    name, config, split = found.group("name", "config", "split")
-    try:
-        table: Any = datasets.load_dataset(name, config, split=split)
-    except Exception as error:  # the hub's client raises a dozen kinds of its own
-        said = str(error).splitlines()[0] if str(error) else "no message"
-        raise DataError(
-            f"The data set {source!r} could not be read ({type(error).__name__}: {said}). Check name, configuration and "
-            "split; without a network give a file of its rows (.parquet, .jsonl, .csv)."
-        ) from error
+    table = load_hub_data(*found.group("name", "config", "split"))
     taken = spread(len(table), MOST_ROWS)
     if not taken:
         raise DataError(f"The data set {source!r} has no row.")
     return [Row(i + 1, f"{source}, row {i + 1}", dict(table[i])) for i in taken]
-
-
-def _require(package: str, source: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise DataError(f"{source} needs {package}, which is not installed here. pip install 'freemoe[eval]'.")
