@@ -251,7 +251,7 @@ def undescribed(path: Path) -> list[str]:
         for node in body:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 continue
-            if node.name.startswith("_"):
+            if node.name.startswith("_") or "overload" in map(ast.unparse, node.decorator_list):
                 continue
             about = ast.get_docstring(node)
             if about is None and f"\n    {node.name}: " not in around:

@@ -5,7 +5,7 @@ A further system is a folder of its own and a row here. Nothing is imported befo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ class System:
         tables: Result -> tables (`rich`) and lines for the terminal.
         page: Folder -> the report that was written again.
         subject: Recipe of an evaluation -> what it is evaluated as.
-        merge: Folder, name of an expert, output -> what was written, a plain checkpoint; ``dry=True`` only checks. Or why
+        merge: Folder, name of an expert or several, output -> what was written, a plain checkpoint; ``dry=True`` only checks. Or why
             there is no plain checkpoint of such an artefact.
         own_text: Folder, base or None, dtype, device, threads, progress -> table and plain data of its own text's test part,
             measured again; None where an artefact has no text.
@@ -155,12 +155,14 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
     return result
 
 
-def merge(artefact: str | Path, expert: str, output: str | Path, *, dry: bool = False, **how: Any) -> dict[str, Any]:
+def merge(
+    artefact: str | Path, expert: str | Sequence[str], output: str | Path, *, dry: bool = False, **how: Any
+) -> dict[str, Any]:
     """Write what an artefact makes of its base as a plain checkpoint that needs no freemoe.
 
     Args:
         artefact: Written by ``freemoe build`` or ``demo``; a folder, or a repository of the hub.
-        expert: Which of its experts.
+        expert: Which of its experts; or several, combined as ``op=`` says.
         output: Folder to write.
         dry: Only check the names, and say what would be written.
         how: See `domain_experts.merging.merge`.

@@ -79,7 +79,7 @@ def test_help_is_not_cut(command: str, columns: int, freemoe: Freemoe, monkeypat
     done = freemoe(*([command] if command else []), "--help")
     assert done.code == 0
     assert "…" not in done.out
-    assert "..." not in re.sub(r"\}\.\.\.|\[ARGS\]\.\.\.|names\.\.\. <", "", done.out)
+    assert "..." not in re.sub(r"\}\.\.\.|\[ARGS\]\.\.\.|EXPERT\.\.\.|expert\.\.\. <|names\.\.\. <", "", done.out)
     # Examples stay on one line, to be copied.
     body = re.sub(r"(?m)^ +freemoe .*(\\\n.*)*$", "", done.out)
     assert not [line for line in body.splitlines() if len(line) > columns]

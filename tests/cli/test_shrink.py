@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from freemoe.domain_experts.mixture import FreeMoE
 from tests.cli.conftest import Freemoe, document
 from tests.cli.test_refusals import check_refusal
-from tests.domain_experts.structured.artefacts import unit_artefact
+from tests.domain_experts.structured.artefacts import mixture_artefact, unit_artefact
 
 IDS = torch.arange(5, 33).reshape(2, 14)
 
@@ -60,6 +60,23 @@ def test_pad_fills_a_free_layout_up(artefact: Path, freemoe: Freemoe, tmp_path: 
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "small").config.intermediate_size == 48
 
 
+def test_units_of_two_experts_are_cut_out_together(artefact: Path, freemoe: Freemoe, tmp_path: Path) -> None:
+    both = ["merge", str(artefact), "law/all", "law/free", "--op"]
+    done = freemoe(*both, "union", "--shrink", "--pad", "-o", str(tmp_path / "small"))
+    assert done.code == 0, done.err
+    assert "law/all+law/free: its units are cut out" in done.out
+    small = AutoModelForCausalLM.from_pretrained(tmp_path / "small")
+    # Layer 0 loses 16 neurons and 2 more, layer 1 its 16.
+    assert small.config.intermediate_size == 32
+    with torch.no_grad():
+        wanted = FreeMoE.from_pretrained(None, artefact)(IDS, expert="law/all+law/free").logits
+        torch.testing.assert_close(small(input_ids=IDS).logits, wanted, atol=1e-5, rtol=0)
+    check_refusal(
+        freemoe(*both, "intersection", "--shrink", "-o", str(tmp_path / "other")),
+        ["different numbers of units", "--pad"],
+    )
+
+
 def test_refused_before_anything_is_loaded(artefact: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("freemoe.domain_experts.mixture.load_own_base", lambda *a: pytest.fail("the base was loaded"))
     out = str(artefact)
@@ -69,3 +86,38 @@ def test_refused_before_anything_is_loaded(artefact: Path, freemoe: Freemoe, mon
     check_refusal(freemoe("merge", out, "law/all", "--pad"), ["--pad fills up what --shrink leaves"])
     check_refusal(freemoe("merge", out, "law/single", "--shrink"), ["of kind 'switch'", "--unit neuron"])
     check_refusal(freemoe("merge", out, "base", "--shrink"), ["of kind 'base'", "nothing can be cut out"])
+    combine = ("merge", out, "law/all", "law/single")
+    check_refusal(freemoe(*combine), ["2 experts are named", "--op union"])
+    check_refusal(freemoe(*combine, "--op", "sum"), ["by union or intersection, not by 'sum'"])
+    check_refusal(freemoe(*combine, "--op", "union", "--shrink"), ["'law/single' is of kind 'switch'"])
+    check_refusal(freemoe(*combine, "law/sngle", "--op", "union"), ["Unknown expert 'law/sngle'", "'law/single'"])
+    check_refusal(freemoe(*combine, "base", "--op", "union"), ["Unknown expert 'base'"])
+    check_refusal(freemoe("merge", out, "law/all", "--op", "union"), ["'law/all' is one", "at least 2"])
+    check_refusal(freemoe("merge", out, "law/all+law/sngle"), ["Unknown expert 'law/sngle'"])
+    found = freemoe("merge", out, "law/all+law/single", "--dry-run", "--json")
+    assert document(found, "merge-plan")["expert"] == "law/all+law/single"
+
+
+def test_experts_of_two_artefacts(freemoe: Freemoe, artefact: Path, tmp_path: Path) -> None:
+    second = unit_artefact(tmp_path)
+    done = freemoe(
+        "merge", str(artefact), "law/single", f"{second}:law/free", "--op", "union", "-o", str(tmp_path / "m"), "--json"
+    )
+    assert done.code == 0, done.err
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    with torch.no_grad():
+        wanted = FreeMoE.from_pretrained(None, artefact)(IDS, expert="law/single+law/free").logits
+        assert torch.equal(merged(input_ids=IDS).logits, wanted)
+    other = mixture_artefact(tmp_path_of(tmp_path, "mixture"))
+    check_refusal(
+        freemoe("merge", str(artefact), "law/single", f"{other}:law/all", "--op", "union", "-o", str(tmp_path / "x")),
+        ["were made for two bases", "means nothing in the other"],
+    )
+    check_refusal(
+        freemoe("merge", str(artefact), "law/single", f"{second}:law/no", "--op", "union"), ["Unknown expert 'law/no'"]
+    )
+
+
+def tmp_path_of(folder: Path, name: str) -> Path:
+    (folder / name).mkdir()
+    return folder / name

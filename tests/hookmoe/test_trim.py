@@ -267,3 +267,17 @@ def test_families_with_habits_of_their_own_trim_from_end_to_end(family: str, sav
     assert 0 < rows["hooks"]["kl"] != rows["plan"]["kl"]
     again = evaluate_text(str(tmp_path / "out"))["rows"]
     assert again["hooks"]["kl"] == pytest.approx(rows["hooks"]["kl"], abs=1e-9)
+
+
+def test_a_loaded_model_and_texts_in_memory_give_the_same_hooks(saved: Path, tmp_path: Path) -> None:
+    own = trim(recipe(saved, tmp_path / "own"))
+    model, tokenizer = load_base(saved / "model")
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    texts = [json.loads(line) for line in (saved / "text.jsonl").read_text().splitlines()]
+    folder = trim(
+        model=model, tokenizer=tokenizer, text=texts, output=tmp_path / "out", training=QUICK, plan="uniform:1"
+    )
+    for name in ("adapter_model.safetensors", "plan.json"):
+        assert (folder / name).read_bytes() == (own / name).read_bytes()
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(p.requires_grad for p in model.parameters())

@@ -266,3 +266,27 @@ def test_yaml_is_the_same_recipe(base: Path, tmp_path: Path) -> None:
     assert load_recipe(tmp_path / "r.yaml") == own
     assert own.gates.mask_twice
     assert own.train.steps == 4
+
+
+def test_a_loaded_model_and_texts_in_memory_give_the_same_model(done: Path, base: Path, tmp_path: Path) -> None:
+    model, tokenizer = load_base(base / "model")
+    model.train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    texts = [json.loads(line) for line in (base / "text.jsonl").read_text().splitlines()]
+    train = {"steps": 4, "batch_tokens": 64, "block": 32, "save_every": 2, "checkpointing": True}
+    folder = convert(
+        model=model,
+        tokenizer=tokenizer,
+        text=texts,
+        output=tmp_path / "out",
+        experts=3,
+        dtype=torch.float32,
+        train=train,
+    )
+    assert tensors_of(folder).keys() == tensors_of(done).keys()
+    own = recipe(base, tmp_path / "own", train={"checkpointing": True})
+    assert all(torch.equal(v, tensors_of(folder)[k]) for k, v in tensors_of(convert(own)).items())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(m.training for m in model.modules())
+    assert all(p.requires_grad for p in model.parameters())
+    assert not any(getattr(m, "gradient_checkpointing", False) for m in model.modules())

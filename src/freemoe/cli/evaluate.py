@@ -23,6 +23,11 @@ Example:
 
 With -o the result is written as JSON, and beside it a page to read in a browser (scores.html); freemoe report writes that again.
 
+Two experts and their union on the held-out data of both (a&b is the intersection):
+
+\b
+  freemoe eval experts -d math=math.jsonl -d code=code.jsonl -e math/0 -e code/1 -e math/0+code/1
+
 A trimmed mixture (see trim) is measured against its base and its plan alone; without a domain, on its own text's test part:
 
 \b
@@ -161,7 +166,7 @@ COMMAND = Command(
                 [],
                 "--expert",
                 "-e",
-                help="base, auto, or a name; repeat. [base, auto]",
+                help="base, auto, a name, or a union a+b; repeat. [base, auto]",
                 autocompletion=completion.experts,
             ),
         ),

@@ -48,7 +48,9 @@ def register(app: typer.Typer) -> None:
         ),
         prompt: str = typer.Argument(help="Text to continue."),
         expert: str = typer.Option(
-            "auto", help="auto, base, or an expert's name (see freemoe inspect).", autocompletion=completion.experts
+            "auto",
+            help="auto, base, an expert's name (see freemoe inspect), or a union a+b.",
+            autocompletion=completion.experts,
         ),
         base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
         max_new_tokens: int = typer.Option(64, min=1, help="Tokens to write at most."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -11,10 +12,18 @@ from freemoe.cli.common import calm_libraries, print_found, print_json, say
 
 HELP = """Write one expert as a plain model folder that needs no freemoe, and as a GGUF file where the base was one.
 
+Several experts are combined with --op; FOLDER:NAME is an expert of another artefact of the same base. What a combination gains
+is not known until it is scored (freemoe eval OUT -e 'a+b').
+
 Example:
 
 \b
   freemoe merge experts math/0 -o math-model
+
+What either of two experts has off, off:
+
+\b
+  freemoe merge experts math/0 code/1 --op union -o both-model
 
 From a GGUF file, and back to one:
 
@@ -38,10 +47,16 @@ def register(app: typer.Typer) -> None:
             help="Folder written by freemoe build or demo, or owner/name of the hub.",
             autocompletion=completion.artefacts,
         ),
-        expert: str = typer.Argument(
-            help="An expert's name (see freemoe inspect), or base.", autocompletion=completion.experts
+        expert: list[str] = typer.Argument(
+            help="An expert's name (see freemoe inspect), or base; several with --op.",
+            autocompletion=completion.experts,
         ),
         output: Path = typer.Option(Path("freemoe-merged"), "--output", "-o", help="Folder to write."),
+        op: str = typer.Option(
+            None,
+            help="How several experts are combined: union or intersection.",
+            autocompletion=completion.names(("union", "intersection")),
+        ),
         gguf: str = typer.Option(None, help="Also write model-TYPE.gguf into it: f32, f16 or q8_0; needs a GGUF base."),
         shrink: bool = typer.Option(False, "--shrink", help="Cut the expert's units out: a smaller model."),
         pad: bool = typer.Option(False, "--pad", help="With --shrink: fill layers up to the largest (layout --free)."),
@@ -61,31 +76,23 @@ def register(app: typer.Typer) -> None:
         calm_libraries()
         from freemoe.systems import merge
 
+        how = {"op": op, "base": base, "gguf": gguf, "shrink": shrink, "pad": pad, "overwrite": overwrite}
         if dry_run:
-            found = merge(
-                artefact, expert, output, dry=True, base=base, gguf=gguf, shrink=shrink, pad=pad, overwrite=overwrite
-            )
-            print_found("merge-plan", found, as_json)
+            print_found("merge-plan", merge(artefact, expert, output, dry=True, **how), as_json)
             return
-        found = merge(
-            artefact,
-            expert,
-            output,
-            base=base,
-            gguf=gguf,
-            shrink=shrink,
-            pad=pad,
-            overwrite=overwrite,
-            dtype=dtype,
-            device=device,
-        )
+        found = merge(artefact, expert, output, dtype=dtype, device=device, **how)
         if as_json:
             print_json("merge", found)
-            return
-        if shrink:
-            say(f"{expert}: its units are cut out; the logits are those of the expert on the whole base")
         else:
-            say(f"{expert}: {found['weights_off']:,} weights are zero, all others the base's")
-        say(f"model: {found['folder']}")
-        if found["gguf"]:
-            say(f"gguf:  {found['gguf']}  {found['bytes'][Path(found['gguf']).name]:,} bytes")
+            _tell(found)
+
+
+def _tell(found: dict[str, Any]) -> None:
+    """Say what was written."""
+    if found["shrink"]:
+        say(f"{found['expert']}: its units are cut out; the logits are those of the expert on the whole base")
+    else:
+        say(f"{found['expert']}: {found['weights_off']:,} weights are zero, all others the base's")
+    say(f"model: {found['folder']}")
+    if found["gguf"]:
+        say(f"gguf:  {found['gguf']}  {found['bytes'][Path(found['gguf']).name]:,} bytes")

@@ -5,6 +5,7 @@ The copies that `tomoe` puts into exported folders may not import freemoe, and s
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,17 @@ def is_conv1d(module: nn.Module | None) -> bool:
     """Whether a module is GPT-2's linear, whose weight lies by columns (``transformers.pytorch_utils.Conv1D``)."""
     kind = name_of(_PACKAGE, "transformers.pytorch_utils:Conv1D", "know on which side of a weight its inputs stand")
     return isinstance(module, kind)
+
+
+def make_known_to_pipelines(kind: type) -> None:
+    """Let text generation's pipeline take a class that wraps a causal LM, as it takes PEFT's, without an error in its log.
+
+    Releases without a list for wrappers log the error; the pipeline works all the same.
+    """
+    base = sys.modules.get("transformers.pipelines.base")  # whoever has a pipeline has loaded it
+    names = getattr(base, "SUPPORTED_PEFT_TASKS", {}).get("text-generation")
+    if names is not None and kind.__name__ not in names:
+        names.append(kind.__name__)
 
 
 # ------------------------------------------------------------------------------------------ GGUF

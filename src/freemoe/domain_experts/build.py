@@ -43,6 +43,7 @@ from freemoe.domain_experts.route.router import Router, train_on_subdomains
 from freemoe.domain_experts.route.subdomains import Subdomains, divide, features
 from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.evals.held_out import keep_record
+from freemoe.evals.keywords import asked
 from freemoe.evals.seen import Seen
 from freemoe.evals.tasks.documents import FrozenChoice, digest_documents
 from freemoe.models.checkpoints.loading import origin
@@ -54,15 +55,29 @@ CALIBRATION_PART = 32
 
 
 def build(
-    recipe: BuildRecipe, *, progress: Progress | None = None, overwrite: bool = False, resume: bool = True
+    recipe: BuildRecipe | None = None,
+    *,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+    resume: bool = True,
+    tokenizer: Any = None,
+    **fields: Any,
 ) -> Path:
     """Find, prove and write the domain experts of a base.
+
+    Instead of a recipe its fields can be given by keywords, a section as a mapping or its fields by their own names; ``model`` may
+    then be a loaded model, and data may be in memory: it is written beside the run, as ``OUTPUT.data/NAME.jsonl``.
+
+    Example:
+        build(model=model, tokenizer=tokenizer, domains={"law": dataset}, metric="saliency", search={"folds": 5}, output="experts")
 
     Args:
         recipe: What to build.
         progress: Where to report.
         overwrite: Replace a finished artefact of the same name.
         resume: Go on with an unfinished run of the same recipe.
+        tokenizer: Of a loaded model; the one beside its files if absent.
+        fields: In place of the recipe.
 
     Returns:
         The artefact's folder.
@@ -70,17 +85,18 @@ def build(
     Raises:
         FreeMoEError: Its child that says what is wrong; no folder named like the output is left half written.
     """
-    return carry_out(
-        KIND,
-        recipe,
-        dump(recipe),
-        functools.partial(_steps, recipe),
-        BuildResult,
-        model_card,
-        progress=progress,
-        overwrite=overwrite,
-        resume=resume,
-    )
+    with asked(BuildRecipe, recipe, fields, tokenizer, overwrite) as made:
+        return carry_out(
+            KIND,
+            made,
+            dump(made),
+            functools.partial(_steps, made),
+            BuildResult,
+            model_card,
+            progress=progress,
+            overwrite=overwrite,
+            resume=resume,
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,16 +1,18 @@
-"""`merge`: one expert of an artefact as a plain checkpoint, and as a GGUF file, that need no freemoe."""
+"""`merge`: one expert of an artefact, or several combined, as a plain checkpoint, and as a GGUF file, that need no freemoe."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.artifacts import read_manifest
+from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.expert import require_zeros_say
+from freemoe.domain_experts.hosting.combining import label, parse
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.structured.merging import merge_shrunk, require_units
+from freemoe.domain_experts.structured.merging import require_units, write_shrunk
 from freemoe.evals.engine.answering import BASE
 from freemoe.models.checkpoints.gguf_header import is_gguf
 from freemoe.models.checkpoints.gguf_writing import require_file_type, write_gguf
@@ -20,9 +22,10 @@ from freemoe.results.build import KIND
 
 def merge(
     artefact: str | Path,
-    expert: str,
+    expert: str | Sequence[str],
     output: str | Path,
     *,
+    op: str | None = None,
     base: str | None = None,
     gguf: str | None = None,
     shrink: bool = False,
@@ -31,12 +34,13 @@ def merge(
     dtype: str = "auto",
     device: Placement = "cpu",
 ) -> dict[str, Any]:
-    """Write one expert into the base's weights as a plain Hugging Face checkpoint with its tokenizer.
+    """Write one expert, or several combined, into the base's weights as a plain Hugging Face checkpoint with its tokenizer.
 
     Args:
         artefact: Folder written by ``freemoe build``.
-        expert: Its name, or ``base``.
+        expert: Its name, or ``base``; or several names, of which ``FOLDER:NAME`` is an expert of another artefact of the base.
         output: Folder to write.
+        op: How several are combined: ``union`` (what any of them has off is off) or ``intersection``.
         base: Folder, GGUF file or hub id of the base; what the artefact names if absent.
         gguf: Also write ``model-TYPE.gguf`` into the folder: f32, f16 or q8_0. The base must be a GGUF file.
         shrink: Cut the expert's units out: a smaller model of the same class.
@@ -51,21 +55,51 @@ def merge(
     Raises:
         FreeMoEError: Its child that says what is wrong; nothing is left half written.
     """
-    found = outlook(artefact, expert, output, base=base, gguf=gguf, shrink=shrink, pad=pad, overwrite=overwrite)
-    if shrink:
-        folder = merge_shrunk(
-            artefact, expert, output, base=base, pad=pad, overwrite=overwrite, dtype=dtype, device=device
-        )
-        return {**found, "weights_off": None, "bytes": _written(folder)}
+    found = outlook(artefact, expert, output, op=op, base=base, gguf=gguf, shrink=shrink, pad=pad, overwrite=overwrite)
     moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
-    off = moe.expert_mask(expert).count
+    name = _combined(moe, *_asked(expert, op, moe.experts))
+    if shrink:
+        folder = write_shrunk(moe, name, output, pad=pad, overwrite=overwrite)
+        return {**found, "weights_off": None, "bytes": _written(folder)}
+    off = moe.expert_mask(name).count
 
     def also(folder: Path) -> None:
         if gguf is not None:
             write_gguf(moe.model, folder / _name(gguf), gguf, Path(found["base"]))
 
-    folder = moe.merge_and_save(expert, output, also=also, overwrite=overwrite)
+    folder = moe.merge_and_save(name, output, also=also, overwrite=overwrite)
     return {**found, "weights_off": off, "bytes": _written(folder)}
+
+
+def _asked(expert: str | Sequence[str], op: str | None, known: Sequence[str]) -> tuple[list[str], str | None]:
+    """The experts that are named, and how they are combined; also where one name says both: ``a+b``."""
+    names = [expert] if isinstance(expert, str) else list(expert)
+    if len(names) == 1 and op is None and names[0] not in (BASE, *known):
+        operation, parts = parse(names[0], known) or (None, names)
+        return parts, operation
+    return names, op
+
+
+def _combined(moe: FreeMoE, names: list[str], op: str | None) -> str:
+    """The name of one expert, or of a new one that combines several, those of other artefacts loaded first."""
+    if len(names) == 1:
+        return names[0]
+    own = []
+    for name in names:
+        folder, other = _elsewhere(name, moe.experts)
+        own += [name] if folder is None else moe.load_expert(folder, other, prefix=f"{folder}:")
+    parts, combination = list(dict.fromkeys(own)), label(op or "", own)
+    moe.add_expert(combination, **{str(op): parts})
+    return combination
+
+
+def _elsewhere(name: str, known: Sequence[str]) -> tuple[str | None, str]:
+    """The folder and the name of an expert of another artefact, ``FOLDER:NAME``; None for one of this artefact."""
+    if name not in known:
+        for at in (i for i, sign in enumerate(name) if sign == ":"):
+            if (Path(name[:at]) / MANIFEST).is_file():
+                return name[:at], name[at + 1 :]
+    return None, name
 
 
 def _written(folder: Path) -> dict[str, int]:
@@ -74,9 +108,10 @@ def _written(folder: Path) -> dict[str, int]:
 
 def outlook(
     artefact: str | Path,
-    expert: str,
+    expert: str | Sequence[str],
     output: str | Path,
     *,
+    op: str | None = None,
     base: str | None = None,
     gguf: str | None = None,
     shrink: bool = False,
@@ -85,8 +120,7 @@ def outlook(
 ) -> dict[str, Any]:
     """Check a merge before any weight is loaded, and say what it would write; see `merge`."""
     manifest = read_manifest(artefact)
-    experts = {described["name"]: described for described in manifest.get("experts", [])}
-    chosen, names = experts.get(expert, {}), list(experts)
+    names, op = _asked(expert, op, [described["name"] for described in manifest.get("experts", [])])
     if pad and not shrink:
         raise RecipeError("--pad fills up what --shrink leaves; give both, or neither.")
     if shrink and gguf is not None:
@@ -94,14 +128,9 @@ def outlook(
             "--shrink and --gguf exclude each other: a base's GGUF file says sizes that the smaller model no longer has. Merge "
             "with --shrink alone, and convert the folder with llama.cpp's convert_hf_to_gguf.py."
         )
-    if expert not in (BASE, *names) and manifest.get("kind") == KIND:
-        raise unknown_name(
-            "expert", expert, [BASE, *names], "A merged model is one expert; the router is not part of it."
-        )
-    if shrink:
-        require_units(expert, chosen.get("kind", BASE))
-    else:
-        require_zeros_say(expert, chosen.get("unit"))
+    _check_operation(names, op)
+    chosen = _described(artefact, manifest, names)
+    _check_units(chosen, shrink)
     if Path(output).exists() and not overwrite:
         raise ArtifactError(f"{str(output)!r} exists already. Choose another -o, or --overwrite to replace it.")
     source = base or manifest["base_model_name_or_path"]
@@ -118,10 +147,70 @@ def outlook(
     return {
         "folder": str(output),
         "gguf": None if gguf is None else str(Path(output) / _name(gguf)),
-        "expert": expert,
+        "expert": names[0] if len(names) == 1 else label(op or "", names),
         "base": str(source),
         "shrink": shrink,
     }
+
+
+def _check_operation(names: list[str], op: str | None) -> None:
+    """Raise unless several experts are combined in a way that there is, and one is not."""
+    if len(names) == 1 and op is not None:
+        raise RecipeError(
+            f"--op {op} combines several experts, and {names[0]!r} is one. Name at least 2, or leave --op out."
+        )
+    if len(names) > 1 and op is None:
+        raise RecipeError(
+            f"{len(names)} experts are named. Say how they are combined: --op union (what any of them has off is off) or --op "
+            "intersection."
+        )
+    if len(names) > 1:
+        label(op or "", names)
+
+
+def _described(artefact: str | Path, manifest: dict[str, Any], names: list[str]) -> dict[str, dict[str, Any]]:
+    """What the artefacts say of the experts that are merged, by name.
+
+    Raises:
+        ArtifactError: An artefact of another base.
+        UnknownNameError: There is no such expert.
+    """
+    experts = {described["name"]: described for described in manifest.get("experts", [])}
+    found = {}
+    for name in names:
+        folder, other = _elsewhere(name, list(experts))
+        theirs = manifest if folder is None else read_manifest(folder)
+        if theirs.get("base_fingerprint") != manifest.get("base_fingerprint"):
+            raise ArtifactError(
+                f"{str(artefact)!r} and {folder!r} were made for two bases ({manifest['base_model_name_or_path']!r} and "
+                f"{theirs['base_model_name_or_path']!r}, fingerprints {manifest['base_fingerprint'][:12]} and "
+                f"{theirs['base_fingerprint'][:12]}); what is off in one means nothing in the other."
+            )
+        here = experts if folder is None else {d["name"]: d for d in theirs.get("experts", [])}
+        # The base is no part of a combination.
+        allowed = [BASE, *here] if len(names) == 1 else list(here)
+        if other not in allowed and manifest.get("kind") == KIND:
+            raise unknown_name(
+                "expert",
+                other,
+                allowed,
+                "A merged model is one expert, or several with --op; the router is not part of it.",
+            )
+        found[name] = here.get(other, {})
+    return found
+
+
+def _check_units(chosen: dict[str, dict[str, Any]], shrink: bool) -> None:
+    """Raise unless experts can be cut out, or said by zeros."""
+    for name, described in chosen.items():
+        if shrink:
+            require_units(name, described.get("kind", BASE))
+        else:
+            require_zeros_say(name, described.get("unit"))
+    kinds = {described["unit"]: name for name, described in chosen.items() if shrink}
+    if len(kinds) > 1:
+        said = ", ".join(f"{name!r} has units of kind {unit!r}" for unit, name in kinds.items())
+        raise RecipeError(f"--shrink cuts units of one kind out: {said}. Merge them without --shrink.")
 
 
 def _name(file_type: str) -> str:

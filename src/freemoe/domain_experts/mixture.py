@@ -6,54 +6,61 @@ One copy of the weights serves all experts: an expert's weights are switched off
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from freemoe.compat.transformers import make_known_to_pipelines
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
-from freemoe.core.registry import unknown_name
-from freemoe.domain_experts.expert import Expert, require_zeros_say
+from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.hosting.batches import (
+    FORWARD_ALONE,
+    GENERATE_ALONE,
+    batch_size,
+    groups,
+    joined,
+    left_padded,
+    require_one_expert,
+    special_tokens,
+    take,
+    with_positions,
+)
+from freemoe.domain_experts.hosting.host import ExpertHost
+from freemoe.domain_experts.hosting.summary import measured
 from freemoe.domain_experts.route.router import Route, Router
 from freemoe.domain_experts.route.subdomains import prompt_feature
-from freemoe.evals.engine.answering import AUTO, BASE, prompt_ids
+from freemoe.evals.engine.answering import AUTO, BASE, padded_ids, require_tokenizer, text_ids
 from freemoe.hub.fetch import Access, fetch_artefact
 from freemoe.hub.shipped import Shipped
 from freemoe.models.checkpoints.fingerprint import require_base
 from freemoe.models.checkpoints.loading import load_own_base
 from freemoe.models.checkpoints.placement import Placement
-from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
-from freemoe.models.mask import Mask
-from freemoe.models.switchboard import Switchboard
-from freemoe.models.weights import find_weights
 from freemoe.results.build import KIND
 
 """Of the artefact, as its manifest has it."""
 
 
-class FreeMoE(torch.nn.Module, Shipped):
+class FreeMoE(ExpertHost, Shipped):
     """A base model with its domain experts and their router.
 
     Use ``FreeMoE.from_pretrained(artefact)``. ``forward`` and ``generate`` take what the base's take, and
-    ``expert=``: the name of an expert, ``"base"``, ``"auto"`` (the router decides, per sequence), a list with one name
-    per sequence, or nothing for the expert that is set.
+    ``expert=``: the name of an expert, ``"base"``, ``"auto"`` (the router decides, per sequence), ``"a+b"`` (a union) or
+    ``"a&b"`` (an intersection), a list with one name per sequence, or nothing for the expert that is set. What else a
+    transformers model has (``generation_config``, ``dtype``, ``get_input_embeddings`` ...) is the base's.
     """
 
     def __init__(
         self, model: Any, experts: Sequence[Expert], router: Router | None = None, tokenizer: Any = None
     ) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model, experts, tokenizer)
         self.router = router
-        self.tokenizer = tokenizer
-        self._experts = {e.name: e for e in experts}
-        self._weights = find_weights(model)
-        self._board = Switchboard(self._weights)
 
     @classmethod
     def from_pretrained(
@@ -62,7 +69,8 @@ class FreeMoE(torch.nn.Module, Shipped):
         base: Any = None,
         artefact: str | Path | None = None,
         tokenizer: Any = None,
-        dtype: str = "auto",
+        dtype: Any = "auto",
+        torch_dtype: Any = None,
         device: Placement = "auto",
         revision: str | None = None,
         token: str | bool | None = None,
@@ -76,7 +84,8 @@ class FreeMoE(torch.nn.Module, Shipped):
             base: The loaded model, to share one, or its folder or hub id; what the artefact names if absent.
             artefact: Folder written by ``freemoe build``, or a repository ``owner/name`` of the hub.
             tokenizer: The base's tokenizer, when ``base`` is a loaded model and prompts will be text.
-            dtype: Of the base when it is loaded here; its values must survive it.
+            dtype: Of the base when it is loaded here, as a name or torch's own; its values must survive it.
+            torch_dtype: Its older name.
             device: Where to load it.
             revision: Branch, tag or commit of the artefact's repository.
             token: For what is private, artefact or base.
@@ -95,7 +104,8 @@ class FreeMoE(torch.nn.Module, Shipped):
         if manifest.get("kind") != KIND:
             raise ArtifactError(f"{str(place)!r} holds {manifest.get('kind')!r}, not domain experts.")
         if base is None or isinstance(base, str | Path):
-            base, tokenizer = load_own_base(manifest, base, dtype, device, access)
+            wanted = dtype if torch_dtype is None else torch_dtype
+            base, tokenizer = load_own_base(manifest, base, wanted, device, access)
         require_base(manifest, base)
         tensors = load_file(root / "experts.safetensors")
         experts = [Expert.from_parts(described, tensors) for described in manifest["experts"]]
@@ -104,6 +114,7 @@ class FreeMoE(torch.nn.Module, Shipped):
             router = Router.from_parts(manifest["router"], load_file(root / "router.safetensors"))
         moe = cls(base, experts, router, tokenizer)
         moe.folder = root
+        moe._told = measured(root)
         return moe
 
     def _shipped(self) -> Path:
@@ -117,109 +128,87 @@ class FreeMoE(torch.nn.Module, Shipped):
             )
         return folder
 
-    # ----------------------------------------------------------------- experts
-
-    @property
-    def experts(self) -> list[str]:
-        """Names of the experts; those that the guard turned down act like the base."""
-        return list(self._experts)
-
-    @property
-    def active(self) -> str:
-        """The expert that is switched in now, or ``"base"``."""
-        return self._board.active or BASE
-
-    def require(self, name: str) -> None:
-        """Raise unless ``name`` can be switched in.
-
-        Raises:
-            DataError: It is ``"auto"``, or no expert of this artefact.
-        """
-        if name == AUTO:
-            raise DataError("'auto' depends on the prompt and cannot be set; pass expert='auto' with the prompt.")
-        if name != BASE and name not in self._experts:
-            raise unknown_name("expert", name, [BASE, AUTO, *self._experts])
-
-    def expert_mask(self, name: str) -> Mask:
-        """Weights that an expert switches off, regenerated from the untouched base."""
-        self.require(name)
-        if name == BASE:
-            return Mask()
-        with self.expert(BASE):
-            return self._experts[name].mask(self._weights)
-
-    def set_expert(self, name: str | None) -> None:
-        """Switch to an expert until told otherwise; None or ``"base"`` restores the base bit by bit."""
-        wanted = name or BASE
-        if wanted != BASE and wanted not in self._board:
-            self._board.learn(wanted, self.expert_mask(wanted))
-        self._board.switch(None if wanted == BASE else wanted)
-
-    @contextlib.contextmanager
-    def expert(self, name: str | None) -> Iterator[FreeMoE]:
-        """Use an expert inside a ``with`` block, then go back to the one before."""
-        before = self.active
-        self.set_expert(name)
-        try:
-            yield self
-        finally:
-            self.set_expert(before)
-
     # ----------------------------------------------------------------- routing
 
-    def route(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> list[tuple[str, Route]]:
-        """Expert for every prompt, and the router's reasons; below its threshold the answer is ``"base"``.
+    def route(
+        self, prompts: Tensor | str | Sequence[str], attention_mask: Tensor | None = None
+    ) -> list[tuple[str, Route]]:
+        """Expert for every prompt, and the router's reasons.
+
+        Below the router's threshold the answer is ``"base"``, and so it is for a prompt without tokens of its own and for one that
+        an expert would get that is not here (any more).
 
         Args:
-            input_ids: ``(B, L)``.
-            attention_mask: ``(B, L)``, 1 at real tokens.
+            prompts: A text, several, or token ids ``(B, L)``.
+            attention_mask: ``(B, L)``, 1 at real tokens, wherever the padding is; only beside token ids.
+
+        Raises:
+            DataError: There is no router, or there are texts and no tokenizer.
         """
         if self.router is None:
             raise DataError("This artefact has no router; name an expert instead of 'auto'.")
         special = set(getattr(self.tokenizer, "all_special_ids", None) or [])
-        rows = []
+        kept = [[t for t in ids if t not in special] for ids in self._token_ids(prompts, attention_mask)]
+        if not kept:
+            return []
         # Features are made of the untouched base, whatever expert is active.
         with self.expert(BASE):
-            for i, row in enumerate(input_ids):
-                kept = row if attention_mask is None else row[attention_mask[i].bool()]
-                ids = [t for t in kept.tolist() if t not in special]
-                rows.append(prompt_feature(self.model, ids, self.router.feature).cpu())
-        routes = self.router.route(torch.stack(rows))
-        return [(BASE if self.router.abstains(r) else r.subdomain, r) for r in routes]
+            rows = [prompt_feature(self.model, ids, self.router.feature).cpu() for ids in kept]
+        found = []
+        for ids, route in zip(kept, self.router.route(torch.stack(rows)), strict=True):
+            if not ids:
+                route = replace(route, confidence=0.0, domain_confidence=0.0)
+            known = ids and not self.router.abstains(route) and route.subdomain in self._experts
+            found.append((route.subdomain if known else BASE, route))
+        return found
 
-    def _names(self, expert: Any, ids: Tensor | None, mask: Tensor | None) -> list[str] | str:
+    def _token_ids(self, prompts: Tensor | str | Sequence[str], mask: Tensor | None) -> list[list[int]]:
+        """The tokens of every prompt, without padding."""
+        if isinstance(prompts, Tensor):
+            real = torch.ones_like(prompts) if mask is None else mask
+            return [row[kept.bool()].tolist() for row, kept in zip(prompts, real, strict=True)]
+        require_tokenizer(self.tokenizer)
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        return [text_ids(self.tokenizer, text) for text in texts]
+
+    def _names(self, expert: Any, inputs: dict[str, Any]) -> list[str] | str:
         """The expert of every sequence, or one name for all."""
         if expert is None:
             return self.active
         if expert == AUTO:
-            if ids is None:
+            if inputs.get("input_ids") is None:
                 raise DataError("expert='auto' reads the prompt's tokens: pass input_ids.")
-            return [name for name, _ in self.route(ids, mask)]
-        if isinstance(expert, str):
+            names = [name for name, _ in self.route(inputs["input_ids"], inputs.get("attention_mask"))]
+        elif isinstance(expert, str):
             return expert
-        if ids is None or len(expert) != len(ids):
-            raise DataError(
-                f"{len(expert)} experts are named for a batch of {0 if ids is None else len(ids)} sequences."
-            )
-        return list(expert)
+        else:
+            names = list(expert)
+            if len(names) != (size := batch_size(inputs)):
+                raise DataError(f"{len(names)} experts are named for a batch of {size} sequences.")
+        for name in set(names):
+            self.require(name)
+        return names[0] if len(set(names)) == 1 else names
 
     # ------------------------------------------------------------- like the HF model
 
     def forward(self, input_ids: Tensor | None = None, *, expert: Any = None, **inputs: Any) -> Any:
-        """The base's forward under an expert; sequences of different experts are run group by group."""
-        names = self._names(expert, input_ids, inputs.get("attention_mask"))
-        groups = _groups(names)
-        if isinstance(names, str) or len(groups) == 1:
-            with self.expert(names if isinstance(names, str) else names[0]):
-                return self.model(input_ids=input_ids, **inputs)
-        if inputs.get("past_key_values") is not None or inputs.get("labels") is not None:
-            raise DataError(
-                "A batch with several experts takes neither past_key_values nor labels; run it expert by expert."
-            )
+        """The base's forward under an expert; sequences of different experts are run group by group.
+
+        Without position ids, tokens are counted from each sequence's first one, also after padding at the left.
+
+        Raises:
+            DataError: Several experts, and an input that needs one.
+        """
+        inputs = with_positions(self.model, {"input_ids": input_ids, **inputs})
+        names = self._names(expert, inputs)
+        if isinstance(names, str):
+            with self.expert(names):
+                return self.model(**inputs)
+        require_one_expert(inputs, FORWARD_ALONE, len(set(names)))
         parts: list[tuple[list[int], Tensor]] = []
-        for name, rows in groups:
+        for name, rows in groups(names):
             with self.expert(name):
-                out = self.model(input_ids=input_ids[rows], **_take(inputs, rows, len(names)), use_cache=False)  # type: ignore[index]
+                out = self.model(**{**take(inputs, rows, len(names)), "use_cache": False})
             parts.append((rows, out.logits))
         logits = torch.cat([part for _, part in parts])
         order = torch.tensor([row for rows, _ in parts for row in rows], device=logits.device)
@@ -230,37 +219,92 @@ class FreeMoE(torch.nn.Module, Shipped):
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor | None = None, *, expert: Any = None, **inputs: Any) -> Any:
-        """The base's generate under an expert; the prompt's expert stays for the whole sequence."""
-        names = self._names(expert, input_ids, inputs.get("attention_mask"))
-        groups = _groups(names)
-        if isinstance(names, str) or len(groups) == 1:
-            with self.expert(names if isinstance(names, str) else names[0]):
-                return self.model.generate(input_ids, **inputs)
-        pad = self.model.generation_config.pad_token_id
-        outs: list[tuple[list[int], Tensor]] = []
-        for name, rows in groups:
-            with self.expert(name):
-                outs.append((rows, self.model.generate(input_ids[rows], **_take(inputs, rows, len(names)))))  # type: ignore[index]
-        longest = max(o.shape[1] for _, o in outs)
-        result = outs[0][1].new_full((len(names), longest), pad if pad is not None else 0)
-        for rows, out in outs:
-            result[rows, : out.shape[1]] = out
-        return result
+        """The base's generate under an expert; the prompt's expert stays for the whole sequence.
 
-    def generate_text(
-        self, prompt: str, *, expert: str = AUTO, max_new_tokens: int = 64, **options: Any
-    ) -> tuple[str, str]:
-        """Continue a prompt; returns the continuation and the expert that wrote it.
+        Padding at the right is moved to the left, so that new tokens follow their prompt: they begin at ``input_ids.shape[1]``.
 
         Raises:
-            DataError: When there is no tokenizer, or prompt and new tokens do not fit the context.
+            DataError: Several experts, and an input that needs one; or they end at different lengths without a padding token.
         """
-        ids = prompt_ids(self.model, self.tokenizer, prompt, max_new_tokens)
-        mask = torch.ones_like(ids)
-        name = self._names(expert, ids, mask)
-        chosen = name if isinstance(name, str) else name[0]
-        out = self.generate(ids, expert=chosen, attention_mask=mask, max_new_tokens=max_new_tokens, **options)
-        return self.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True), chosen
+        if input_ids is None:
+            input_ids = inputs.pop("inputs", None)
+        inputs = left_padded(self.model, {"input_ids": input_ids, **inputs})
+        names = self._names(expert, inputs)
+        if isinstance(names, str):
+            with self.expert(names):
+                return self.model.generate(**_given(inputs))
+        asked = {**vars(inputs.get("generation_config") or self.model.generation_config), **_given(inputs)}
+        require_one_expert(asked, GENERATE_ALONE, len(set(names)))
+        pad, ends = special_tokens(self.model, inputs)
+        outs: list[tuple[list[int], Tensor]] = []
+        for name, rows in groups(names):
+            with self.expert(name):
+                outs.append((rows, self.model.generate(**_given(take(inputs, rows, len(names))))))
+        return joined(outs, pad if pad is not None else next(iter(ends), None))
+
+    @overload
+    def generate_text(
+        self, prompt: str, *, expert: str = ..., max_new_tokens: int = ..., **options: Any
+    ) -> tuple[str, str]: ...
+
+    @overload
+    def generate_text(
+        self, prompt: Sequence[str], *, expert: str | Sequence[str] = ..., max_new_tokens: int = ..., **options: Any
+    ) -> list[tuple[str, str]]: ...
+
+    def generate_text(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        expert: str | Sequence[str] = AUTO,
+        max_new_tokens: int = 64,
+        **options: Any,
+    ) -> tuple[str, str] | list[tuple[str, str]]:
+        """Continue a prompt; returns the continuation and the expert that wrote it. Of several prompts a list of both.
+
+        Args:
+            prompt: A text, or several, which are run as one batch.
+            expert: For all; or one per prompt.
+            max_new_tokens: Per prompt.
+            options: Of `generate`.
+
+        Raises:
+            DataError: When there is no tokenizer, or a prompt and new tokens do not fit the context.
+        """
+        texts = [prompt] if isinstance(prompt, str) else list(prompt)
+        if not texts:
+            return []
+        ids, mask = padded_ids(self.model, self.tokenizer, texts, max_new_tokens)
+        names = self._names(expert, {"input_ids": ids, "attention_mask": mask})
+        out = self.generate(ids, expert=names, attention_mask=mask, max_new_tokens=max_new_tokens, **options)
+        said = self.tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
+        used = [names] * len(texts) if isinstance(names, str) else names
+        found = list(zip(said, used, strict=True))
+        return found[0] if isinstance(prompt, str) else found
+
+    def can_generate(self) -> bool:
+        """Whether the base generates text; pipelines ask this before they ask what kind of model it is."""
+        make_known_to_pipelines(type(self))
+        return self.model.can_generate()
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not here is the base's: ``dtype``, ``generation_config``, ``get_input_embeddings``."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "model":  # not there yet
+                raise
+            return getattr(self.model, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FreeMoE:
+        """An independent copy with the same experts, the same one switched in; what is never changed is shared."""
+        with self.expert(BASE):
+            model = copy.deepcopy(self.model, memo)
+        other = type(self)(model, list(self._experts.values()), self.router, copy.deepcopy(self.tokenizer, memo))
+        other.folder = self.folder
+        other._told = dict(self._told)
+        other.set_expert(self.active)
+        return other
 
     @property
     def config(self) -> Any:
@@ -271,43 +315,6 @@ class FreeMoE(torch.nn.Module, Shipped):
     def device(self) -> torch.device:
         """Where the base is."""
         return self.model.device
-
-    def merge_and_save(
-        self,
-        name: str,
-        folder: str | Path,
-        max_shard_size: int | str = "5GB",
-        *,
-        also: Callable[[Path], None] | None = None,
-        overwrite: bool = False,
-    ) -> Path:
-        """Write one expert as a plain Hugging Face checkpoint that needs no freemoe; the base is bit-equal afterwards.
-
-        The expert is switched in while the shards are written one by one: the model is never copied.
-
-        Args:
-            name: Of the expert, or ``"base"``.
-            folder: Where the checkpoint shall stand; nothing may stand there yet.
-            max_shard_size: Of a weight file: bytes, or digits and a unit.
-            also: Writes more into the folder that it is given, while the expert is still switched in.
-            overwrite: Replace a model folder that stands there.
-
-        Raises:
-            ArtifactError: When the folder exists already, or cannot be written; when zeros do not say what the expert is.
-        """
-        target = Path(folder)
-        require_free(target, overwrite)
-        self.require(name)
-        if name != BASE:
-            require_zeros_say(name, self._experts[name].unit)
-        with whole_or_nothing(target) as partial:
-            with self.expert(name):
-                save_checkpoint(self.model, partial, max_shard_size)
-                if also is not None:
-                    also(partial)
-            if self.tokenizer is not None:
-                self.tokenizer.save_pretrained(partial)
-        return target
 
 
 def _named(places: tuple[Any, ...], base: Any, artefact: Any) -> tuple[Any, Any]:
@@ -334,19 +341,6 @@ def _named(places: tuple[Any, ...], base: Any, artefact: Any) -> tuple[Any, Any]
     return base, artefact
 
 
-def _groups(names: list[str] | str) -> list[tuple[str, list[int]]]:
-    """Sequences by expert, in order of first appearance."""
-    groups: dict[str, list[int]] = {}
-    for i, name in enumerate([names] if isinstance(names, str) else names):
-        groups.setdefault(name, []).append(i)
-    return list(groups.items())
-
-
-def _take(inputs: dict[str, Any], rows: list[int], size: int) -> dict[str, Any]:
-    """The rows of every input that has one row per sequence."""
-    return {
-        # What has one dimension (logits_to_keep, cache_position) counts positions, not sequences.
-        k: v[rows] if isinstance(v, Tensor) and v.ndim > 1 and v.shape[0] == size else v
-        for k, v in inputs.items()
-        if k != "use_cache"
-    }
+def _given(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Inputs that are there: generate takes no ids of None."""
+    return {k: v for k, v in inputs.items() if v is not None}

@@ -22,6 +22,7 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
 from freemoe.evals.held_out import keep_record
+from freemoe.evals.keywords import asked
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.card import model_card
@@ -45,14 +46,30 @@ from freemoe.results.trim import TrimResult
 from freemoe.training.loop import Store
 
 
-def trim(recipe: TrimRecipe, *, progress: Progress | None = None, overwrite: bool = False, resume: bool = True) -> Path:
+def trim(
+    recipe: TrimRecipe | None = None,
+    *,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+    resume: bool = True,
+    tokenizer: Any = None,
+    **fields: Any,
+) -> Path:
     """Plan, hook, train and write a leaner mixture.
+
+    Instead of a recipe its fields can be given by keywords, a section as a mapping or its fields by their own names; ``model`` may
+    then be a loaded model, and data may be in memory: it is written beside the run, as ``OUTPUT.data/NAME.jsonl``.
+
+    Example:
+        trim(model="./my-mixture", text="notes.jsonl", act=1.5, output="leaner")
 
     Args:
         recipe: What to do.
         progress: Where to report.
         overwrite: Replace a finished artefact of the same name.
         resume: Go on with an unfinished run of the same recipe.
+        tokenizer: Of a loaded model; the one beside its files if absent.
+        fields: In place of the recipe.
 
     Returns:
         The artefact's folder.
@@ -60,17 +77,18 @@ def trim(recipe: TrimRecipe, *, progress: Progress | None = None, overwrite: boo
     Raises:
         FreeMoEError: Its child that says what is wrong; no folder named like the output is left half written.
     """
-    return carry_out(
-        KIND,
-        recipe,
-        dump(recipe),
-        functools.partial(_steps, recipe),
-        TrimResult,
-        model_card,
-        progress=progress,
-        overwrite=overwrite,
-        resume=resume,
-    )
+    with asked(TrimRecipe, recipe, fields, tokenizer, overwrite) as made:
+        return carry_out(
+            KIND,
+            made,
+            dump(made),
+            functools.partial(_steps, made),
+            TrimResult,
+            model_card,
+            progress=progress,
+            overwrite=overwrite,
+            resume=resume,
+        )
 
 
 def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from freemoe.core.registry import check_name
-from freemoe.recipes.sections import BatchTokens, Chat, Devices, Dtype, Output, Revision, Section, Seed, Threads
+from freemoe.recipes.sections import BatchTokens, Chat, Devices, Dtype, Model, Output, Revision, Section, Seed, Threads
 
 METRICS = ["saliency", "wanda", "magnitude", "random"]
 """Names that ``search.metrics`` may hold; a metric that is registered elsewhere adds its own."""
@@ -54,8 +54,11 @@ class SubdomainSection(Section):
         description="Clusters per domain: a number, or one per domain. If absent: 1 per 40 documents, at most 8; 1 for text.",
     )
     min_size: int = Field(default=8, ge=2, description="Smaller clusters are merged into the nearest.")
-    initialisations: int = Field(default=10, ge=1)
-    feature: Literal["embedding", "hidden"] = "embedding"
+    initialisations: int = Field(default=10, ge=1, description="Starts of k-means; the best is kept.")
+    feature: Literal["embedding", "hidden"] = Field(
+        default="embedding",
+        description="Of a prompt: mean of its tokens' embeddings (MoDE), or of the states in mid-network.",
+    )
 
     @field_validator("count")
     @classmethod
@@ -281,14 +284,21 @@ def _named_domains(value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ..
     return value
 
 
-Domains = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_task_lists), AfterValidator(_named_domains)]
+Domains = Annotated[
+    dict[str, tuple[str, ...]],
+    BeforeValidator(_task_lists),
+    AfterValidator(_named_domains),
+    Field(
+        description="Name of each domain and its tasks: FILE.jsonl, text:FILE, the name of a benchmark (freemoe ls tasks)."
+    ),
+]
 
 
 class BuildRecipe(Section):
     """Everything `freemoe build` needs to find, prove and write domain experts."""
 
     command: Literal["build"] = "build"
-    model: str
+    model: Model
     revision: Revision = None
     domains: Domains
     output: Output = "freemoe-out"
@@ -342,9 +352,12 @@ class EvalRecipe(Section):
     """Everything `freemoe eval` needs: a model or an artefact, and tasks."""
 
     command: Literal["eval"] = "eval"
-    artefact: str
+    artefact: str = Field(description="Folder that freemoe wrote, or a plain model.")
     base: str | None = Field(default=None, description="Base model; the artefact's own if absent.")
-    experts: tuple[str, ...] = ("base", "auto")
+    experts: tuple[str, ...] = Field(
+        default=("base", "auto"),
+        description="base, auto (the router), names; a+b is a union of experts, a&b an intersection.",
+    )
     domains: Domains
     output: str | None = Field(default=None, description="Also write the result as JSON here.")
     seed: Seed | None = Field(

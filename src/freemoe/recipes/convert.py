@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from freemoe.core.registry import check_name
-from freemoe.recipes.sections import Chat, Device, Dtype, Output, Revision, Section, Seed, Threads
+from freemoe.recipes.sections import Chat, Device, Dtype, Model, Output, Revision, Section, Seed, Threads
 
 METHODS = ["tomoe", "static-magnitude", "static-activation", "activation-split"]
 """What ``method`` may name: learned gates, or a rival; one that is registered elsewhere adds its own."""
@@ -75,7 +75,7 @@ class TrainSection(Section):
     )
     rate: float = Field(default=3e-4, gt=0, description="Learning rate of hypernetwork, routers and decoders.")
     offset_rate: float = Field(default=3e-2, ge=0, description="Learning rate of the logits' own offsets.")
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW.")
     schedule: Literal["constant", "cosine"] = Field(
         default="cosine", description="Cosine falls to a tenth of the rates."
     )
@@ -120,7 +120,7 @@ class ConvertRecipe(Section):
     """Everything `freemoe convert` needs to make a dense model a token-level mixture (ToMoE)."""
 
     command: Literal["convert"] = "convert"
-    model: str
+    model: Model
     revision: Revision = None
     chat: Chat = "auto"
     text: tuple[str, ...] = Field(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 
 def _one_device(value: str) -> str:
@@ -37,9 +41,48 @@ Threads = Annotated[int | None, Field(ge=1, description="CPU threads.")]
 Revision = Annotated[str | None, Field(description="Revision of the hub repository.")]
 BatchTokens = Annotated[int, Field(ge=16, description="Padded tokens per batch.")]
 Output = Annotated[str, Field(description="Folder to write.")]
+Model = Annotated[str, Field(description="The base: a folder, a GGUF file, a hub id, or a bundled one (freemoe-demo).")]
 
 
 class Section(BaseModel):
-    """A part of a recipe."""
+    """A part of a recipe. Its docstring lists its fields: their types, defaults and descriptions, taken from the fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Describe the fields where ``help`` looks."""
+        super().__pydantic_init_subclass__(**kwargs)
+        about = inspect.cleandoc(cls.__doc__ or "")
+        cls.__doc__ = "\n".join([about, "", "Attributes:", *_lines(cls)])
+
+
+def _lines(section: type[BaseModel], path: str = "") -> Iterator[str]:
+    """A line for every field of a section, and for those of the sections in it."""
+    for name, field in section.model_fields.items():
+        if name == "command":  # says which recipe a YAML file holds
+            continue
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield f"    {path}{name} ({kind.__name__}): {(kind.__doc__ or '').partition(chr(10))[0]}"
+            yield from _lines(kind, f"{path}{name}.")
+        else:
+            yield f"    {path}{name} ({_kind(kind)}, {_default(field)}): {field.description or ''}"
+
+
+def _kind(annotation: Any) -> str:
+    """A type as people write it."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return " | ".join(_kind(part) for part in parts)
+    if origin is Literal:
+        return " | ".join(repr(part) for part in parts)
+    if origin is Annotated:
+        return _kind(parts[0])
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join('...' if part is Ellipsis else _kind(part) for part in parts)}]"
+    return "None" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))
+
+
+def _default(field: FieldInfo) -> str:
+    return "required" if field.is_required() else f"default {field.get_default()!r}"

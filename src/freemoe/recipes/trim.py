@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from freemoe.recipes.sections import Chat, Device, Dtype, Output, Revision, Section, Seed, Threads
+from freemoe.recipes.sections import Chat, Device, Dtype, Model, Output, Revision, Section, Seed, Threads
 
 
 class PlanSection(Section):
@@ -62,7 +62,7 @@ class HookSection(Section):
     start: Literal["zero", "ridge"] | None = Field(
         default=None, description="ridge: closed form, for parallel hooks, and theirs if absent; zero: W2 = 0."
     )
-    bias: bool = False
+    bias: bool = Field(default=False, description="Whether hooks have biases.")
 
     @model_validator(mode="after")
     def _closed_form(self) -> HookSection:
@@ -105,7 +105,7 @@ class TrimRecipe(Section):
     """Everything `freemoe trim` needs to plan, hook and prove a leaner mixture."""
 
     command: Literal["trim"] = "trim"
-    model: str
+    model: Model
     revision: Revision = None
     chat: Chat = "auto"
     text: str = Field(

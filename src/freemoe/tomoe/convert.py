@@ -22,7 +22,9 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
 from freemoe.evals.held_out import keep_record
+from freemoe.evals.keywords import asked
 from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.lending import lent_model
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.hooks import before, hooked
 from freemoe.recipes import ConvertRecipe, dump
@@ -53,15 +55,29 @@ SAME = 1e-3
 
 
 def convert(
-    recipe: ConvertRecipe, *, progress: Progress | None = None, overwrite: bool = False, resume: bool = True
+    recipe: ConvertRecipe | None = None,
+    *,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+    resume: bool = True,
+    tokenizer: Any = None,
+    **fields: Any,
 ) -> Path:
     """Make a dense model a token-level mixture of experts, and say how good it is.
+
+    Instead of a recipe its fields can be given by keywords, a section as a mapping or its fields by their own names; ``model`` may
+    then be a loaded model, and data may be in memory: it is written beside the run, as ``OUTPUT.data/NAME.jsonl``.
+
+    Example:
+        convert(model="./my-model", text=["One document.", "Another one."], active=0.5, output="half")
 
     Args:
         recipe: What to convert, and how.
         progress: Where to report.
         overwrite: Replace a finished folder of the same name.
         resume: Go on with an unfinished run of the same recipe.
+        tokenizer: Of a loaded model; the one beside its files if absent.
+        fields: In place of the recipe.
 
     Returns:
         The converted model's folder.
@@ -70,20 +86,21 @@ def convert(
         FreeMoEError: Its child that says what is wrong; no folder named like the output is left half written.
     """
     devices = Devices.found()
-    if devices.rank:
-        follow(recipe, devices)
-        return Path(recipe.output)
-    return carry_out(
-        KIND,
-        recipe,
-        dump(recipe),
-        functools.partial(_steps, recipe, devices),
-        ConvertResult,
-        model_card,
-        progress=progress,
-        overwrite=overwrite,
-        resume=resume,
-    )
+    with asked(ConvertRecipe, recipe, fields, tokenizer, overwrite) as made:
+        if devices.rank:
+            follow(made, devices)
+            return Path(made.output)
+        return carry_out(
+            KIND,
+            made,
+            dump(made),
+            functools.partial(_steps, made, devices),
+            ConvertResult,
+            model_card,
+            progress=progress,
+            overwrite=overwrite,
+            resume=resume,
+        )
 
 
 def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Progress) -> Made:
@@ -207,14 +224,15 @@ def _usage(bench: Bench, structure: Structure) -> list[list[float]]:
 
 
 def _export(bench: Bench, structure: Structure, folder: Path) -> None:
-    """Write the model, load it again and hold it against the masks on the dense one, which is gone afterwards."""
+    """Write the model, load it again and hold it against the masks on the dense one, which is gone afterwards, unless lent."""
     export(bench.model, structure, folder, mode=bench.recipe.mode, tokenizer=bench.tokenizer)
     device, dtype = bench.model.device, bench.model.dtype
     ids = bench.test.ids[:1].to(device)
     with torch.no_grad(), masked(bench.model, structure, bench.sublayers):
         wanted = bench.model(ids, use_cache=False).logits.float()
-    # Nothing is left for it to do, and the two together would take twice the memory.
-    bench.model.to("meta")
+    if lent_model(bench.recipe.model) is None:
+        # Nothing is left for it to do, and the two together would take twice the memory.
+        bench.model.to("meta")
     loaded, _ = load_base(folder, device=str(device))
     with torch.no_grad():
         found = loaded(ids, use_cache=False).logits.float()

@@ -6,6 +6,11 @@ import math
 import pytest
 
 from freemoe.core.errors import ArtifactError, FreeMoEError, UnknownNameError
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.evals.engine.evaluator import Evaluator
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.tasks.documents import FrozenChoice
+from freemoe.evals.tasks.domains import load_domains
 from freemoe.recipes import recipe_from
 from freemoe.systems import evaluate
 from tests.domain_experts.conftest import read_result
@@ -79,3 +84,21 @@ def test_bad_input(world, artefact, tmp_path):
         evaluate(recipe_of(world, tmp_path / "empty"))
     with pytest.raises(FreeMoEError, match="fingerprint"):
         evaluate(recipe_of(world, artefact, dtype="bfloat16"))
+
+
+def test_combinations_are_scored_beside_their_parts(world, artefact):
+    names = ["law/0", "sums/all", "law/0+sums/all", "law/0&sums/all"]
+    found = evaluate(recipe_of(world, artefact, experts=names))
+    moe = FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")  # one of its own: it is changed for good
+    for domain in found["domains"]:
+        assert list(domain["rows"]) == ["base", *names]
+        assert all({"low", "high"} <= domain["rows"][n]["gain"].keys() for n in names)
+    # The same scores as of the combination written as a plain model.
+    data = load_domains(recipe_of(world, artefact, seed=0), world.tokenizer)["law"]
+    model = moe.merge_and_unload("law/0+sums/all")
+    documents = data.reported.open(FrozenChoice("x"))
+    scores = Evaluator(Scorer(model, world.tokenizer, batch_tokens=4096), data.graders).score(documents)
+    told = {d["id"]: d["law/0+sums/all"] for d in found["domains"][0]["documents"]}
+    assert [told[f"{d.task}/{d.id}"] for d in documents] == [s.value for s in scores]
+    with pytest.raises(UnknownNameError, match="Unknown expert 'sums/al'"):
+        evaluate(recipe_of(world, artefact, experts=["law/0+sums/al"]))

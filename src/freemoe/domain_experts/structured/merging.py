@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from freemoe.core.errors import ArtifactError, NumericError
-from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import find_units
@@ -51,13 +50,16 @@ def merge_shrunk(
         RecipeError: Layers are left with different numbers of units.
         FamilyError: The family's plain configuration cannot say what is left.
     """
+    require_free(Path(folder), overwrite)
+    moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
+    return write_shrunk(moe, expert, folder, pad=pad, overwrite=overwrite)
+
+
+def write_shrunk(moe: FreeMoE, expert: str, folder: str | Path, *, pad: bool = False, overwrite: bool = False) -> Path:
+    """The same of an expert that is loaded, or a combination of several; arguments and errors as of `merge_shrunk`."""
     target = Path(folder)
     require_free(target, overwrite)
-    moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
-    known = {e.name: e for e in moe._experts.values()}
-    if expert not in known:
-        raise unknown_name("expert", expert, list(known))
-    chosen = known[expert]
+    chosen = moe.described(expert)
     require_units(expert, chosen.kind)
     assert chosen.unit is not None
     units = find_units(moe.model, chosen.unit)

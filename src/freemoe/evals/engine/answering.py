@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from freemoe.core.errors import DataError
 from freemoe.core.registry import unknown_name
@@ -56,24 +58,46 @@ class Opened(Protocol):
         ...
 
 
-def prompt_ids(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int) -> Tensor:
-    """A prompt's token ids ``(1, L)`` on the model's device.
+def require_tokenizer(tokenizer: Any) -> None:
+    """Raise where text is given and no tokenizer is known.
 
     Raises:
-        DataError: When there is no tokenizer, or prompt and new tokens do not fit the context.
+        DataError: Says how to pass one.
     """
     if tokenizer is None:
         raise DataError("Text needs the base's tokenizer: pass tokenizer= to from_pretrained.")
+
+
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """A prompt's token ids."""
     # A chat template writes the token at the beginning of a text itself.
-    begun = bool(tokenizer.bos_token) and prompt.startswith(tokenizer.bos_token)
-    ids = tokenizer(prompt, add_special_tokens=not begun, return_tensors="pt")["input_ids"].to(model.device)
+    begun = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+    return list(tokenizer(text, add_special_tokens=not begun)["input_ids"])
+
+
+def padded_ids(model: Any, tokenizer: Any, prompts: Sequence[str], max_new_tokens: int) -> tuple[Tensor, Tensor]:
+    """Prompts as token ids ``(B, L)`` with padding at the left, and their mask, on the model's device.
+
+    Raises:
+        DataError: When there is no tokenizer, or a prompt and new tokens do not fit the context.
+    """
+    require_tokenizer(tokenizer)
     longest = context_length(model, tokenizer)
-    if not ids.shape[1] or ids.shape[1] + max_new_tokens > longest:
-        raise DataError(
-            f"The prompt has {ids.shape[1]} tokens; with {max_new_tokens} new ones it must have at least 1 and at most "
-            f"{longest - max_new_tokens} to fit the context of {longest}. Shorten it, or ask for fewer new tokens."
-        )
-    return ids
+    rows = [torch.tensor(text_ids(tokenizer, prompt), dtype=torch.long) for prompt in prompts]
+    for number, row in enumerate(rows):
+        if not len(row) or len(row) + max_new_tokens > longest:
+            which = "The prompt" if len(rows) == 1 else f"Prompt {number} (counted from 0)"
+            raise DataError(
+                f"{which} has {len(row)} tokens; with {max_new_tokens} new ones it must have at least 1 and at most "
+                f"{longest - max_new_tokens} to fit the context of {longest}. Shorten it, or ask for fewer new tokens."
+            )
+    # What stands under padding is masked; any token does.
+    pad = getattr(tokenizer, "pad_token_id", None) or 0
+    ids, mask = (
+        pad_sequence(parts, batch_first=True, padding_value=value, padding_side="left").to(model.device)
+        for parts, value in ((rows, pad), ([torch.ones_like(row) for row in rows], 0))
+    )
+    return ids, mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,20 +121,33 @@ class Answering(Shipped):
         """Names of the ways."""
         return list(self.ways)
 
+    @overload
     def generate_text(
-        self, prompt: str, *, expert: str = AUTO, max_new_tokens: int = 64, **options: Any
-    ) -> tuple[str, str]:
-        """Continue a prompt; returns the continuation and the name of the way that wrote it.
+        self, prompt: str, *, expert: str = ..., max_new_tokens: int = ..., **options: Any
+    ) -> tuple[str, str]: ...
+
+    @overload
+    def generate_text(
+        self, prompt: Sequence[str], *, expert: str = ..., max_new_tokens: int = ..., **options: Any
+    ) -> list[tuple[str, str]]: ...
+
+    def generate_text(
+        self, prompt: str | Sequence[str], *, expert: str = AUTO, max_new_tokens: int = 64, **options: Any
+    ) -> tuple[str, str] | list[tuple[str, str]]:
+        """Continue a prompt; returns the continuation and the name of the way that wrote it. Of several a list of both.
 
         Raises:
-            DataError: When there is no tokenizer, or prompt and new tokens do not fit the context.
+            DataError: When there is no tokenizer, or a prompt and new tokens do not fit the context.
             UnknownNameError: When there is no such way.
         """
         name = self.experts[0] if expert == AUTO else expert
         if name not in self.ways:
             raise unknown_name("expert", name, [AUTO, *self.experts])
-        ids = prompt_ids(self.model, self.tokenizer, prompt, max_new_tokens)
+        texts = [prompt] if isinstance(prompt, str) else list(prompt)
+        if not texts:
+            return []
+        ids, mask = padded_ids(self.model, self.tokenizer, texts, max_new_tokens)
         with self.ways[name]():
-            mask = ids.new_ones(ids.shape)
             out = self.model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **options)
-        return self.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True), name
+        said = self.tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
+        return (said[0], name) if isinstance(prompt, str) else [(text, name) for text in said]

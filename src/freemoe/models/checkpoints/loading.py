@@ -20,6 +20,7 @@ from freemoe.core.errors import DataError, FreeMoEError, HubError, RecipeError
 from freemoe.core.plugins import load_model_type
 from freemoe.hub.fetch import Access, fetch_model
 from freemoe.models.checkpoints.gguf_header import is_gguf, read_header
+from freemoe.models.checkpoints.lending import lent_model
 from freemoe.models.checkpoints.load_report import require_whole
 from freemoe.models.checkpoints.placement import Placement, device_map, is_one_device, pick_device, require_memory
 
@@ -31,10 +32,22 @@ LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
+def dtype_name(dtype: Any) -> str:
+    """The name of a number format: of ``torch.bfloat16``, ``"torch.bfloat16"`` or ``"bfloat16"``; None is ``auto``.
+
+    Raises:
+        RecipeError: For one in which no base is loaded.
+    """
+    name = "auto" if dtype is None else str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise RecipeError(f"dtype is {name!r}; allowed: {', '.join(DTYPES)}, or torch's own (torch.bfloat16).")
+    return name
+
+
 def load_base(
     model: str | Path,
     revision: str | None = None,
-    dtype: str = "auto",
+    dtype: Any = "auto",
     device: Placement = "auto",
     access: Access | None = None,
 ) -> tuple[Any, Any]:
@@ -45,7 +58,7 @@ def load_base(
     Args:
         model: Folder, path of a GGUF file, or hub id.
         revision: Of the hub repository.
-        dtype: ``auto`` keeps the checkpoint's; float32 for a GGUF, whose values other dtypes would round.
+        dtype: As `dtype_name` reads it; ``auto`` keeps the checkpoint's, and is float32 for a GGUF, whose values others round.
         device: Where its weights lie, as `placement.Placement`; ``auto`` takes the accelerator if there is one.
         access: How the hub is asked; its revision gives way to ``revision``.
 
@@ -58,8 +71,9 @@ def load_base(
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if dtype not in DTYPES:
-        raise RecipeError(f"dtype is {dtype!r}; allowed: {', '.join(DTYPES)}.")
+    dtype = dtype_name(dtype)
+    if (given := lent_model(model)) is not None:
+        return given
     where = _where(model, revision, access)
     from_gguf = "gguf_file" in where
     if from_gguf and dtype == "auto":
@@ -257,6 +271,8 @@ def load_tokenizer(model: str | Path, revision: str | None = None) -> Any:
     """
     from transformers import AutoTokenizer
 
+    if (given := lent_model(model)) is not None and given[1] is not None:
+        return given[1]
     where = _where(model, revision, weights=False)
     try:
         return AutoTokenizer.from_pretrained(**where)

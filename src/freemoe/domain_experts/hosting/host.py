@@ -1,0 +1,351 @@
+"""A base and the experts on it: which there are, which is switched in, and how others come and go."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from freemoe.core.artifacts import read_manifest
+from freemoe.core.errors import ArtifactError, DataError
+from freemoe.core.registry import unknown_name
+from freemoe.domain_experts.expert import Expert, require_zeros_say
+from freemoe.domain_experts.hosting.combining import combine, combined_mask, label, parse
+from freemoe.domain_experts.hosting.summary import as_table, expert_row, measured
+from freemoe.evals.engine.answering import AUTO, BASE
+from freemoe.hub.fetch import fetch_artefact
+from freemoe.models.checkpoints.fingerprint import require_base
+from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
+from freemoe.models.gates import left_out
+from freemoe.models.mask import Mask
+from freemoe.models.switchboard import Switchboard
+from freemoe.models.switching import switch_off
+from freemoe.models.weights import find_weights
+from freemoe.results.build import KIND
+
+
+class ExpertHost(torch.nn.Module):
+    """A base model with its experts, one of them or none switched in.
+
+    Wherever a name is expected, ``a+b`` is the union of two experts (what is off in either) and ``a&b`` their intersection.
+
+    Args:
+        model: The base, a transformers model.
+        experts: Those that are there from the start.
+        tokenizer: The base's, or None.
+    """
+
+    def __init__(self, model: Any, experts: Sequence[Expert], tokenizer: Any = None) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.training = model.training
+        self._experts = {e.name: e for e in experts}
+        # What builds say of their experts, by name.
+        self._told: dict[str, dict[str, Any]] = {}
+        self._on_board()
+
+    def _on_board(self) -> None:
+        """Begin anew with the base's weights, where they are now; the base must be switched in."""
+        self._weights = find_weights(self.model)
+        self._board = Switchboard(self._weights)
+
+    # ------------------------------------------------------------------ names
+
+    @property
+    def experts(self) -> list[str]:
+        """Names of the experts; those that the guard turned down act like the base."""
+        return list(self._experts)
+
+    @property
+    def active(self) -> str:
+        """The expert that is switched in now, or ``"base"``."""
+        return self._board.active or BASE
+
+    @property
+    def active_expert(self) -> str:
+        """The same as `active`, as PEFT would call it."""
+        return self.active
+
+    def require(self, name: str) -> None:
+        """Raise unless ``name`` can be switched in.
+
+        Raises:
+            DataError: It is ``"auto"``, which depends on a prompt.
+            UnknownNameError: It is no expert here, or combines what is none.
+        """
+        if name == AUTO:
+            raise DataError("'auto' depends on the prompt and cannot be set; pass expert='auto' with the prompt.")
+        if name != BASE and name not in self._experts and parse(name, self._experts) is None:
+            raise unknown_name("expert", name, [BASE, AUTO, *self._experts])
+
+    def expert_mask(self, name: str) -> Mask:
+        """Weights that an expert switches off, regenerated from the untouched base."""
+        self.require(name)
+        if name == BASE:
+            return Mask()
+        with self.expert(BASE):
+            if name in self._experts:
+                return self._experts[name].mask(self._weights)
+            combination = parse(name, self._experts)
+            assert combination is not None
+            operation, parts = combination
+            return combined_mask(operation, [self._experts[part].mask(self._weights) for part in parts])
+
+    def described(self, name: str) -> Expert:
+        """An expert, or a combination as an expert of its own.
+
+        Raises:
+            UnknownNameError: As `require`.
+            DataError: The combination is the base.
+        """
+        self.require(name)
+        if name in self._experts:
+            return self._experts[name]
+        combination = parse(name, self._experts)
+        if combination is None:
+            return Expert(BASE)
+        operation, parts = combination
+        with self.expert(BASE):
+            return combine(name, operation, [self._experts[part] for part in parts], self._weights)
+
+    # -------------------------------------------------------------- switching
+
+    def set_expert(self, name: str | None) -> None:
+        """Switch to an expert until told otherwise; None or ``"base"`` restores the base bit by bit."""
+        wanted = name or BASE
+        if wanted != BASE and wanted not in self._board:
+            self._board.learn(wanted, self.expert_mask(wanted))
+        self._board.switch(None if wanted == BASE else wanted)
+
+    @contextlib.contextmanager
+    def expert(self, name: str | None) -> Iterator[Self]:
+        """Use an expert inside a ``with`` block, then go back to the one before."""
+        before = self.active
+        self.set_expert(name)
+        try:
+            yield self
+        finally:
+            self.set_expert(before)
+
+    def disable_expert(self) -> contextlib.AbstractContextManager[Self]:
+        """Use the base inside a ``with`` block, then go back to the expert before."""
+        return self.expert(BASE)
+
+    # ---------------------------------------------------------- come and go
+
+    def load_expert(self, artefact: str | Path, name: str | None = None, *, prefix: str = "") -> list[str]:
+        """Add the experts of a further artefact of this very base; its router is not taken over.
+
+        Args:
+            artefact: Folder written by ``freemoe build``, or a repository ``owner/name`` of the hub.
+            name: Which of its experts; all of them if absent.
+            prefix: Put before their names here.
+
+        Returns:
+            The names under which they can be used.
+
+        Raises:
+            ArtifactError: The artefact is damaged, holds something else, or was made for another base.
+            UnknownNameError: It has no expert of that name.
+            DataError: A name is taken already.
+        """
+        root = fetch_artefact(artefact, required=True)
+        manifest = read_manifest(root)
+        if manifest.get("kind") != KIND:
+            raise ArtifactError(f"{str(artefact)!r} holds {manifest.get('kind')!r}, not domain experts.")
+        described = {d["name"]: d for d in manifest["experts"]}
+        if name is not None and name not in described:
+            raise unknown_name("expert", name, list(described))
+        wanted = list(described) if name is None else [name]
+        self._require_free([prefix + n for n in wanted])
+        with self.expert(BASE):
+            require_base(manifest, self.model)
+        tensors = load_file(root / "experts.safetensors")
+        told = measured(root)
+        for old in wanted:
+            self._experts[prefix + old] = replace(Expert.from_parts(described[old], tensors), name=prefix + old)
+            self._told[prefix + old] = told.get(old, {})
+        return [prefix + n for n in wanted]
+
+    def add_expert(
+        self, name: str, *, union: Sequence[str] | None = None, intersection: Sequence[str] | None = None
+    ) -> None:
+        """Add an expert that combines others: it can be switched in, written and asked like any.
+
+        Nothing is known of what it gains: score it on held-out documents of both domains (``freemoe eval OUT -e a+b``).
+
+        Args:
+            name: Of the new expert.
+            union: Experts; what is off in any of them is off.
+            intersection: Experts; what is off in all of them is off.
+
+        Raises:
+            DataError: The name is taken, neither or both are given, or the combination is the base.
+            UnknownNameError: One of them is no expert here.
+        """
+        self._require_free([name])
+        if (union is None) == (intersection is None):
+            raise DataError("An expert combines others by union=[...] or by intersection=[...]: give one of the two.")
+        operation, parts = ("intersection", intersection) if union is None else ("union", union)
+        assert parts is not None
+        for part in parts:
+            if part not in self._experts:
+                raise unknown_name("expert", part, self.experts)
+        with self.expert(BASE):
+            self._experts[name] = combine(name, operation, [self._experts[p] for p in parts], self._weights)
+        self._told[name] = {"verdict": f"{label(operation, parts)}: measured by nobody yet"}
+        if name in self._board and name != self.active:
+            self._board.forget(name)
+
+    def delete_expert(self, name: str) -> None:
+        """Let go of an expert; where it is switched in, the base is from now on. The router's way to it leads to the base.
+
+        Raises:
+            UnknownNameError: There is no such expert.
+        """
+        if name not in self._experts:
+            raise unknown_name("expert", name, self.experts)
+        active = self.active
+        gone = active == name or (
+            active not in (BASE, *self._experts) and name in (parse(active, self._experts) or ((), ()))[1]
+        )
+        self.set_expert(BASE)
+        del self._experts[name]
+        self._told.pop(name, None)
+        # Combinations with it are forgotten too.
+        self._on_board()
+        self.set_expert(BASE if gone else active)
+
+    def _require_free(self, names: Sequence[str]) -> None:
+        taken = [n for n in names if n in self._experts or n in (BASE, AUTO)]
+        if taken:
+            raise DataError(
+                f"There is an expert {', '.join(map(repr, taken))} already. Load it under another name (prefix='NAME-'), or "
+                "delete_expert the one that is there."
+            )
+
+    # ---------------------------------------------------------------- telling
+
+    def expert_summary(self) -> list[dict[str, Any]]:
+        """What there is to say of every expert; see `hosting.summary.expert_row` for the keys."""
+        return [
+            expert_row(expert, self.expert_mask(name), self._weights, self._told.get(name))
+            for name, expert in self._experts.items()
+        ]
+
+    def print_expert_summary(self) -> None:
+        """Print `expert_summary` as a table; a star marks the expert that is switched in."""
+        print(as_table(self.expert_summary(), self.active))
+
+    # ------------------------------------------------------- the base's weights
+
+    def merge_and_save(
+        self,
+        name: str,
+        folder: str | Path,
+        max_shard_size: int | str = "5GB",
+        *,
+        also: Callable[[Path], None] | None = None,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write one expert as a plain Hugging Face checkpoint that needs no freemoe; the base is bit-equal afterwards.
+
+        The expert is switched in while the shards are written one by one: the model is never copied.
+
+        Args:
+            name: Of the expert, a combination of several (``a+b``), or ``"base"``.
+            folder: Where the checkpoint shall stand; nothing may stand there yet.
+            max_shard_size: Of a weight file: bytes, or digits and a unit.
+            also: Writes more into the folder that it is given, while the expert is still switched in.
+            overwrite: Replace a model folder that stands there.
+
+        Raises:
+            ArtifactError: When the folder exists already, or cannot be written; when zeros do not say what the expert is.
+        """
+        target = Path(folder)
+        require_free(target, overwrite)
+        self.require(name)
+        if name != BASE:
+            require_zeros_say(name, self.described(name).unit)
+        with whole_or_nothing(target) as partial:
+            with self.expert(name):
+                save_checkpoint(self.model, partial, max_shard_size)
+                if also is not None:
+                    also(partial)
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(partial)
+        return target
+
+    def merge_and_unload(self, name: str | None = None) -> Any:
+        """Write an expert's zeros into the base for good, and return the plain transformers model.
+
+        The experts are gone afterwards, as what they were chosen on is gone.
+
+        Args:
+            name: Of the expert, or a combination; the one that is switched in if absent.
+
+        Raises:
+            ArtifactError: Zeros do not say what the expert is, or weights are not in memory.
+        """
+        wanted = name or self.active
+        mask = self.expert_mask(wanted)
+        if wanted != BASE:
+            require_zeros_say(wanted, self.described(wanted).unit)
+        if left_out(self._weights, mask):
+            require_zeros_say(wanted, "expert")
+        if stored := [w.name for w in self._weights if w.stored is not None and w.name in mask]:
+            raise ArtifactError(
+                f"{len(stored)} weights that expert {wanted!r} has off are not in memory (the first is {stored[0]!r}), so that "
+                "zeros cannot be written into them. Use merge_and_save, which writes a checkpoint."
+            )
+        self.set_expert(BASE)
+        switch_off(self._weights, mask)
+        self._experts, self._told = {}, {}
+        self._on_board()
+        return self.model
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """As of any module; the base's values are loaded, whatever expert is switched in."""
+        with self.expert(BASE):
+            found = super().load_state_dict(state_dict, strict, assign)
+            self._on_board()
+        return found
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert the base (``to``, ``half``, ``cuda``), whatever expert is switched in.
+
+        Raises:
+            DataError: The base's values would be rounded.
+        """
+        _require_same_values(self.model, fn)
+        with self.expert(BASE):
+            super()._apply(fn, recurse)
+            self._on_board()
+        return self
+
+
+def _require_same_values(model: Any, fn: Callable[[Tensor], Tensor]) -> None:
+    """Raise where a conversion rounds a base: experts are bound to its values, and bands are rankings of them."""
+    types: dict[torch.dtype, torch.dtype] = {}
+    for name, parameter in model.named_parameters():
+        old = parameter.dtype
+        if not parameter.is_floating_point() or parameter.is_meta:
+            continue
+        if old not in types:
+            types[old] = fn(torch.empty(0, dtype=old, device=parameter.device)).dtype
+        new = types[old]
+        if new == old or torch.equal(parameter, parameter.to(new).to(old)):
+            continue
+        said = [str(t).removeprefix("torch.") for t in (new, old)]
+        raise DataError(
+            f"As {said[0]} the base's values would be rounded (the first is of {name!r}), and its experts are bound to the "
+            f"values that they were chosen on. Keep it in {said[1]}; or build experts on the base in {said[0]} (freemoe build "
+            f"--dtype {said[0]}); or take one expert along as a plain model: merge_and_unload(NAME).to(torch.{said[0]})."
+        )

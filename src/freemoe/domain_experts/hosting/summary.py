@@ -1,0 +1,67 @@
+"""What there is to say of the experts on a base: per expert a row of plain data, and a table of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.prove.card import gain_text
+from freemoe.models.mask import Mask
+from freemoe.models.weights import Weight
+from freemoe.results import read_result
+
+
+def expert_row(expert: Expert, mask: Mask, weights: list[Weight], told: dict[str, Any] | None) -> dict[str, Any]:
+    """One expert.
+
+    Args:
+        expert: The expert.
+        mask: What it switches off.
+        weights: All that could be off.
+        told: What `measured` knows of it.
+
+    Returns:
+        ``name``, ``kind``, ``off`` (single weights), ``share`` of all weights, ``bytes`` of its tensors on disk, ``accepted`` (by the
+        guard; None where no build tells), ``verdict``, and ``gain``: mean, low and high end of its 95 % interval on held-out
+        documents, with its ``unit``.
+    """
+    told = told or {}
+    return {
+        "name": expert.name,
+        "kind": expert.kind,
+        "off": mask.count,
+        "share": mask.share(weights),
+        "bytes": sum(t.numel() * t.element_size() for t in expert.to_tensors().values()),
+        "accepted": told.get("accepted"),
+        "verdict": told.get("verdict"),
+        "gain": told.get("gain"),
+    }
+
+
+def measured(artefact: Path) -> dict[str, dict[str, Any]]:
+    """What the result of a build says of its experts, by name: ``accepted``, ``verdict``, ``gain``; empty without a result."""
+    if not (artefact / "result.json").is_file():
+        return {}
+    found = {}
+    for domain in read_result(artefact)["domains"]:
+        for sub in domain["subdomains"]:
+            row = sub["rows"].get("expert")
+            kind = "ratio" if domain["unit"] == "perplexity" else "gain"
+            gain = (
+                None if row is None else {**row[kind], "unit": domain["unit"], "text": gain_text(row, domain["unit"])}
+            )
+            found[sub["name"]] = {"accepted": sub["chosen"] != "base", "verdict": sub["verdict"], "gain": gain}
+    return found
+
+
+def as_table(rows: list[dict[str, Any]], active: str) -> str:
+    """Rows of `expert_row` as lines of text; the expert that is switched in has a star."""
+    said = {True: "accepted", False: "turned down", None: "-"}
+    cells = [("expert", "kind", "weights off", "bytes", "guard", "held-out gain [95 %]")]
+    for row in rows:
+        gain = "-" if row["gain"] is None else f"{row['gain']['text']} {row['gain']['unit']}"
+        name = f"{row['name']} *" if row["name"] == active else row["name"]
+        cells.append((name, row["kind"], f"{row['share']:.3%}", f"{row['bytes']:,}", said[row["accepted"]], gain))
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)

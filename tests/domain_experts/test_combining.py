@@ -1,0 +1,189 @@
+"""Unions and intersections of experts: the masks, live, written out, refused; and scored on held-out documents."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from freemoe.core.errors import ArtifactError, DataError, RecipeError, UnknownNameError
+from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
+from freemoe.domain_experts.hosting.combining import combine, combined_mask, parse
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.structured.units import find_units
+from freemoe.models.mask import Mask
+from freemoe.models.weights import find_weights
+from tests.domain_experts.test_mixture import EXPERTS, PROMPTS, bits, ids_of, unchanged
+from tests.masks import indices_of, mask_of
+from tests.tiny import tiny_model
+
+
+@pytest.fixture
+def moe(world, artefact):
+    return FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")
+
+
+def places(mask: Mask) -> set[tuple[str, int]]:
+    return {(name, int(i)) for name, where in indices_of(mask).items() for i in where}
+
+
+def logits(model, **options):
+    ids, mask = ids_of(*PROMPTS)
+    return model(ids, attention_mask=mask, **options).logits
+
+
+def test_masks_join_as_sets_do(moe):
+    a, b, c = (places(moe.expert_mask(n)) for n in EXPERTS)
+    assert places(moe.expert_mask("law/0+law/1")) == a | b
+    assert places(moe.expert_mask("law/0 & law/1")) == a & b
+    assert places(moe.expert_mask("+".join(EXPERTS))) == a | b | c
+    assert places(combined_mask("intersection", [moe.expert_mask(n) for n in EXPERTS])) == a & b & c
+    assert moe.expert_mask("law/0+law/0").same(moe.expert_mask("law/0"))
+    assert a & b
+    assert a - b
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("a+b", ("union", ["a", "b"])),
+        ("a & b", ("intersection", ["a", "b"])),
+        ("a+b+a", ("union", ["a", "b", "a"])),
+        ("x+y", None),
+        ("x", None),
+    ],
+)
+def test_names_of_combinations(name, found):
+    assert parse(name, ["a", "b"]) == found
+
+
+def test_wrong_combinations_name_the_wrong_part(moe):
+    with pytest.raises(
+        UnknownNameError, match=r"Unknown expert 'sums/al'. Did you mean 'sums/all'.*stands in 'law/0\+sums/al'"
+    ):
+        moe.set_expert("law/0+sums/al")
+    with pytest.raises(UnknownNameError, match=r"Unknown expert 'law/0\+law/1'"):
+        moe.set_expert("law/0+law/1&sums/all")
+    with pytest.raises(UnknownNameError, match=r"Unknown expert 'x\+y'"):
+        moe.set_expert("x+y")
+    # An expert whose name holds a sign is that expert.
+    moe.add_expert("law/0+x", union=["law/0", "law/1"])
+    assert moe.expert_mask("law/0+x").same(moe.expert_mask("law/0+law/1"))
+
+
+def test_a_combination_is_used_like_any_expert(moe):
+    before = bits(moe.model)
+    moe.add_expert("both", union=["law/0", "sums/all"])
+    assert moe.experts == [*EXPERTS, "both"]
+    wanted = logits(moe, expert="both")
+    assert torch.equal(wanted, logits(moe, expert="law/0+sums/all"))
+    with moe.expert("law/0"):
+        moe.add_expert("few", intersection=["law/0", "law/1"])
+        assert moe.active == "law/0"
+    with moe.expert("law/0&law/1"):
+        assert moe.active == "law/0&law/1"
+        assert torch.equal(logits(moe), logits(moe, expert="few"))
+        assert torch.equal(logits(moe, expert=["base", "both", "few", "law/1"])[1], wanted[1])
+    assert unchanged(moe.model, before)
+    said = {row["name"]: row for row in moe.expert_summary()}
+    assert said["both"]["off"] == moe.expert_mask("both").count
+    assert (said["both"]["accepted"], said["both"]["gain"]) == (None, None)
+    assert "law/0+sums/all" in said["both"]["verdict"]
+    _, used = moe.generate_text("court appeal", expert="law/0+sums/all", max_new_tokens=3, do_sample=False)
+    assert used == "law/0+sums/all"
+    moe.set_expert("law/0+sums/all")
+    moe.delete_expert("sums/all")
+    assert moe.active == "base"
+    assert unchanged(moe.model, before)
+
+
+def test_combinations_that_cannot_be(moe):
+    for given, says in (
+        ({}, "give one of the two"),
+        ({"union": ["law/0", "law/1"], "intersection": ["law/0"]}, "give one of the two"),
+        ({"union": ["law/0"]}, "'x' is made of 1 experts; a union needs at least 2"),
+    ):
+        with pytest.raises(DataError, match=says):
+            moe.add_expert("x", **given)
+    with pytest.raises(DataError, match="an expert 'law/1' already"):
+        moe.add_expert("law/1", union=["law/0", "law/1"])
+    with pytest.raises(UnknownNameError, match="'law/2'"):
+        moe.add_expert("x", union=["law/0", "law/2"])
+    weights = find_weights(moe.model)
+    moe._experts["d/else"] = switch_expert(
+        "d/else", mask_of({weights[0].name: torch.tensor([next(i for n, i in sorted(free(moe, weights[0])))])}, weights)
+    )
+    with pytest.raises(DataError, match=r"intersection of 'law/0', 'd/else' is the base itself: no weight"):
+        moe.add_expert("x", intersection=["law/0", "d/else"])
+    moe._experts["d/none"] = Expert("d/none")
+    with pytest.raises(DataError, match="nothing is off in any"):
+        moe.described("d/none+d/none")
+    assert "x" not in moe.experts
+
+
+def free(moe, weight):
+    """Places of a weight that law/0 leaves on."""
+    off = places(moe.expert_mask("law/0"))
+    return {(weight.name, i) for i in range(weight.size)} - off
+
+
+def test_a_combination_is_written_as_it_is_used(moe, tmp_path):
+    before = bits(moe.model)
+    folder = moe.merge_and_save("law/0+sums/all", tmp_path / "merged")
+    assert unchanged(moe.model, before)
+    merged = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert torch.equal(logits(merged), logits(moe, expert="law/0+sums/all"))
+
+
+def units_of(model, kind, off):
+    units = find_units(model, kind)
+    return units, {layer.number: torch.tensor(off) for layer in units.layers}
+
+
+def test_units_stay_units():
+    model = tiny_model("llama")
+    weights = find_weights(model)
+    units, first = units_of(model, "neuron", [0, 3, 4])
+    _, second = units_of(model, "neuron", [3, 5])
+    q = next(w for w in weights if w.sublayer == "attention")
+    single = mask_of({q.name: torch.tensor([1, 2])}, weights)
+    a = unit_expert("a", "neuron", units.lines(first), single)
+    b = unit_expert("b", "neuron", units.lines(second), Mask())
+    union, both = (combine("x", how, [a, b], weights) for how in ("union", "intersection"))
+    assert {k: v.tolist() for k, v in units.of_lines(union.lines).items()} == {
+        layer.number: [0, 3, 4, 5] for layer in units.layers
+    }
+    assert {k: v.tolist() for k, v in units.of_lines(both.lines).items()} == {
+        layer.number: [3] for layer in units.layers
+    }
+    assert (union.kind, union.unit, both.unit) == ("unit", "neuron", "neuron")
+    assert places(union.mask(weights)) == places(a.mask(weights)) | places(b.mask(weights))
+    assert places(both.mask(weights)) == places(a.mask(weights)) & places(b.mask(weights))
+    assert list(union.switches) == [q.name]
+    assert not both.switches
+    # With single switches: the units of one, and what else is off.
+    mixed = combine("x", "union", [a, switch_expert("c", single)], weights)
+    assert mixed.unit == "neuron"
+    assert places(mixed.mask(weights)) == places(a.mask(weights))
+
+
+def test_whole_experts_of_a_mixture_stay_so():
+    model = tiny_model("mixtral")
+    weights = find_weights(model)
+    units, off = units_of(model, "expert", [1])
+    a = unit_expert("a", "expert", units.lines(off), Mask())
+    q = next(w for w in weights if w.sublayer == "attention")
+    b = switch_expert("b", mask_of({q.name: torch.arange(50)}, weights))
+    union = combine("x", "union", [b, a], weights)
+    assert (union.unit, places(union.mask(weights))) == ("expert", places(a.mask(weights)) | places(b.mask(weights)))
+    moe = FreeMoE(model, [a, b])
+    with pytest.raises(ArtifactError, match="routers do not choose"):
+        moe.merge_and_save("a+b", "nowhere")
+    with pytest.raises(ArtifactError, match="routers do not choose"):
+        moe.merge_and_unload("a+b")
+
+
+def test_unknown_operations_are_named():
+    from freemoe.domain_experts.hosting.combining import label
+
+    assert (label("union", "ab"), label("intersection", "ab")) == ("a+b", "a&b")
+    with pytest.raises(RecipeError, match="by union or intersection, not by 'sum'"):
+        label("sum", ["a", "b"])

@@ -1,0 +1,96 @@
+"""Keywords in place of a recipe: the same recipe as by YAML or flags, and near misses for what is no keyword."""
+
+from __future__ import annotations
+
+import pydoc
+from typing import Any
+
+import pytest
+
+from freemoe.cli import build as build_cli
+from freemoe.cli import convert as convert_cli
+from freemoe.cli import trim as trim_cli
+from freemoe.cli.flags import Command
+from freemoe.core.errors import RecipeError
+from freemoe.recipes import BuildRecipe, ConvertRecipe, EvalRecipe, Recipe, SearchSection, TrimRecipe, recipe_from
+from freemoe.recipes.keywords import nested, recipe_of
+
+BUILD = {"model": "m", "domains": {"law": "law.jsonl"}}
+KINDS = [BuildRecipe, EvalRecipe, ConvertRecipe, TrimRecipe]
+
+
+def test_keywords_are_the_recipe_that_yaml_says():
+    found = recipe_of(
+        BuildRecipe, {**BUILD, "metric": ["saliency"], "search": {"folds": 5}, "limit": 3, "subdomains": 2, "p": 1}
+    )
+    assert found == recipe_from(
+        {
+            **BUILD,
+            "search": {"metrics": ["saliency"], "folds": 5},
+            "data": {"limit": 3},
+            "subdomains": {"count": 2},
+            "bands": {"p": 1},
+        }
+    )
+    whole = recipe_of(BuildRecipe, {**BUILD, "search": SearchSection(folds=5), "metric": "wanda"})
+    assert (whole.search.folds, whole.search.metrics) == (5, ("wanda",))
+    # A section that was made whole says only what was given to it.
+    assert recipe_of(BuildRecipe, {**BUILD, "search": SearchSection(), "unit": "neuron"}).search.metrics == ()
+    assert recipe_of(BuildRecipe, {**BUILD, "search": "exhaustive"}).search.method == "exhaustive"
+    trimmed = recipe_of(TrimRecipe, {"model": "m", "text": "t", "plan": "uniform:1", "hooks": "one", "steps": 3})
+    assert (trimmed.plan.given, trimmed.hooks.layers, trimmed.training.steps) == ("uniform:1", "one", 3)
+
+
+@pytest.mark.parametrize("command", [build_cli.COMMAND, convert_cli.COMMAND, trim_cli.COMMAND], ids=lambda c: c.name)
+def test_flags_of_the_command_line_are_keywords(command: Command) -> None:
+    kind: Any = command.recipe
+    for name, flag in command.flags.items():
+        path = flag if isinstance(flag, str) else flag.path
+        if not isinstance(flag, str) and flag.put and path.count(".") == 0:
+            continue  # sets several fields of a section
+        if name in ("even",):
+            continue  # a switch; the field is layout
+        section, _, field = path.rpartition(".")
+        assert nested(kind, {name: "x"}) == ({section: {field: "x"}} if section else {path: "x"}), name
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"metrc": "wanda"}, r"no keyword 'metrc'. Did you mean metric"),
+        ({"serach": {"folds": 5}}, r"Did you mean search"),
+        ({"search": {"fold": 5}}, r"search.fold: there is no such field.*did you mean search.folds"),
+        ({"zzz": 1}, r"Keywords are model, revision, domains"),
+        ({"every": 3}, r"every could be saliency.every or units.every; say which by its section: saliency=\{'every'"),
+        ({"metric": "wanda", "search": {"metrics": "wanda"}}, r"metric and search both say what search.metrics is"),
+        ({"folds": 1}, r"search.folds: .*greater than or equal to 2"),
+        ({"metric": "wandaa"}, r"Did you mean 'wanda'"),
+    ],
+    ids=str,
+)
+def test_what_is_no_keyword_is_answered_with_what_was_meant(values, says):
+    with pytest.raises(RecipeError, match=says):
+        recipe_of(BuildRecipe, {**BUILD, **values})
+
+
+def fields(kind: type[Recipe], path: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, field in kind.model_fields.items():
+        inner: Any = field.annotation
+        if hasattr(inner, "model_fields"):
+            found += fields(inner, f"{path}{name}.")
+        elif name != "command":
+            found.append((path + name, field))
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_help_shows_every_field(kind: type[Recipe]) -> None:
+    said = pydoc.plain(pydoc.render_doc(kind))
+    for path, field in fields(kind):
+        assert field.description, f"{path} has no description"
+        line = next(line for line in said.splitlines() if line.strip(" |").startswith(f"{path} ("))
+        assert line.endswith(f": {field.description}")
+        default = "required" if field.is_required() else f"default {field.get_default()!r}"
+        assert f", {default}):" in line
+    assert ("search.folds (int, default 2): Folds of the cross-fitting." in said) == (kind is BuildRecipe)
