@@ -36,6 +36,7 @@ EVAL = ["eval", "experts", "--domain", "math=gsm8k"]
 VALUES: dict[str, tuple[str | None, Any]] = {
     "output": ("there", "there"),
     "data_root": ("files", "files"),
+    "task_folder": ("tasks", "tasks"),
     "limit": ("12", 12),
     "fewshot": ("3", 3),
     "chat": ("off", "off"),

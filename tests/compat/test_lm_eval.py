@@ -67,6 +67,43 @@ def test_yaml_that_is_read_elsewhere(monkeypatch):
         compat.official_config("gsm8k/gsm8k.yaml")
 
 
+def test_a_name_is_found_without_the_whole_index(monkeypatch):
+    def never():
+        raise AssertionError("the whole of lm-eval's index was read")
+
+    monkeypatch.setattr(compat, "_whole_index", never)
+    found = compat.find_task("arc_easy")
+    assert (found.name, found.kind, found.yaml.name, found.config["test_split"]) == (
+        "arc_easy",
+        "task",
+        "arc_easy.yaml",
+        "test",
+    )
+    assert compat.find_task("mmlu").members[:2] == ("mmlu_abstract_algebra", "mmlu_anatomy")
+
+
+def test_what_is_found_is_what_lm_evals_whole_index_has():
+    index = compat._whole_index()
+    names = [*list(index)[::397], "ai2_arc", "hellaswag", "bbh_cot_fewshot_navigate", "squadv2", "truthfulqa_mc1"]
+    for name in names:
+        found = compat.find_task(name)
+        assert found is not None, name
+        assert found.yaml == index[name].yaml_path
+        assert (found.kind == "group") == (index[name].kind.name in ("GROUP", "TAG"))
+    assert compat.find_task("no such task") is None
+    assert set(compat.known_tasks()) == set(index)
+
+
+def test_which_metrics_are_means():
+    metrics = [
+        {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True},
+        {"metric": "ter", "aggregation": "mean", "higher_is_better": False},
+        {"metric": "bleu", "aggregation": "bleu", "higher_is_better": True},
+    ]
+    task = compat.task_of({**config(), "metric_list": metrics})
+    assert compat.averaged_metrics(task) == {"exact_match": True, "ter": False, "bleu": False}
+
+
 def test_a_task_and_its_filters():
     from lm_eval.api.instance import Instance
 

@@ -256,5 +256,6 @@ def test_the_shell_command(world, tmp_path):
 def test_lm_evals_command_line_is_passed_on():
     assert command_line(["--tasks", "a"]) == ["--model", "freemoe", "--tasks", "a"]
     assert command_line(["run", "--tasks", "a"]) == ["run", "--model", "freemoe", "--tasks", "a"]
+    assert command_line(["ls", "tasks"]) == ["ls", "tasks"]
     for named in (["--model", "hf"], ["--model=hf"]):
         assert command_line([*named, "--tasks", "a"]) == [*named, "--tasks", "a"]

@@ -51,6 +51,7 @@ QUIET = typer.Option(False, "--quiet", "-q", help="No progress on standard error
 SHARED: Flags = {
     "output": OUTPUT,
     "data_root": "data.root",
+    "task_folder": "data.tasks",
     "limit": "data.limit",
     "fewshot": "data.fewshot",
     "chat": "data.chat",

@@ -34,15 +34,21 @@ REGISTRIES = {
 }
 KINDS = ("tasks", *REGISTRIES)
 
+OTHER_TASKS = (
+    "lm_eval:NAME",
+    "Any other task of lm-eval, or of --task-folder (freemoe lm-eval ls tasks lists them)",
+    "its first mean",
+    "of its YAML, shown by --dry-run",
+)
+
 
 def _rows(kind: str) -> list[dict[str, str]]:
     if kind == "tasks":
         from freemoe.evals.tasks.benchmarks import BENCHMARKS
 
-        return [
-            {"name": b.name, "about": b.about, "metric": b.metric, "local_splits": b.split_note}
-            for b in BENCHMARKS.values()
-        ]
+        rows = [(b.name, b.about, b.metric, b.split_note) for b in BENCHMARKS.values()]
+        columns = ("name", "about", "metric", "local_splits")
+        return [dict(zip(columns, row, strict=True)) for row in (*rows, OTHER_TASKS)]
     module, name = REGISTRIES[kind]
     registry = getattr(importlib.import_module(module), name)
     return [{"name": n, "about": registry.about(n)} for n in registry]

@@ -21,9 +21,14 @@ Example:
 """
 MODEL = "freemoe"
 
+WITHOUT_MODEL = ("ls", "validate")
+"""lm-eval's commands that score nothing."""
+
 
 def command_line(arguments: list[str]) -> list[str]:
-    """What lm-eval is given: its arguments, with our model where none is named."""
+    """What lm-eval is given: its arguments, with our model where it scores and none is named."""
+    if arguments and arguments[0] in WITHOUT_MODEL:
+        return arguments
     named = any(a == "--model" or a.startswith("--model=") for a in arguments)
     verb = ["run"] if arguments[:1] == ["run"] else []
     return [*verb, *([] if named else ["--model", MODEL]), *arguments[len(verb) :]]
@@ -43,7 +48,7 @@ def register(app: typer.Typer) -> None:
             print_json("lm-eval-plan", {"arguments": line}) if as_json else say(shlex.join(["lm_eval", *line]))
             return
         from freemoe.compat.lm_eval import command as lm_evals_command
-        from freemoe.evals.tasks.lm_eval_rows import require_lm_eval
+        from freemoe.evals.tasks.harness.rows import require_lm_eval
 
         require_lm_eval()
         evaluate = lm_evals_command()

@@ -6,14 +6,17 @@ Nothing of lm-eval is imported before a function here is called.
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from freemoe.compat.names import attribute_of, missing, name_of
+from freemoe.core.errors import DataError
 
 _PACKAGE = "lm-eval"
 _LOGGERS = ("lm_eval", "lm_eval.api.task", "lm_eval.tasks")
@@ -123,6 +126,128 @@ def code_metric_replaced(metric: Any) -> Iterator[None]:
             sys.modules.pop(name, None)
             if module is not None:
                 sys.modules[name] = module
+
+
+# --------------------------------------------------------------------------------- tasks by name
+
+_FIND = "find a task of lm-eval's by its name"
+# lm-eval's kinds of entries -> ours; a tag is a group that has no file.
+_KINDS = {"TASK": "task", "PY_TASK": "class", "GROUP": "group", "TAG": "group"}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What lm-eval's index has under a name.
+
+    Attributes:
+        name: The name.
+        kind: ``task`` (a YAML file), ``class`` (a task that is written in Python) or ``group``.
+        yaml: The file; None for a group that is none.
+        config: What the file says, functions by name only.
+        members: Names of a group's tasks.
+    """
+
+    name: str
+    kind: str
+    yaml: Path | None
+    config: Mapping[str, Any]
+    members: tuple[str, ...] = ()
+
+
+def find_task(name: str, folder: Path | None = None) -> Listed | None:
+    """What lm-eval's index has under a name, a folder of the user's first; None for nothing.
+
+    All of lm-eval's index takes most of ten seconds, so only the folder of the file that names it is indexed, if one does.
+
+    Raises:
+        DataError: A file that names it cannot be read.
+        VersionError: The installed release has another index.
+    """
+    roots = [*([folder] if folder else []), _tasks_folder()]
+    for root in roots:
+        for file in _files_naming(root, name):
+            index = _index(file.parent)
+            if name in index:
+                return _listed(name, index)
+            if why := _why_unread(file):
+                raise DataError(f"{file} cannot be read as a task of lm-eval ({why}).")
+    for root in roots:  # the tags have no file of their own
+        if name in _index(root):
+            return _listed(name, _index(root))
+    return None
+
+
+def known_tasks(folder: Path | None = None) -> list[str]:
+    """Every name that `find_task` finds, those of the user's folder first."""
+    roots = [*([folder] if folder else []), _tasks_folder()]
+    return list(dict.fromkeys(name for root in roots for name in _index(root)))
+
+
+def averaged_metrics(task: Any) -> dict[str, bool]:
+    """Metrics of a task in lm-eval's order -> whether they are means over documents of which more is better."""
+    mean = name_of(_PACKAGE, "lm_eval.api.registry:get_aggregation", "know how a metric is averaged")("mean")
+    better = task.higher_is_better()
+    return {name: how is mean and better.get(name) is not False for name, how in task.aggregation().items()}
+
+
+def _tasks_folder() -> Path:
+    return Path(name_of(_PACKAGE, "lm_eval.tasks:__file__", _FIND)).parent
+
+
+def _files_naming(root: Path, name: str) -> list[Path]:
+    """Files below a folder with a line that gives a task or a group this name, in lm-eval's order."""
+    line = re.compile(rb"^(?:task|group):[ \t]*([\"']?)" + re.escape(name.encode()) + rb"\1[ \t]*(?:#.*)?\r?$", re.M)
+    return [path for path in sorted(root.rglob("*.yaml"), key=Path.as_posix) if line.search(path.read_bytes())]
+
+
+def _index(root: Path) -> Mapping[str, Any]:
+    """lm-eval's index of the files below a folder."""
+    return _whole_index() if root == _tasks_folder() else _read_index(root)
+
+
+@lru_cache(maxsize=1)
+def _whole_index() -> Mapping[str, Any]:
+    return _read_index(_tasks_folder())
+
+
+def _read_index(root: Path) -> Mapping[str, Any]:
+    manager = name_of(_PACKAGE, "lm_eval.tasks:TaskManager", _FIND)
+    with quiet():
+        return attribute_of(manager(include_defaults=False, include_path=str(root)), "task_index", _PACKAGE, _FIND)
+
+
+def _listed(name: str, index: Mapping[str, Any]) -> Listed:
+    entry = index[name]
+    kind = _KINDS.get(entry.kind.name, "class")
+    members = tuple(dict.fromkeys(_members(name, index, set()))) if kind == "group" else ()
+    return Listed(name, kind, entry.yaml_path, dict(entry.cfg or {}), members)
+
+
+def _members(name: str, index: Mapping[str, Any], seen: set[str]) -> Iterator[str]:
+    """Tasks of a group, those of the groups in it too."""
+    if name in seen:
+        return
+    seen.add(name)
+    entry = index.get(name)
+    if entry is None or _KINDS.get(entry.kind.name) != "group":
+        yield name
+        return
+    listed: list[Any] = sorted(entry.tags) if entry.cfg is None else entry.cfg.get("task") or []
+    for item in [listed] if isinstance(listed, str) else listed:
+        inner = item.get("task") if isinstance(item, dict) and "group" in item else None
+        for child in inner if isinstance(inner, list) else [item]:
+            called = (child.get("task") or child.get("group")) if isinstance(child, dict) else child
+            yield from _members(str(called), index, seen)
+
+
+def _why_unread(file: Path) -> str:
+    """Why lm-eval's index left a file out; empty where it did so for reasons of its own."""
+    load = name_of(_PACKAGE, "lm_eval.tasks._yaml_loader:load_yaml", _FIND)
+    try:
+        load(file, resolve_func=False)
+    except Exception as error:  # whatever its reader raises
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return ""
 
 
 # ---------------------------------------------------------------------------------------- models

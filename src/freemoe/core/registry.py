@@ -11,6 +11,8 @@ from freemoe.core.plugins import load_rows
 
 T = TypeVar("T")
 
+_MOST_LISTED = 200
+
 
 def unknown_name(kind: str, name: str, known: list[str], advice: str = "") -> UnknownNameError:
     """Build the error for a name that nothing answers to, with near misses first.
@@ -23,7 +25,7 @@ def unknown_name(kind: str, name: str, known: list[str], advice: str = "") -> Un
     """
     near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    listed = ", ".join(known) if known else "none"
+    listed = "none" if not known else ", ".join(known) if len(known) <= _MOST_LISTED else f"{len(known):,} names"
     return UnknownNameError(f"Unknown {kind} {name!r}.{hint} Known: {listed}.{' ' + advice if advice else ''}")
 
 

@@ -19,7 +19,7 @@ from freemoe.domain_experts.select.choice import shares
 from freemoe.evals.tasks.benchmarks import BENCHMARKS, find_benchmark
 from freemoe.evals.tasks.documents import Document, FrozenChoice, content_key
 from freemoe.evals.tasks.domains import join_tasks, load_domain
-from freemoe.evals.tasks.lm_eval_rows import MBPP_IDS
+from freemoe.evals.tasks.harness.rows import MBPP_IDS
 from freemoe.evals.tasks.splits import draw
 from freemoe.evals.tasks.task import DomainData, Grader, Response, grade_choice
 from freemoe.evals.tasks.text_tasks import TextTask

@@ -22,7 +22,7 @@ from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, ratio
 from freemoe.compat.lm_eval import answers_of, own_backend
 from freemoe.core.errors import NumericError
 from freemoe.evals.engine.scorer import Pair, Scorer
-from freemoe.evals.tasks.lm_eval_rows import require_lm_eval
+from freemoe.evals.tasks.harness.rows import require_lm_eval
 
 BATCH_SIZES = (1, 4, 8, 16, 32)
 # Requests that each batch size is tried on.

@@ -26,7 +26,7 @@ from freemoe.domain_experts.select.search import SEARCHES
 from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
-from freemoe.evals.tasks.lm_eval_rows import require_lm_eval
+from freemoe.evals.tasks.harness.rows import require_lm_eval
 from freemoe.evals.tasks.task import Grader
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight, find_weights

@@ -2,7 +2,7 @@
 
 A task is named by
 ``gsm8k`` (a benchmark of the table in `benchmarks`; ``gsm8k@5`` for five few-shot examples,
-``mbpp+train`` to search on train too),
+``mbpp+train`` to search on train too), ``lm_eval:sciq`` (any other task of lm-eval, see `harness.any_task`),
 ``FILE`` (carved; JSONL, JSON, CSV, TSV, parquet, or plain text), ``REFERENCE::TEST``, a folder with ``reference.jsonl`` and
 ``test.jsonl``, ``hf:owner/name:split`` (a data set), any of these after the shape its rows have (``chat:FILE``, ``text:FILE``;
 recognised otherwise), ``demo:math`` (``code``, ``general``: the bundled benchmark).
@@ -33,6 +33,7 @@ from freemoe.text.shapes import recognise
 
 DEMO = "demo:"
 TEXT_SUFFIXES = (".txt", ".md")
+LM_EVAL = "lm_eval:"
 PAIR = "::"
 
 
@@ -60,7 +61,7 @@ def parse_domain(text: str) -> tuple[str, tuple[str, ...]]:
 def is_file_spec(spec: str) -> bool:
     """Whether a task spec names data of the user rather than a benchmark."""
     # A benchmark's name stays one in a folder that has a folder of that name.
-    if re.split(r"[@+]", spec)[0] in BENCHMARKS:
+    if re.split(r"[@+]", spec)[0] in BENCHMARKS or spec.startswith(LM_EVAL):
         return False
     shape, source = split_shape(spec)
     return (
@@ -122,10 +123,15 @@ def make_task(
     allow_code_execution: bool = False,
     text_given: int = 0,
     chat: str = "auto",
+    task_folder: str | None = None,
 ) -> Task:
     """Build the task that a spec names; arguments as in `load_domain`."""
+    if spec.startswith(LM_EVAL):
+        from freemoe.evals.tasks.harness.any_task import any_task
+
+        return any_task(spec, folder=task_folder, limit=limit, seed=seed, num_fewshot=num_fewshot)
     if not is_file_spec(spec):
-        from freemoe.evals.tasks.lm_eval_tasks import named_task
+        from freemoe.evals.tasks.harness.tasks import named_task
 
         return named_task(
             spec,
@@ -165,6 +171,7 @@ def load_domain(
     allow_code_execution: bool = False,
     text_given: int = 0,
     chat: str = "auto",
+    task_folder: str | None = None,
 ) -> DomainData:
     """Load a domain's tasks into its two splits.
 
@@ -180,6 +187,7 @@ def load_domain(
         allow_code_execution: Let code tasks run generated programs when they grade.
         text_given: Tokens at the start of a block of text that are context only; 0 for the beginning-of-text token.
         chat: ``auto``, ``on`` or ``off``: whether the tokenizer's chat template is used (`freemoe.text.chat`).
+        task_folder: Folder of further lm-eval tasks (YAML files) for ``lm_eval:NAME``.
 
     Raises:
         UnknownNameError: When no benchmark has that name.
@@ -205,6 +213,7 @@ def load_domain(
             allow_code_execution=allow_code_execution,
             text_given=text_given,
             chat=chat,
+            task_folder=task_folder,
         )
         if task.name in tasks:
             raise DataError(
@@ -245,6 +254,7 @@ def domain_of(recipe: BuildRecipe | EvalRecipe, name: str, tokenizer: Any) -> Do
         allow_code_execution=recipe.data.allow_code_execution,
         text_given=recipe.data.text_given,
         chat=recipe.data.chat,
+        task_folder=recipe.data.tasks,
     )
 
 

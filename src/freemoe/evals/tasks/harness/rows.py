@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from freemoe.compat.lm_eval import task_of
+from freemoe.compat.lm_eval import generation_settings, task_of
 from freemoe.core.errors import DataError
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.benchmarks import Benchmark, Sources
@@ -21,6 +21,9 @@ from freemoe.text.hub_data import load_hub_data
 
 SHOT_SHARE = 0.1
 """Share of the reference's content keys kept for few-shot examples where both come from one source."""
+
+MOST_TOKENS = 256
+"""Tokens of a generation where a task does not say, as lm-eval has it."""
 
 MBPP_IDS = {"train": range(601, 975), "validation": range(511, 601), "test": range(11, 511)}
 
@@ -173,8 +176,7 @@ class Part:
         }
         if row.kind == "choice":
             answers = tuple(i.args[1] for i in made)
-            target = lm_task.doc_to_target(doc)
-            gold = target if isinstance(target, int) else lm_task.doc_to_choice(doc).index(target)
+            gold = gold_index(lm_task, doc)
             if not 0 <= gold < len(answers):
                 raise DataError(f"{task} {name}: right answer {gold}, but lm-eval makes {len(answers)} choices of it.")
             return (
@@ -182,16 +184,21 @@ class Part:
                 doc,
             )
         instance = made[0] if isinstance(made, list) else made
+        if row.kind == "target":
+            prompt, target = instance.args
+            return Document(**common, prompt=prompt, answers=(target,), gold=0, reference=target), doc
         prompt, how = instance.args
         gold_text = row.gold(doc) if row.gold else lm_task.config.target_delimiter + lm_task.doc_to_target(doc)
-        until = how.get("until") or []
-        return (
-            Document(
-                **common,
-                prompt=prompt,
-                reference=gold_text,
-                until=tuple([until] if isinstance(until, str) else until),
-                max_new_tokens=how.get("max_gen_toks", 256),
-            ),
-            doc,
-        )
+        how = generation_settings(how, MOST_TOKENS)
+        until, most = tuple(how["until"] or ()), how["max_gen_toks"]
+        return Document(**common, prompt=prompt, reference=gold_text, until=until, max_new_tokens=most), doc
+
+
+def gold_index(task: Any, doc: Row) -> int:
+    """Which of a document's choices is right: the first, where lm-eval takes several; -1 for none."""
+    target = task.doc_to_target(doc)
+    target = (target[0] if target else -1) if isinstance(target, list) else target
+    if isinstance(target, int):
+        return target
+    choices = task.doc_to_choice(doc)
+    return choices.index(target) if target in choices else -1

@@ -5,9 +5,12 @@ Documents are made for drawn rows only, from rows that are already apart by spli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from freemoe.compat.lm_eval import filters_of, official_config, templates_compiled_once
 from freemoe.core.errors import DataError
@@ -16,7 +19,7 @@ from freemoe.evals.sandbox.runner import pass_at_k, require_permission
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.benchmarks import Benchmark, Sources, describe, find_benchmark
 from freemoe.evals.tasks.documents import Document
-from freemoe.evals.tasks.lm_eval_rows import Part, hub_rows, local_rows, require_lm_eval
+from freemoe.evals.tasks.harness.rows import Part, hub_rows, local_rows, require_lm_eval
 from freemoe.evals.tasks.splits import draw
 from freemoe.evals.tasks.task import Response, Task, completions, likelihoods
 from freemoe.evals.tasks.text_tasks import TextTask
@@ -25,7 +28,7 @@ PASS_AT = (1, 10, 100)
 
 
 class LmEvalTask:
-    """A benchmark of the table.
+    """A task whose documents lm-eval renders and grades: a benchmark of the table, or any other (`any_task`).
 
     ``shots`` holds, by subject, which few-shot examples stand in every prompt.
 
@@ -96,11 +99,11 @@ class LmEvalTask:
         if document.id not in self._rows:
             raise DataError(f"{self.name} has no document {document.id!r}; grade documents of this very task object.")
         part, doc = self._rows[document.id]
-        if self.row.kind == "choice":
+        if self.row.kind in ("choice", "target"):
             answered = [r[:2] for r in likelihoods(document, responses)]
             with templates_compiled_once():
                 scores = part.task.process_results(doc, answered)
-            return {name: float(value) for name, value in scores.items()}
+            return _figures(scores)
         if self._code is not None:
             require_permission(self._code.allowed)
         graded = [self._grade_completion(part, doc, text) for text in completions(document, responses)]
@@ -120,10 +123,15 @@ class LmEvalTask:
             ensemble.apply([instance])
             scores = part.task.process_results(doc, [instance.filtered_resps[ensemble.name]])
             reported = len(filters) == 1 or ensemble.name == self.row.filter
-            for name, value in scores.items():
+            for name, value in _figures(scores).items():
                 ours = self.metric if name == self.row.scored else name
-                found[ours if reported else f"{ours},{ensemble.name}"] = float(value)
+                found[ours if reported else f"{ours},{ensemble.name}"] = value
         return found
+
+
+def _figures(scores: Mapping[str, Any]) -> dict[str, float]:
+    """What lm-eval made of one document, less what only a whole split makes a figure of (pairs of gold and answer)."""
+    return {name: float(value) for name, value in scores.items() if isinstance(value, Real | np.bool_)}
 
 
 # ---------------------------------------------------------------------- making them

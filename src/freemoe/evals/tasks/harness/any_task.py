@@ -1,0 +1,369 @@
+"""Any task of lm-eval by its name, ``lm_eval:NAME``: its YAML says what is asked, how it is graded and which splits there are.
+
+The table in `benchmarks` holds reviewed splits; here one rule picks them. Reported is what lm-eval scores on: the test split,
+else the validation split. Reference is the validation or else the training split, whichever of them is not reported. A task with
+one split only is refused, unless ``lm_eval:NAME+carve`` asks for that one to be cut in two by content key. The key is the
+rendered question with its right answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from freemoe.compat.lm_eval import Listed, averaged_metrics, find_task, known_tasks, official_config
+from freemoe.compat.lm_eval import templates_compiled_once as compiled_once
+from freemoe.core.errors import DataError, FreeMoEError, RecipeError
+from freemoe.core.registry import unknown_name
+from freemoe.evals.tasks.benchmark_files import Row
+from freemoe.evals.tasks.benchmarks import Benchmark, Sources
+from freemoe.evals.tasks.documents import Kind
+from freemoe.evals.tasks.harness.rows import Part, gold_index, require_lm_eval
+from freemoe.evals.tasks.harness.tasks import LmEvalTask
+
+PREFIX = "lm_eval:"  # as `domains` has it
+
+CARVE, TRAIN = "carve", "train"
+
+KINDS: dict[str, Kind] = {"multiple_choice": "choice", "generate_until": "generate", "loglikelihood": "target"}
+"""Kinds of tasks that are taken, by lm-eval's ``output_type``."""
+
+FILES = ("json", "csv", "parquet", "arrow", "text", "pandas", "xml")
+"""Values of ``dataset_path`` that read files rather than the hub."""
+
+
+def any_task(
+    spec: str,
+    *,
+    folder: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    num_fewshot: int | None = None,
+) -> LmEvalTask:
+    """Build the task of lm-eval's that a spec names.
+
+    Args:
+        spec: ``lm_eval:NAME``, ``lm_eval:NAME@5``, ``lm_eval:NAME+carve``, ``lm_eval:NAME+train``.
+        folder: Of the user's own YAML files.
+        limit: Documents of each split at most.
+        seed: Of the draw and of the carving.
+        num_fewshot: Few-shot examples unless the spec says; the task's own if absent.
+
+    Raises:
+        UnknownNameError: With near misses, when no task has that name.
+        RecipeError: When ``@N`` or ``+RULE`` is none.
+        DataError: When the task is of a kind that cannot be searched and reported here, says which and why; when its data cannot
+            be read.
+    """
+    name, extra, asked = read_spec(spec)
+    require_lm_eval(spec)
+    config = _config(spec, _listed(spec, name, folder))
+    sources = _sources(spec, name, config, extra)
+    shots = next(n for n in (asked, num_fewshot, config.get("num_fewshot"), 0) if n is not None)
+    sources = replace(sources, shots=_shots_split(config, sources))
+    rows = _rows(spec, config, sources, shots)
+    row, config, said = _benchmark(spec, name, config, sources, rows[sources.reported])
+    part = Part(row, config, "", False, shots)
+    with compiled_once():
+        part.fill(rows, sources, seed)
+        part.settle({part.key(r) for _, r in part.rows["reported"]}, sources, seed)
+    note = _note(name, part, sources, limit, said)
+    made = LmEvalTask(row, name, [part], None, limit, seed, None, note)
+    _check_grading(spec, made)
+    return made
+
+
+def read_spec(spec: str) -> tuple[str, tuple[str, ...], int | None]:
+    """The name, what was added to it, and the few-shot count, if there is one.
+
+    Raises:
+        RecipeError: When a part of it cannot be read.
+    """
+    rest, at, count = spec.removeprefix(PREFIX).partition("@")
+    name, *extra = (part.strip() for part in rest.split("+"))
+    if not name:
+        raise RecipeError(f"Task {spec!r} names no task; write {PREFIX}NAME, for example {PREFIX}sciq.")
+    if at and not count.isdecimal():
+        raise RecipeError(f"Task {spec!r}: {count!r} is no few-shot count; write {PREFIX}{name}@5 for five examples.")
+    if len(extra) > 1 or not {*extra} <= {CARVE, TRAIN}:
+        raise RecipeError(
+            f"Task {spec!r}: allowed after the name are +{CARVE} (the reported split is cut in two by content key) or +{TRAIN} "
+            f"(the training split may be searched on too), one of them, and @N."
+        )
+    return name, tuple(extra), int(count) if at else None
+
+
+def _listed(spec: str, name: str, folder: str | None) -> Listed:
+    """What lm-eval has under the name, which must be one task of a YAML file."""
+    root = Path(folder).expanduser() if folder else None
+    if root is not None and not root.is_dir():
+        raise DataError(f"No folder at {root.resolve()} (--task-folder). Check the path.")
+    found = find_task(name, root.resolve() if root else None)
+    if found is None:
+        advice = "`freemoe lm-eval ls tasks` lists lm-eval's; --task-folder FOLDER adds YAML files of your own."
+        raise unknown_name("task of lm-eval", name, known_tasks(root.resolve() if root else None), advice)
+    if found.kind == "group":
+        first = ", ".join(found.members[:5]) + (", ..." if len(found.members) > 5 else "")
+        raise DataError(
+            f"Task {spec!r}: {name} is a group of {len(found.members)} tasks of lm-eval ({first}). Name its tasks: "
+            f"{','.join(PREFIX + member for member in found.members[:2])}"
+        )
+    if found.kind == "class":
+        raise DataError(f"Task {spec!r}: {name} is written in Python (class); only tasks of one YAML file are taken.")
+    return found
+
+
+def _config(spec: str, found: Listed) -> dict[str, Any]:
+    """The task's configuration, once everything is refused that its file alone gives away."""
+    if reason := _refusal(found.config):
+        raise DataError(f"Task {spec!r}: {reason}")
+    try:
+        config = official_config(str(found.yaml))
+    except FreeMoEError:
+        raise
+    except Exception as error:  # a module beside the YAML, or what it imports
+        raise DataError(
+            f"Task {spec!r}: {found.yaml} names functions that cannot be loaded ({_said(error)})."
+        ) from error
+    shots = config.get("fewshot_config")
+    return {**config, "fewshot_config": dict(shots) if isinstance(shots, Mapping) else {}}
+
+
+def _refusal(config: Mapping[str, Any]) -> str:
+    """Why a task cannot be taken, by its file; empty where it can."""
+    output = config.get("output_type", "generate_until")
+    if output == "loglikelihood_rolling":
+        return "it scores whole texts (loglikelihood_rolling). Give plain text as a domain of its own: text:FILE."
+    if output not in KINDS:
+        return f"its output_type is {output!r}; taken are {', '.join(KINDS)}."
+    if config.get("unsafe_code"):
+        return (
+            "it runs generated programs. In freemoe's sandbox only humaneval and mbpp run: name those without "
+            f"{PREFIX} and give --allow-code-execution."
+        )
+    if config.get("doc_to_image") or config.get("doc_to_audio"):
+        return "its documents hold pictures or sound; only text is taken."
+    if (config.get("repeats") or 1) > 1:
+        return (
+            f"it generates {config['repeats']} answers to each question; one is taken. Copy its YAML without repeats."
+        )
+    how = config.get("generation_kwargs") or {}
+    if how.get("do_sample") or float(how.get("temperature") or 0) > 0:
+        return "it samples its answers, and ours are greedy. Copy its YAML with do_sample: false into --task-folder."
+    return ""
+
+
+# ---------------------------------------------------------------------- splits and rows
+
+
+def _sources(spec: str, name: str, config: Mapping[str, Any], extra: tuple[str, ...]) -> Sources:
+    """Which split is searched on and which is reported."""
+    train, validation, test = (config.get(f"{split}_split") for split in ("training", "validation", "test"))
+    reported = test or validation
+    if not reported:
+        raise DataError(
+            f"Task {spec!r}: lm-eval scores {name} on no split: it names neither a test nor a validation split."
+        )
+    if extra == (CARVE,):
+        return Sources(reported, reported)
+    reference = next((split for split in (validation, train) if split and split != reported), "")
+    if not reference:
+        raise DataError(
+            f"Task {spec!r}: {name} has one split only ({reported}), and what is searched on cannot be reported on. "
+            f"{PREFIX}{name}+{CARVE} cuts it in two halves by content key."
+        )
+    if extra == (TRAIN,) and (not train or train in (reference, reported)):
+        raise DataError(
+            f"Task {spec!r}: {name} has no training split beside {reference} and {reported}. Leave +{TRAIN} out."
+        )
+    return Sources(reference, reported).plus([str(train)] if extra == (TRAIN,) else [])
+
+
+def _shots_split(config: Mapping[str, Any], sources: Sources) -> str:
+    """Where few-shot examples come from: where lm-eval takes them, but never from what is reported."""
+    own = config["fewshot_config"]
+    if own.get("samples") is not None:
+        return ""
+    split = own.get("split") or config.get("fewshot_split") or config.get("training_split")
+    return split if split and split != sources.reported else sources.references[0]
+
+
+def _rows(spec: str, config: Mapping[str, Any], sources: Sources, shots: int) -> dict[str, list[Row]]:
+    """Rows of the splits that are needed, as the task's own functions prepare them."""
+    data = _data(spec, config)
+    found: dict[str, list[Row]] = {}
+    for split in sources.needed(bool(shots)):
+        if split not in data:
+            raise DataError(f"Task {spec!r}: its data has no split {split!r}, but {', '.join(map(str, data))}.")
+        process = config.get("process_docs")
+        if split == sources.shots and split not in (*sources.references, sources.reported):
+            process = config["fewshot_config"].get("process_docs") or process
+        try:
+            rows = [dict(row) for row in (process(data[split]) if process else data[split])]
+        except Exception as error:
+            raise DataError(f"Task {spec!r}: its function for the split {split!r} fails ({_said(error)}).") from error
+        if not rows:
+            raise DataError(f"Task {spec!r}: its split {split!r} has no document.")
+        wanted = (
+            config["fewshot_config"].get("fewshot_indices") if split == sources.shots != sources.reference else None
+        )
+        found[split] = [rows[i] for i in wanted] if wanted else rows
+    return found
+
+
+def _data(spec: str, config: Mapping[str, Any]) -> Any:
+    """The data set of a task by split, read as lm-eval reads it."""
+    import datasets
+
+    path, custom = config.get("dataset_path"), config.get("custom_dataset")
+    options = {k: v for k, v in (config.get("dataset_kwargs") or {}).items() if k != "trust_remote_code"}
+    try:
+        if callable(custom):
+            return custom(**(config.get("metadata") or {}), **options)
+        return datasets.load_dataset(path=path, name=config.get("dataset_name"), **options)  # pyright: ignore
+    except Exception as error:  # the hub's client raises a dozen kinds of its own, and readers of files more
+        where = f"the files that its YAML names ({path})" if path in FILES else f"the data set {path} from the hub"
+        way = (
+            "Paths are read from the current folder."
+            if path in FILES
+            else "Without a network: a YAML of your own in --task-folder whose dataset_path is json, csv or parquet."
+        )
+        raise DataError(f"Task {spec!r}: {where} could not be read ({_said(error)}). {way}") from error
+
+
+# ---------------------------------------------------------------------- what is asked and graded
+
+
+class _ContentKeys:
+    """What a row is about: its rendered question without examples, and its right answer. Each row is rendered once."""
+
+    def __init__(self, task: Any, gold: Any) -> None:
+        self._task, self._gold = task, gold
+        self._known: dict[int, tuple[Row, tuple[str, str]]] = {}
+
+    def __call__(self, row: Row) -> tuple[str, str]:
+        if id(row) not in self._known:
+            self._known[id(row)] = row, (str(self._task.doc_to_text(row)), self._gold(row))
+        return self._known[id(row)][1]
+
+
+def _benchmark(
+    spec: str, name: str, config: dict[str, Any], sources: Sources, rows: list[Row]
+) -> tuple[Benchmark, dict[str, Any], str]:
+    """The task as a row of the table would say it, the configuration to render with, and what to say of the metric."""
+    own = {k: v for k, v in config["fewshot_config"].items() if k not in ("split", "process_docs", "fewshot_indices")}
+    config = {**config, "process_docs": None, "fewshot_config": own}
+    kind = KINDS[config.get("output_type", "generate_until")]
+    bare = Benchmark(
+        name=PREFIX + name,
+        about="",
+        yaml="",
+        kind=kind,
+        metric="",
+        paths={},
+        read=lambda path: [],
+        local=sources,
+        hub=sources,
+        key=lambda row: (),
+        filter=(config.get("filter_list") or [{}])[0].get("name", ""),
+    )
+    view = Part(bare, config, "", False, 0)
+    view.rows = {"reported": [(f"{sources.reported}:0", rows[0])]}
+    try:
+        task = view.task
+        metric, said, config["metric_list"] = _metric(spec, name, task, config.get("metric_list"))
+        if task.multiple_input:
+            raise DataError(
+                f"Task {spec!r}: its choices are different prompts, not different answers; that is not taken."
+            )
+        keys = _ContentKeys(task, lambda row: _gold_text(task, kind, row))
+        keys(rows[0])
+    except FreeMoEError:
+        raise
+    except Exception as error:  # a template, a missing column, a metric that is fetched
+        raise DataError(f"Task {spec!r}: lm-eval cannot render its first document ({_said(error)}).") from error
+    gold = (lambda row: _gold_text(task, kind, row)) if kind == "generate" else None
+    return replace(bare, metric=metric, key=keys, gold=gold), config, said
+
+
+def _metric(spec: str, name: str, task: Any, listed: Any) -> tuple[str, str, Any]:
+    """The first metric that is a mean over documents, what to say of those before it, and the list of metrics less the others."""
+    averaged = averaged_metrics(task)
+    averaged["acc_mutual_info"] = False  # it asks for each answer without its question too
+    usable = [metric for metric, mean in averaged.items() if mean]
+    if not usable:
+        known = ", ".join(metric for metric in averaged if metric in task.aggregation()) or "none"
+        raise DataError(
+            f"Task {spec!r}: {name} has no metric that is a mean over documents and better when it is higher; lm-eval has {known}. "
+            "A gain is compared document by document here."
+        )
+    before = [metric for metric in task.aggregation() if metric not in usable]
+    left = f" ({', '.join(before)} left out: no mean over documents)" if before else ""
+    kept = listed and [entry for entry in listed if _called(entry["metric"]) in usable]
+    return usable[0], f"metric {usable[0]}{left}", kept
+
+
+def _called(metric: Any) -> str:
+    return metric if isinstance(metric, str) else metric.__name__
+
+
+def _gold_text(task: Any, kind: Kind, row: Row) -> str:
+    """A row's right answer as it stands after the prompt; the first, where lm-eval takes several."""
+    delimiter = task.config.target_delimiter
+    if kind == "choice":
+        gold, choices = gold_index(task, row), task.doc_to_choice(row)
+        return delimiter + str(choices[gold]) if 0 <= gold < len(choices) else ""
+    target = task.doc_to_target(row)
+    if kind == "target":
+        return str(target)
+    if task.config.doc_to_choice is not None and isinstance(target, int):
+        target = task.doc_to_choice(row)[target]
+    if isinstance(target, list):
+        target = target[0] if target else ""
+    return delimiter + str(target)
+
+
+def _check_grading(spec: str, task: LmEvalTask) -> None:
+    """Grade one document, so that what cannot be graded is known before anything is searched."""
+    documents = task.reference()[:1] or task.reported()[:1]
+    for document in documents:
+        responses = [document.reference] if document.kind == "generate" else [(-1.0, False)] * len(document.answers)
+        try:
+            graded = task.grade(document, responses)
+        except FreeMoEError:
+            raise
+        except Exception as error:  # the task's own function, or a metric that is fetched
+            raise DataError(f"Task {spec!r}: lm-eval cannot grade its first document ({_said(error)}).") from error
+        value = graded.get(task.metric)
+        if value is None or not 0 <= value <= 1:
+            seen = ", ".join(f"{metric} {figure:g}" for metric, figure in graded.items()) or "no figure"
+            raise DataError(
+                f"Task {spec!r}: its metric {task.metric} must be a share from 0 to 1 for every document; lm-eval makes of the "
+                f"first: {seen}."
+            )
+
+
+def _note(name: str, part: Part, sources: Sources, limit: int | None, said: str) -> str:
+    sizes = {role: len(part.rows[role]) for role in ("reference", "reported")}
+    told = {n: f"{size}" if limit is None or limit >= size else f"{limit} of {size}" for n, size in sizes.items()}
+    if sources.carved:
+        words = (
+            f"carved from {sources.reported} by content key: reference {told['reference']}, reported {told['reported']}"
+        )
+    else:
+        words = f"reference {sources.reference} {told['reference']}, reported {sources.reported} {told['reported']}"
+    if part.dropped:
+        words += f" ({part.dropped} reference documents dropped as also reported)"
+    shots = "0-shot"
+    if part.shots:
+        pool = "a tenth of the reference, kept apart" if sources.shots in sources.references else sources.shots
+        shots = f"{part.shots}-shot from {pool or 'the examples of the YAML'}, the same for every document"
+    return f"{name} of lm-eval: {words}; {said}; {shots}"
+
+
+def _said(error: Exception) -> str:
+    """An error of another package in one line."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    return f"{type(error).__name__}: {first[:300]}"

@@ -1,0 +1,234 @@
+"""``lm_eval:NAME``: the rule of the splits, and what is refused with its reason."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from freemoe.core.errors import DataError, RecipeError, UnknownNameError
+from freemoe.evals.tasks.documents import FrozenChoice
+from freemoe.evals.tasks.domains import load_domain, make_task
+from freemoe.evals.tasks.harness.any_task import read_spec
+from tests.lm_eval_files import GENERATE, SIZES, rows, write_files, write_task
+
+# lm-eval and its libraries warn of their own affairs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+# ------------------------------------------------------------------------------------- the splits
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "told", "sizes"),
+    [
+        ("lm_eval:sums", {}, "reference validation 24, reported test 20", (24, 20)),
+        ("lm_eval:sums", {"test_split": None}, "reference train 30, reported validation 24", (30, 24)),
+        ("lm_eval:sums", {"validation_split": None}, "reference train 30, reported test 20", (30, 20)),
+        ("lm_eval:sums", {"validation_split": "test"}, "reference train 30, reported test 20", (30, 20)),
+        ("lm_eval:sums+train", {}, "reference validation+train 54, reported test 20", (54, 20)),
+        ("lm_eval:sums+carve", {}, "carved from test by content key: reference 10, reported 10", (10, 10)),
+        (
+            "lm_eval:sums+carve",
+            {"training_split": None, "validation_split": None},
+            "carved from test by content key: reference 10, reported 10",
+            (10, 10),
+        ),
+    ],
+)
+def test_the_rule_of_the_splits(spec, changes, told, sizes, tmp_path):
+    folder = write_task(tmp_path, **changes)
+    domain = load_domain("d", [spec], task_folder=folder)
+    assert told in domain.notes[0]
+    assert (len(domain.reference), len(domain.reported)) == sizes
+    reported = domain.reported.open(FrozenChoice("a test"))
+    assert not {d.key for d in domain.reference.documents} & {d.key for d in reported}
+
+
+def test_copies_stand_on_one_side_only(tmp_path):
+    splits = {s: rows(s) for s in SIZES}
+    splits["validation"][3] = {**splits["test"][0], "q": splits["test"][0]["q"].upper() + "  "}
+    folder = write_task(tmp_path, files=write_files(tmp_path, splits=splits))
+    task = make_task("lm_eval:sums", task_folder=folder)
+    assert len(task.reference()) == SIZES["validation"] - 1
+    assert "1 reference documents dropped as also reported" in task.note
+    twice = {"test": rows("test") * 2}
+    folder = write_task(tmp_path, files=write_files(tmp_path, splits=twice), training_split=None, validation_split=None)
+    carved = make_task("lm_eval:sums+carve", task_folder=folder)
+    sides = [{d.key for d in side} for side in (carved.reference(), carved.reported())]
+    assert len(sides[0]) == len(sides[1]) == 10
+    assert not sides[0] & sides[1]
+
+
+def test_few_shot_examples_are_never_reported_ones(tmp_path):
+    folder = write_task(tmp_path, training_split=None, fewshot_split="test")
+    task = make_task("lm_eval:sums@2", task_folder=folder, limit=5)
+    assert "2-shot from a tenth of the reference, kept apart" in task.note
+    assert "reported test 5 of 20" in task.note
+    asked = {row["q"] for row in rows("test")}
+    first = task.reported()[0]
+    shots = first.prompt.removesuffix(rows("test")[first.index]["q"])
+    assert shots.count("+5=") == 2
+    assert all(d.prompt.startswith(shots) for d in [*task.reference(), *task.reported()])
+    assert not any(q in shots for q in asked)
+    # The YAML's own number of examples, unless --fewshot or @N says otherwise.
+    folder = write_task(tmp_path, num_fewshot=1)
+    assert "1-shot" in make_task("lm_eval:sums", task_folder=folder).note
+    assert "2-shot from train" in make_task("lm_eval:sums", task_folder=folder, num_fewshot=2).note
+    assert "0-shot" in make_task("lm_eval:sums@0", task_folder=folder, num_fewshot=2).note
+
+
+def test_functions_beside_the_yaml(tmp_path):
+    folder = Path(write_task(tmp_path))
+    (folder / "ours.py").write_text(
+        "def some(docs):\n    return docs.filter(lambda row: row['gold'] != 1)\n"
+        "def results(doc, results):\n    return {'sure': float(results[doc['gold']][0] > -3), 'pair': (1, 2)}\n"
+    )
+    text = (folder / "sums.yaml").read_text()
+    config = yaml.safe_load(text)
+    config["metric_list"] = [{"metric": "sure", "aggregation": "mean", "higher_is_better": True}]
+    text = yaml.safe_dump(config) + "process_docs: !function ours.some\nprocess_results: !function ours.results\n"
+    (folder / "sums.yaml").write_text(text)
+    task = make_task("lm_eval:sums", task_folder=str(folder))
+    kept = [row for row in rows("test") if row["gold"] != 1]
+    assert [d.gold for d in task.reported()] == [row["gold"] for row in kept]
+    document = task.reported()[0]
+    assert task.metric == "sure"
+    assert task.grade(document, [(-2.0, False)] * 3) == {"sure": 1.0}
+    assert task.grade(document, [(-4.0, False)] * 3) == {"sure": 0.0}
+
+
+def test_specs():
+    assert read_spec("lm_eval:sciq") == ("sciq", (), None)
+    assert read_spec("lm_eval:sciq+carve@5") == ("sciq", ("carve",), 5)
+
+
+# ---------------------------------------------------------------------------------------- refusals
+
+REFUSED = {
+    "one split": (
+        {"training_split": None, "validation_split": None},
+        "lm_eval:sums",
+        r"one split only \(test\).*sums\+carve",
+    ),
+    "no split": (
+        {"validation_split": None, "test_split": None},
+        "lm_eval:sums",
+        "names neither a test nor a validation split",
+    ),
+    "a split that is not there": (
+        {"test_split": "tset"},
+        "lm_eval:sums",
+        "no split 'tset', but .*validation",
+    ),
+    "no training split to add": ({"training_split": None}, "lm_eval:sums+train", "no training split beside"),
+    "whole texts": ({"output_type": "loglikelihood_rolling"}, "lm_eval:sums", "text:FILE"),
+    "unknown output": ({"output_type": "draw"}, "lm_eval:sums", "output_type is 'draw'; taken are multiple_choice"),
+    "code": ({"unsafe_code": True}, "lm_eval:sums", "runs generated programs.*--allow-code-execution"),
+    "pictures": ({"doc_to_image": "picture"}, "lm_eval:sums", "pictures or sound"),
+    "several answers": ({**GENERATE, "repeats": 4}, "lm_eval:sums", "generates 4 answers"),
+    "sampled answers": (
+        {**GENERATE, "generation_kwargs": {"until": ["\n"], "do_sample": True}},
+        "lm_eval:sums",
+        "it samples its answers",
+    ),
+    "no mean": (
+        {"metric_list": [{"metric": "f1", "aggregation": "f1", "higher_is_better": True}]},
+        "lm_eval:sums",
+        "no metric that is a mean over documents.*lm-eval has f1",
+    ),
+    "less is better": (
+        {"metric_list": [{"metric": "brier_score", "aggregation": "brier_score", "higher_is_better": False}]},
+        "lm_eval:sums",
+        "no metric that is a mean over documents",
+    ),
+    "different prompts": (
+        {"doc_to_text": "{{gold}}", "doc_to_target": "q"},
+        "lm_eval:sums",
+        "its choices are different prompts",
+    ),
+    "a template that asks for what is not there": (
+        {"doc_to_choice": "{{[first, fourth.x]}}"},
+        "lm_eval:sums",
+        "cannot render its first document.*fourth",
+    ),
+    "a right answer that is none": (
+        {"doc_to_target": "{{gold if gold < 2 else 7}}"},
+        "lm_eval:sums",
+        "right answer 7, but lm-eval makes 3 choices",
+    ),
+    "too many examples": ({}, "lm_eval:sums@31", "31 few-shot examples asked for, 30 there"),
+    "no file": (
+        {"dataset_kwargs": {"data_files": "none.json"}},
+        "lm_eval:sums",
+        "the files that its YAML names.*none.json",
+    ),
+    "no network": (
+        {"dataset_path": "some/where", "dataset_kwargs": None},
+        "lm_eval:sums",
+        "some/where from the hub.*Without",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=list(REFUSED))
+def test_refusals(case, tmp_path):
+    changes, spec, said = REFUSED[case]
+    folder = write_task(tmp_path, **changes)
+    with pytest.raises(DataError, match=r"(?s)sums.*" + said):
+        make_task(spec, task_folder=folder)
+
+
+def test_bad_specs_and_names(tmp_path):
+    folder = write_task(tmp_path)
+    for spec, said in (
+        ("lm_eval:", "names no task"),
+        ("lm_eval:sums@two", "'two' is no few-shot count"),
+        ("lm_eval:sums+half", r"\+carve .*or \+train"),
+        ("lm_eval:sums+carve+train", "one of them"),
+    ):
+        with pytest.raises(RecipeError, match=said):
+            make_task(spec, task_folder=folder)
+    with pytest.raises(DataError, match=r"No folder at .*nowhere \(--task-folder\)"):
+        make_task("lm_eval:sums", task_folder=str(tmp_path / "nowhere"))
+    (Path(folder) / "broken.yaml").write_text("task: broken\nmetric_list: [\n")
+    with pytest.raises(DataError, match=r"broken\.yaml cannot be read as a task of lm-eval \(ParserError"):
+        make_task("lm_eval:broken", task_folder=folder)
+    (Path(folder) / "absent.yaml").write_text(
+        "task: absent\ntest_split: t\nvalidation_split: v\ndoc_to_text: !function no.f\n"
+    )
+    with pytest.raises(DataError, match="names functions that cannot be loaded"):
+        make_task("lm_eval:absent", task_folder=folder)
+
+
+def test_unknown_names_have_near_misses(tmp_path):
+    folder = write_task(tmp_path, name="my_own_sums")
+    with pytest.raises(
+        UnknownNameError, match=r"'my_own_sum'\. Did you mean 'my_own_sums'.*names\. .*lm-eval ls tasks"
+    ):
+        make_task("lm_eval:my_own_sum", task_folder=folder)
+
+
+def test_groups_name_their_members(tmp_path):
+    with pytest.raises(
+        DataError, match=r"group of 57 tasks of lm-eval \(mmlu_abstract_algebra, .*\.\.\.\)\. Name its tasks"
+    ):
+        make_task("lm_eval:mmlu")
+    folder = write_task(tmp_path, tag=["ours"])
+    (Path(folder) / "group.yaml").write_text(
+        "group: both\ntask:\n  - sums\n  - group: inner\n    task: [ours, other]\n"
+    )
+    with pytest.raises(DataError, match=r"both is a group of 2 tasks of lm-eval \(sums, other\)"):
+        make_task("lm_eval:both", task_folder=folder)
+    with pytest.raises(DataError, match=r"ours is a group of 1 tasks of lm-eval \(sums\)"):
+        make_task("lm_eval:ours", task_folder=folder)
+    with pytest.raises(DataError, match="squadv2 is written in Python"):
+        make_task("lm_eval:squadv2")
+
+
+def test_a_task_of_the_users_stands_before_lm_evals(tmp_path):
+    folder = write_task(tmp_path, name="sciq")
+    assert "reported test 20" in make_task("lm_eval:sciq", task_folder=folder).note
+
+
+def test_offline_says_so_at_once():
+    with pytest.raises(DataError, match=r"the data set allenai/sciq from the hub could not be read .*--task-folder"):
+        make_task("lm_eval:sciq")

@@ -1,0 +1,93 @@
+"""``lm_eval:NAME``: the answers and scores of lm-eval's own evaluation of the same YAML on the same model."""
+
+import pytest
+
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.tasks.domains import make_task
+from freemoe.models.checkpoints.loading import load_base
+from tests.lm_eval_files import CHOICE, GENERATE, SIZES, TARGET, write_task
+
+# lm-eval and its libraries warn of their own affairs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def lm_eval_samples(folder: str, name: str, model, tokenizer, shots: int) -> list[dict]:
+    """lm-eval's own evaluation of the task's YAML: its own index, its own reading of the files, its own loop."""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    backend = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, max_length=128)
+    result = lm_eval.simple_evaluate(
+        backend,
+        tasks=[name],
+        task_manager=TaskManager(include_defaults=False, include_path=folder),
+        num_fewshot=shots,
+        log_samples=True,
+        bootstrap_iters=0,
+    )
+    (samples,) = result["samples"].values()
+    return samples
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return load_base("freemoe-demo", dtype="float32")
+
+
+def arguments(sample):
+    logged = sample["arguments"]
+    return [tuple(a) for a in (logged.values() if isinstance(logged, dict) else logged)]
+
+
+def responses(sample):
+    return [r[0] if isinstance(r[0], list | tuple) else r for r in sample["resps"]]
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "shots"),
+    [("json", CHOICE, 0), ("parquet", CHOICE, 2), ("csv", TARGET, 0)],
+    ids=["choice", "few-shot choice", "target"],
+)
+def test_answers_and_scores_are_lm_evals_own(form, kind, shots, tmp_path, demo):
+    # lm-eval draws few-shot examples anew for every document unless the task says not to.
+    folder = write_task(tmp_path, form=form, **kind, fewshot_config={"sampler": "first_n"})
+    samples = lm_eval_samples(folder, "sums", *demo, shots)
+    task = make_task(f"lm_eval:sums@{shots}", task_folder=folder)
+    documents = task.reported()
+    assert len(documents) == len(samples) == SIZES["test"]
+    scorer = Scorer(*demo, max_length=128)
+    scored = []
+    for document, sample in zip(documents, samples, strict=True):
+        assert arguments(sample) == [(document.prompt, answer) for answer in document.answers]
+        mine = scorer.loglikelihoods([(document.prompt, answer) for answer in document.answers])
+        for (ours, greedy), (theirs, their_greedy) in zip(mine, responses(sample), strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-4)
+            assert greedy == their_greedy
+        grade = task.grade(document, mine)
+        assert grade == {name: sample[name] for name in (("acc",) if kind is TARGET else ("acc", "acc_norm"))}
+        scored.append(grade["acc"])
+    assert task.metric == "acc"
+    assert 0 < sum(scored) < len(scored) or kind is TARGET
+    assert "left out: no mean over documents" in task.note
+
+
+def test_generations_and_scores_are_lm_evals_own(tmp_path, demo):
+    folder = write_task(tmp_path, **GENERATE)
+    samples = lm_eval_samples(folder, "sums", *demo, 0)
+    task = make_task("lm_eval:sums", task_folder=folder)
+    scorer = Scorer(*demo, max_length=128)
+    right = 0
+    for document in task.reported():
+        logged = {s["filter"]: s for s in samples if arguments(s)[0][0] == document.prompt}
+        assert document.until == ("\n", " ")
+        assert document.max_new_tokens == 5
+        (text,) = scorer.generate([document.prompt], document.until, document.max_new_tokens)
+        assert logged["whole"]["resps"] == [[text]]
+        # The first filter's figure is the reported one.
+        figures = {"exact_match": logged["whole"]["exact_match"], "exact_match,digits": logged["digits"]["exact_match"]}
+        assert task.grade(document, [text]) == figures
+        assert task.grade(document, [document.reference]) == {"exact_match": 1.0, "exact_match,digits": 1.0}
+        right += figures["exact_match"]
+    assert task.metric == "exact_match"
+    assert right < len(task.reported())

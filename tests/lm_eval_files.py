@@ -1,0 +1,115 @@
+"""Tasks of lm-eval in YAML with little files to go with them, in the words of the bundled model's world."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+SIZES = {"train": 30, "validation": 24, "test": 20}
+
+CHOICE = {
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{q}}",
+    "doc_to_target": "gold",
+    "doc_to_choice": "{{[first, second, third]}}",
+    "target_delimiter": "",
+    "metric_list": [
+        {"metric": "brier_score", "aggregation": "brier_score", "higher_is_better": False},
+        {"metric": "acc", "aggregation": "mean", "higher_is_better": True},
+        {"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True},
+    ],
+}
+GENERATE = {
+    "output_type": "generate_until",
+    "doc_to_text": "{{q}}",
+    "doc_to_target": "{{first}}",
+    "doc_to_choice": None,
+    "target_delimiter": "",
+    "generation_kwargs": {"until": ["\n", " "], "max_new_tokens": 5, "do_sample": False},
+    "filter_list": [
+        {"name": "whole", "filter": [{"function": "take_first"}]},
+        {
+            "name": "digits",
+            "filter": [{"function": "regex", "regex_pattern": "(-?[0-9]+)"}, {"function": "take_first"}],
+        },
+    ],
+    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+}
+TARGET = {
+    "output_type": "loglikelihood",
+    "doc_to_text": "{{q}}",
+    "doc_to_target": "{{first}}",
+    "doc_to_choice": None,
+    "metric_list": [
+        {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False},
+        {"metric": "acc", "aggregation": "mean", "higher_is_better": True},
+    ],
+}
+
+
+def rows(split: str) -> list[dict[str, Any]]:
+    """Sums in the words of the bundled model's world, right answer at ``gold``."""
+    start = {"train": 0, "validation": 300, "test": 600}[split]
+    found = []
+    for i in range(start, start + SIZES[split]):
+        answers = [str(i + 5), str(i + 4), str(2 * i + 1)]
+        turn = i % 3
+        found.append(
+            {
+                "q": f"12+{i % 50}={12 + i % 50}\n{i}+5=",
+                "first": answers[0],
+                "second": answers[1],
+                "third": answers[2],
+                "gold": turn,
+            }
+        )
+        names = ("first", "second", "third")
+        for place, answer in enumerate(answers[-turn:] + answers[:-turn] if turn else answers):
+            found[-1][names[place]] = answer
+    return found
+
+
+def write_files(
+    folder: Path, form: str = "json", splits: dict[str, list[dict[str, Any]]] | None = None
+) -> dict[str, str]:
+    """One file per split; returns lm-eval's ``data_files``."""
+    files = {}
+    for split, found in (splits or {s: rows(s) for s in SIZES}).items():
+        path = folder / f"{split}.{form}"
+        if form == "json":
+            path.write_text("".join(json.dumps(row) + "\n" for row in found))
+        elif form == "csv":
+            with path.open("w", newline="") as stream:
+                writer = csv.DictWriter(stream, list(found[0]))
+                writer.writeheader()
+                writer.writerows(found)
+        else:
+            from datasets import Dataset
+
+            Dataset.from_list(found).to_parquet(path)
+        files[split] = str(path)
+    return files
+
+
+def write_task(
+    folder: Path, name: str = "sums", form: str = "json", files: dict[str, str] | None = None, **changes: Any
+) -> str:
+    """A YAML of a task; the folder for ``--task-folder``."""
+    config = {
+        "task": name,
+        "dataset_path": form,
+        "dataset_kwargs": {"data_files": files or write_files(folder, form)},
+        "training_split": "train",
+        "validation_split": "validation",
+        "test_split": "test",
+        **CHOICE,
+        **changes,
+    }
+    tasks = folder / "tasks"
+    tasks.mkdir(exist_ok=True)
+    (tasks / f"{name}.yaml").write_text(yaml.safe_dump({k: v for k, v in config.items() if v is not None}))
+    return str(tasks)
