@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from freemoe.recipes import ConvertRecipe, recipe_from
+from freemoe.results import ConvertResult
 from tests.cli.conftest import Freemoe, document, numbers_are_numbers
 from tests.tiny import save_base_and_text
 
@@ -73,6 +74,35 @@ def test_a_dry_run_writes_nothing(model: Path, freemoe: Freemoe) -> None:
     assert (found["steps"], found["step_tokens"], found["training_bytes"]) == (2, 64, 16 * found["trained_numbers"])
     assert numbers_are_numbers(found)
     assert not list(model.parent.glob("out*"))
+
+
+def test_a_dry_run_refuses_what_the_run_would_in_the_same_words(model: Path, freemoe: Freemoe) -> None:
+    (model.parent / "short.jsonl").write_text("\n".join(json.dumps(f"{n} little") for n in range(40)))
+    before = sorted(model.parent.iterdir())
+    for text, block, words in (("short.jsonl", "256", "less than one block"), ("text.jsonl", "999", "context holds")):
+        line = ["convert", str(model), "--text", text, *SMALL, "--block", block, "-o", "out"]
+        planned, run = freemoe(*line, "--dry-run"), freemoe(*line, "-q")
+        assert (planned.code, run.code) == (2, 2)
+        assert words in planned.err
+        assert planned.err == run.err
+    assert sorted(model.parent.iterdir()) == before
+
+
+def test_a_base_that_guesses_is_said(model: Path, freemoe: Freemoe) -> None:
+    done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "--no-rivals", "-o", "out", "-q")
+    result = json.loads((model.parent / "out" / "result.json").read_text())
+    ConvertResult.model_validate(result)
+    perplexity = result["scores"]["dense"]["perplexity@32"]
+    assert perplexity >= 288  # random weights
+    assert result["guessing"] == {"unit": "perplexity", "score": perplexity, "guessing": 288.0}
+    said = f"(perplexity {perplexity:.2f}), all tokens alike have 5.66 (a vocabulary of 288)"
+    assert said in done.out
+    for name in ("report.html", "README.md"):
+        assert said in (model.parent / "out" / name).read_text(encoding="utf-8")
+    scored = freemoe("eval", str(model), "-d", "law=law.jsonl", "-q")
+    assert "on law, chance is 50.0 % (" in scored.out
+    (domain,) = json.loads(freemoe("eval", str(model), "-d", "law=law.jsonl", "--json", "-q").out)["domains"]
+    assert domain["guessing"]["score"] == pytest.approx(domain["rows"]["base"]["score"])
 
 
 def test_the_whole_way(model: Path, freemoe: Freemoe) -> None:

@@ -158,7 +158,9 @@ def test_a_summary_is_the_verdict_and_the_path(built: dict, freemoe: Freemoe) ->
     assert done.out.splitlines() == [*built["headlines"], "artefact: out"]
     line = ["eval", "out", "-d", "law=law.jsonl", "-o", "scores.json", "--summary"]
     done = freemoe("eval", "freemoe-demo", *line[2:], "--limit", "8")
-    verdict, where = done.out.splitlines()
+    verdict, *guessed, where = done.out.splitlines()
+    # Eight questions do not tell a base from guessing, or they do.
+    assert all(line.startswith("base: ") and "chance is 50.0 %" in line for line in guessed)
     assert verdict.startswith("law: score base ")
     assert verdict.endswith(", 8 held-out documents")
     assert where == "result: scores.json"

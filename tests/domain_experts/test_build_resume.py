@@ -96,16 +96,18 @@ def test_a_stopped_build_goes_on_where_it_stopped(world, unbroken, tmp_path, mon
     with pytest.raises(KeyboardInterrupt):
         build(recipe)
     assert not (tmp_path / "out").exists()
-    # Before any unit of work is finished there is nothing to keep.
-    assert (tmp_path / "out.partial").is_dir() == (after > 0)
+    # Before any unit of work is finished there is nothing to keep: the first one only notes what is read.
+    kept = 0 if after == 1 else after
+    assert (tmp_path / "out.partial").is_dir() == (kept > 0)
     assert len(counter.units) == after
     counter.stop_after = None
     folder = build(recipe)
     assert not (tmp_path / "out.partial").exists()
     first, _ = same(folder, unbroken)
-    assert len(counter.units) == len(set(counter.units)) == total
-    assert first["cost"]["units_done"] == total - after
-    assert first["cost"]["units_reused"] >= after - 1
+    assert len(set(counter.units)) == total
+    assert len(counter.units) == total + after - kept
+    assert first["cost"]["units_done"] == total - kept
+    assert first["cost"]["units_reused"] >= kept - 1
     scored = sum(name.startswith("score|") for name in counter.units)
     assert len(counter.scored) == scored
     # Tensors are on disk before their line is in the journal: the one in between may be made twice.

@@ -8,7 +8,7 @@ import torch
 
 from freemoe.core.errors import DataError, NumericError
 from freemoe.core.run.folder import RunFolder
-from freemoe.domain_experts.candidates import make_subdomains, purify_all
+from freemoe.domain_experts.candidates import check_division, make_subdomains, purify_all
 from freemoe.domain_experts.purify import methods as purification
 from freemoe.domain_experts.purify.greedy import Purified
 from freemoe.domain_experts.route.subdomains import divide
@@ -57,6 +57,7 @@ def made(world, folder, counts, **changes):
     told.lines.clear()
     for i, n in enumerate(counts):
         assert len(bench.domains[f"d{i}"].reference) == n
+    check_division(bench, divided(bench))
     return bench, told, make_subdomains(bench, divided(bench), None)
 
 

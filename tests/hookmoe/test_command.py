@@ -73,6 +73,8 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
     done = freemoe(*line, "-q")
     assert done.code == 0, done.err
     assert "Act 2.000 -> 1.000" in done.out
+    guessing = json.loads(Path("out/result.json").read_text()).get("guessing")
+    assert (guessing is not None) == ("all tokens alike have" in done.out)
     assert Path("out/plans.svg").is_file()
     page = Path("out/report.html").read_text(encoding="utf-8")
     Path("out/report.html").unlink()
@@ -102,6 +104,22 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
     assert numbers_are_numbers(document(freemoe("inspect", "out", "--json"), "inspect"))
     for name in ("adapter_model.safetensors", "plan.json"):
         assert Path("out", name).read_bytes() == Path("again", name).read_bytes()
+
+
+def test_a_dry_run_refuses_what_the_run_would_in_the_same_words(
+    freemoe: Freemoe,  # noqa: F811
+    saved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("short.jsonl").write_text("\n".join(json.dumps(f"{n} little") for n in range(40)))
+    line = ["trim", str(saved / "model"), "--text", "short.jsonl", "--act", "1.0", "-o", "out", "--block", "256"]
+    planned, run = freemoe(*line, "--dry-run"), freemoe(*line, "-q")
+    assert (planned.code, run.code) == (2, 2)
+    assert "less than one block" in planned.err
+    assert planned.err == run.err
+    assert [path.name for path in tmp_path.iterdir()] == ["short.jsonl"]
 
 
 def test_errors_are_messages(freemoe: Freemoe, saved: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -66,7 +66,7 @@ def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, shown: S
     calm_libraries()
     from freemoe.core.run.folder import interrupted
     from freemoe.report.conversion import write_conversion_report
-    from freemoe.tomoe.card import headlines
+    from freemoe.tomoe.card import below_table, headlines
     from freemoe.tomoe.convert import convert
     from freemoe.tomoe.devices import Devices
 
@@ -81,17 +81,17 @@ def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, shown: S
 
     result = read_result(folder)
     made, said = {"folder": folder, "report": report}, headlines(result)
-    # All but the last of them are the table's rows.
-    shown.tell("convert", made, said, result, lambda: [_table(result)], said[-1:])
+    shown.tell("convert", made, said, result, lambda: [_table(result)], below_table(result))
     return folder
 
 
 def _table(result: dict[str, Any]) -> Table:
+    from freemoe.core.numbers import percent
     from freemoe.tomoe.card import rows
 
     table = Table("on test text", "active", f"perplexity@{result['blocks']['length']}", "next-token accuracy", box=None)
     for name, active, perplexity, accuracy in rows(result):
-        table.add_row(name, f"{active:.1%}", f"{perplexity:.3f}", f"{accuracy:.2%}")
+        table.add_row(name, percent(active), f"{perplexity:.3f}", f"{accuracy:.2%}")
     return table
 
 

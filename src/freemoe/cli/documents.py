@@ -39,7 +39,9 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
     lines: list[str] = []
     for key, value in found.items():
         name, unit = _unit(key)
-        if isinstance(value, list | tuple) and value and all(isinstance(row, Mapping) for row in value):
+        if key == "warnings":  # as the run itself says them
+            lines += value
+        elif isinstance(value, list | tuple) and value and all(isinstance(row, Mapping) for row in value):
             lines.append(f"{name}:")
             lines += ["  " + "  ".join(f"{k}={_cell(v)}" for k, v in row.items()) for row in value]
         else:

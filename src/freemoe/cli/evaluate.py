@@ -63,6 +63,7 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: Show
     """Score, print a table; there is nothing that could be resumed."""
     del resume
     calm_libraries()
+    from freemoe.core.numbers import decimals
     from freemoe.domain_experts.prove.card import gain_text
     from freemoe.systems import evaluate
 
@@ -74,7 +75,7 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: Show
         print_json("eval", _summed_up(result) if shown.summary else result)
         return
     if shown.summary:
-        for line in _verdicts(result):
+        for line in [*_verdicts(result), *_guessed(result)]:
             say(line)
         if recipe.output:
             say(f"result: {recipe.output}")
@@ -84,8 +85,17 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: Show
         aside = str(domain["set_aside"]["documents"])
         for number, (expert, row) in enumerate(domain["rows"].items()):
             gain = gain_text(row, domain["unit"]) if number else ""
-            table.add_row(domain["name"], expert, f"{row['score']:.2f}", gain, str(row["documents"]), aside)
+            table.add_row(domain["name"], expert, decimals(row["score"], 2), gain, str(row["documents"]), aside)
     print_table(table)
+    for line in _guessed(result):
+        say(line)
+
+
+def _guessed(result: dict[str, Any]) -> list[str]:
+    """A line for each domain on which the base is no better than guessing."""
+    from freemoe.evals.guessing import guessing_text
+
+    return [guessing_text(d["name"], d["guessing"]) for d in result["domains"] if d.get("guessing")]
 
 
 def _verdicts(result: dict[str, Any]) -> list[str]:

@@ -26,6 +26,7 @@ from freemoe.core.run.skeleton import Made, carry_out
 from freemoe.domain_experts.ahead import Ahead, Stage
 from freemoe.domain_experts.candidates import (
     Subdomain,
+    check_division,
     choose_all,
     make_expert,
     make_subdomains,
@@ -185,9 +186,7 @@ def _begin(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> _Begun:
         name: divide(name, data.reference, feature[name], recipe.subdomains, recipe.seed)
         for name, data in bench.domains.items()
     }
-    for part in divided.values():
-        for note in part.notes:
-            progress.say(f"note: {note}")
+    check_division(bench, divided)
     norms = _calibrate(bench, run, divided) if _needs_norms(recipe) else None
     return _Begun(bench, feature, divided, make_subdomains(bench, divided, norms))
 

@@ -88,35 +88,60 @@ class Subdomain:
         return self.rankings.mask(self.bands[candidate])
 
 
-def make_subdomains(bench: Workbench, divided: dict[str, Subdomains], norms: Norms | None) -> list[Subdomain]:
-    """List every subdomain with the bands that compete for it and with the parts of its documents.
+@dataclass(frozen=True)
+class Members:
+    """Reference documents of a subdomain, and their numbers by what they are for: `Subdomain.parts`."""
+
+    name: str
+    domain: str
+    split: ReferenceSplit
+    parts: tuple[list[int], list[int], list[int]]
+
+
+def members_of(bench: Workbench, divided: dict[str, Subdomains]) -> list[Members]:
+    """The documents of every subdomain, in parts."""
+    recipe, found = bench.recipe, []
+    shared = [recipe.saliency.gradient_share, recipe.saliency.stop_share]
+    for name, part in divided.items():
+        for k, subdomain in enumerate(part.names):
+            split = bench.domains[name].reference.take([i for i, label in enumerate(part.labels) if label == k])
+            gradient, stop, guard = shares([d.key for d in split.documents], shared, recipe.seed)
+            found.append(Members(subdomain, name, split, (gradient, stop, guard)))
+    return found
+
+
+def check_division(bench: Workbench, divided: dict[str, Subdomains]) -> None:
+    """Say what was merged and what cannot be proven, before anything is calibrated or searched.
 
     Raises:
         DataError: When documents are too few to purify, or to prove a gain in any subdomain.
     """
-    found = []
-    recipe = bench.recipe
-    shared = [recipe.saliency.gradient_share, recipe.saliency.stop_share]
-    for name, part in divided.items():
-        for k, subdomain in enumerate(part.names):
-            number = len(found)
-            split = bench.domains[name].reference.take([i for i, label in enumerate(part.labels) if label == k])
-            bands = {
-                b.name: b
-                for m in recipe.search.metrics
-                if METRICS.get(m).needs != "gradients"
-                for b in grid(recipe.bands, m, recipe.seed)
-            }
-            rankings = Rankings(bench.weights, _norm_of(norms, number, recipe.bands.p, bench), bands.values())
-            gradient, stop, guard = shares([d.key for d in split.documents], shared, recipe.seed)
-            if _is_fitted(bench) and not (gradient and stop and guard):
-                raise DataError(
-                    f"Subdomain {subdomain!r} has {len(split)} reference documents: too few to give gradients, to stop and "
-                    "to guard. Raise --limit, or use fewer subdomains (--subdomains)."
-                )
-            found.append(Subdomain(subdomain, name, number, split, bands, rankings, (gradient, stop, guard)))
-    if recipe.search.select == "guarded":
-        _say_what_cannot_be_proven(bench, found)
+    for part in divided.values():
+        for note in part.notes:
+            bench.progress.say(f"note: {note}")
+    members = members_of(bench, divided)
+    for sub in members:
+        if _is_fitted(bench) and not all(sub.parts):
+            raise DataError(
+                f"Subdomain {sub.name!r} has {len(sub.split)} reference documents: too few to give gradients, to stop and "
+                "to guard. Raise --limit, or use fewer subdomains (--subdomains)."
+            )
+    if bench.recipe.search.select == "guarded":
+        _say_what_cannot_be_proven(bench, members)
+
+
+def make_subdomains(bench: Workbench, divided: dict[str, Subdomains], norms: Norms | None) -> list[Subdomain]:
+    """List every subdomain with the bands that compete for it and with the parts of its documents."""
+    found, recipe = [], bench.recipe
+    for number, sub in enumerate(members_of(bench, divided)):
+        bands = {
+            b.name: b
+            for m in recipe.search.metrics
+            if METRICS.get(m).needs != "gradients"
+            for b in grid(recipe.bands, m, recipe.seed)
+        }
+        rankings = Rankings(bench.weights, _norm_of(norms, number, recipe.bands.p, bench), bands.values())
+        found.append(Subdomain(sub.name, sub.domain, number, sub.split, bands, rankings, sub.parts))
     return found
 
 
@@ -135,13 +160,13 @@ def _is_fitted(bench: Workbench) -> bool:
     return bool({SALIENCY, UNITS} & set(competing(bench.recipe)))
 
 
-def _say_what_cannot_be_proven(bench: Workbench, subdomains: list[Subdomain]) -> None:
+def _say_what_cannot_be_proven(bench: Workbench, subdomains: list[Members]) -> None:
     """Warn where even a gain on every document could not pass the guard; refuse where that holds everywhere."""
     section, saliency = bench.recipe.search, bench.recipe.saliency
     tested = []
     for sub in subdomains:
         keys = [d.key for d in sub.split.documents]
-        guards = len({keys[i] for i in sub.guard})
+        guards = len({keys[i] for i in sub.parts[2]})
         tested.append([guards if m in (SALIENCY, UNITS) else len(set(keys)) for m in competing(bench.recipe)])
     hopeless = [[p > section.alpha for p in group] for group in best_case(tested)]
     lines = []

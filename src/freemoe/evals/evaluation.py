@@ -26,6 +26,7 @@ from freemoe.core.version import __version__
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.guessing import against_guessing, vocabulary_of
 from freemoe.evals.held_out import read_record, seeded, set_aside
 from freemoe.evals.summary import summary
 from freemoe.evals.tasks.documents import Document, FrozenChoice
@@ -174,11 +175,15 @@ def _domain(
             rows[way], went = score(evaluator, documents)
             routed = went or routed
             advance(1)
-    base = next(iter(rows.values()))
+    first, base = next(iter(rows.items()))
+    table = {way: summary(scores, base, documents, seed) for way, scores in rows.items()}
+    values, vocabulary = [s.value for s in base], vocabulary_of(opened.model)
+    guessing = against_guessing(documents, values, table[first]["score"], vocabulary, seed)
     return {
         "notes": list(data.notes),
         "unit": "perplexity" if documents[0].kind == "text" else "points",
-        "rows": {way: summary(scores, base, documents, seed) for way, scores in rows.items()},
+        "rows": table,
+        **({"guessing": guessing} if guessing else {}),
         "documents": [
             {
                 "id": f"{d.task}/{d.id}",

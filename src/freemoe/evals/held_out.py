@@ -15,6 +15,7 @@ from typing import Any
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import DataError
 from freemoe.core.files import write_atomic
+from freemoe.core.numbers import percent
 from freemoe.evals.seen import WHY, Seen
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.task import DomainData
@@ -145,7 +146,7 @@ def record_text(said: dict[str, Any] | None) -> str:
     if not said:
         return "No record of the documents that its making saw: written by an older freemoe."
     hashes = said["hashes"]
-    share = "" if said["share_of_runs"] >= 1 else f", {said['share_of_runs']:.1%} of its runs of words"
+    share = "" if said["share_of_runs"] >= 1 else f", {percent(said['share_of_runs'])} of its runs of words"
     return (
         f"`{said['file']}` ({said['bytes']:,} bytes) knows the {said['documents']:,} documents or pieces of text that the "
         f"making of this artefact saw, by {hashes['keys']:,} content keys, {hashes['questions']:,} questions and "

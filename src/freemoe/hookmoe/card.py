@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.hub.cards import Measured, base_note, base_shown, front_matter, loading
 
@@ -42,6 +43,8 @@ def headlines(result: dict[str, Any]) -> list[str]:
             f"with hooks (router weights: {result['rescale']['rule']}) {hooks['ce']:.4f} (KL {hooks['kl']:.4f}): "
             f"{share_text(hooks['recovered_ce'])} of the lost loss and {share_text(hooks['recovered_kl'])} of the KL won back"
         )
+    if said := guessing_text("the test text", result.get("guessing")):
+        lines.append(said)
     speed = result["speed"]
     ttft, itl = ([1000 * speed[side][what] for side in ("full", "trimmed")] for what in ("ttft", "itl"))
     lines.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from freemoe.core.files import digest
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
+from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import asked
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
@@ -122,15 +124,18 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
     trimmed = Trimmed(found.plan, hooks, rescale).as_type(model.dtype)
     save_adapter(trimmed, model, run.partial)
     write_exports(run.partial, model, found.plan, bool(widths), rescale)
+    test = _test(model, recipe, trimmed, control, text, progress)
+    guessing = text_against_guessing(math.exp(min(700.0, test["rows"]["full"]["ce"])), vocabulary_of(model))
     return Made(
         base_fingerprint=base_print,
         result={
+            **({"guessing": guessing} if guessing else {}),
             "base": _base_facts(recipe, model, base_print, base),
             "plan": {"text": found.plan.text(), "act": found.plan.act, "top_k": list(found.plan.ks), **found.record},
             "rescale": {"rule": rescale, "held_out_kl": rules},
             "hooks": {"widths": widths, "residual_kl": residual, "losses": losses},
             "cost_of_a_token": _costs(model, base, trimmed),
-            "test": _test(model, recipe, trimmed, control, text, progress),
+            "test": test,
             "speed": speed(model, trimmed, text.test.ids[:1].to(model.device)),
             "text": {"passages": text.passages, "blocks": [len(part) for part in parts.values()]},
         },

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from freemoe.core.numbers import decimals
 from freemoe.report.figures.all_figures import Picture
 from freemoe.report.figures.drawing import WIDE, is_narrow, legend_above, new_figure, plain, ratio_ticks, shaded, styled
 from freemoe.report.page import Group, Page, Table, Verdict, common_facts, made, record_lines, render, size, write_page
@@ -48,7 +49,7 @@ def page(result: dict[str, Any]) -> str:
     """The page of a result."""
     length, blocks = result["blocks"]["length"], result["blocks"]
     scored = [
-        (role_of(name), [shown, f"{100 * active:.1f} %", number(perplexity, 3), f"{100 * accuracy:.2f} %"])
+        (role_of(name), [shown, f"{decimals(100 * active, 1)} %", number(perplexity, 3), f"{100 * accuracy:.2f} %"])
         for name, (shown, active, perplexity, accuracy) in zip(result["scores"], rows(result), strict=True)
     ]
     present = {role_of(name) for name in result["scores"]}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import ArtifactError
+from freemoe.evals.guessing import guessing_text
 from freemoe.report.figures.all_figures import Picture
 from freemoe.report.figures.gain_figures import gains
 from freemoe.report.page import (
@@ -130,8 +131,9 @@ def _state(domain: dict[str, Any], name: str) -> State:
 
 def _findings(domain: dict[str, Any]) -> list[tuple[State, str]]:
     text, home = is_text(domain), next(iter(domain["rows"]))
+    guessed = guessing_text(domain["name"], domain.get("guessing"))
     verdicts = {"better": "better than", "same": "not distinguishable from", "worse": "worse than"}
-    return [
+    found: list[tuple[State, str]] = [
         (
             state := _state(domain, name),
             f"{domain['name']}, {name}: {verdicts[state]} {home} on {domain['rows'][name]['documents']} documents: "
@@ -139,6 +141,7 @@ def _findings(domain: dict[str, Any]) -> list[tuple[State, str]]:
         )
         for name in compared_rows(domain["rows"])
     ]
+    return [*found, ("fact", guessed)] if guessed else found
 
 
 def verdict(result: dict[str, Any]) -> Verdict:

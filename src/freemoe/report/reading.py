@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import ArtifactError
+from freemoe.core.numbers import decimals
 from freemoe.core.run.skeleton import RESULT_FORMAT
 from freemoe.domain_experts.prove.card import ROWS
+from freemoe.evals.guessing import guessing_text
 from freemoe.results import read_result
 from freemoe.results.build import KIND
 
@@ -136,7 +138,7 @@ def number(value: float | None, digits: int = 2, sign: bool = False) -> str:
         return "–"
     if value and abs(value) >= 10**6:
         return f"{value:{'+' if sign else ''}.2e}"
-    return f"{value:{'+' if sign else ''}.{digits}f}"
+    return f"{value:+.{digits}f}" if sign else decimals(value, digits)
 
 
 def percent(share: float) -> str:
@@ -173,10 +175,12 @@ def domain_sentence(result: dict[str, Any], domain: dict[str, Any]) -> str:
     rows, text = domain["rows"], is_text(domain)
     base, expert, chosen = rows["base"], rows["expert"], accepted(domain)
     unit, digits = ("perplexity", 2) if text else (domain["metric"], 1)
+    guess = guessing_text(domain["name"], domain.get("guessing"))
+    said = f" {guess[0].upper()}{guess[1:]}." if guess else ""
     if not chosen:
         return (
             f"{domain['name']}: no reliable gain was found; the base answers everything "
-            f"({unit} {number(base['score'], digits)} on {base['documents']} held-out documents)."
+            f"({unit} {number(base['score'], digits)} on {base['documents']} held-out documents).{said}"
         )
     state = better(expert, text)
     verdict = {1: "better than the base", 0: "not distinguishable from the base", -1: "worse than the base"}[state]
@@ -198,4 +202,4 @@ def domain_sentence(result: dict[str, Any], domain: dict[str, Any]) -> str:
             )
     if result["recipe"].get("search", {}).get("select") == "argmax":
         words += " The choice was not guarded (argmax, the papers' rule)."
-    return words
+    return words + said

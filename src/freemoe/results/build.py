@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from freemoe.results.common import Interval, Part, Result
+from freemoe.results.common import Guessing, Interval, Part, Result
 
 KIND = "domain-experts"
 """In the manifest and the result of what ``freemoe build`` writes."""
@@ -109,6 +109,7 @@ class DomainResult(Part):
     reference_documents: int
     reported_documents: int
     rows: dict[str, Row]
+    guessing: Guessing | None = Field(None, description="Only where the base is no better than guessing.")
     router: dict[str, float | None]
     subdomains: list[SubdomainResult]
     documents: list[dict[str, Any]] = Field(

@@ -26,6 +26,17 @@ class Interval(Part):
     high: float
 
 
+class Guessing(Part):
+    """The base is no better than guessing on the documents that are reported."""
+
+    unit: Literal["points", "perplexity"]
+    score: float = Field(description="Of the base: per cent right on questions with choices, or perplexity.")
+    low: float | None = Field(None, description="Of the 95 % interval of the score in per cent.")
+    high: float | None = None
+    guessing: float = Field(description="Per cent right by chance, or the size of the vocabulary.")
+    documents: int | None = Field(None, description="Questions with choices.")
+
+
 class Cost(BaseModel):
     """What a run took; systems tell more of it."""
 

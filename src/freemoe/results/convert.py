@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from freemoe.results.common import Part, Result
+from freemoe.results.common import Guessing, Part, Result
 
 
 class DenseFacts(Part):
@@ -44,6 +44,7 @@ class ConvertResult(Result):
     base: DenseFacts
     blocks: BlockCounts
     parameters: dict[str, Any] = Field(description="Of linears and in all, dense and active, nominal and at run time.")
+    guessing: Guessing | None = Field(None, description="Only where the dense model is no better than guessing.")
     layers: list[LayerFacts]
     usage: list[list[float]] = Field(description="Per layer, the share of tokens that every expert is given.")
     scores: dict[str, dict[str, Any]] = Field(

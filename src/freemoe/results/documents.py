@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from freemoe.results.build import BuildResult
-from freemoe.results.common import Result
+from freemoe.results.common import Guessing, Result
 from freemoe.results.convert import ConvertResult
 from freemoe.results.trim import TrimResult
 
@@ -63,6 +63,7 @@ class EvaluatedDomain(Document):
     notes: list[str]
     unit: Literal["points", "perplexity"]
     rows: dict[str, dict[str, Any]] = Field(description="Per way to run it, score and paired difference to the first.")
+    guessing: Guessing | None = Field(None, description="Only where the base is no better than guessing.")
     documents: list[dict[str, Any]] | None = Field(None, description="Every document; left out with --summary.")
 
 
@@ -170,6 +171,7 @@ class BuildPlanDocument(PlanDocument):
 
     documents: dict[str, dict[str, int]] = Field(description="Per domain, those of the reference and reported split.")
     splits: list[str] = Field(description="Where they come from.")
+    warnings: list[str] = Field(description="What the build would say before its first unit of work.")
     subdomains: int
     bands_per_subdomain: int
     candidate_bands: int

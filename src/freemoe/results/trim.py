@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from freemoe.results.common import Part, Result
+from freemoe.results.common import Guessing, Part, Result
 
 
 class MixtureFacts(Part):
@@ -47,5 +47,6 @@ class TrimResult(Result):
     hooks: Hooks
     cost_of_a_token: dict[str, Any]
     test: TestPart
+    guessing: Guessing | None = Field(None, description="Only where the full mixture is no better than guessing.")
     speed: dict[str, Any]
     text: dict[str, Any]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from freemoe.core.numbers import percent
+from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.hub.cards import HERE, Measured, base_note, base_shown, front_matter, loading
 
@@ -36,18 +38,25 @@ def rows(result: dict[str, Any]) -> list[tuple[str, float, float, float]]:
 
 def headlines(result: dict[str, Any]) -> list[str]:
     """What was found, in a few lines."""
-    length, parameters = result["blocks"]["length"], result["parameters"]
+    length = result["blocks"]["length"]
     lines = [f"held-out test text, {result['blocks']['test']} tokens, context of at most {length}:"]
     lines += [
-        f"  {name}: {active:.1%} active, perplexity@{length} {perplexity:.3f}, next-token accuracy {accuracy:.2%}"
+        f"  {name}: {percent(active)} active, perplexity@{length} {perplexity:.3f}, next-token accuracy {accuracy:.2%}"
         for name, active, perplexity, accuracy in rows(result)
     ]
-    lines.append(
-        f"active weights of the decoder's linears: {parameters['active_share']:.1%} nominal, "
-        f"{parameters['active_share_at_run_time']:.1%} at run time with routers and gates; "
-        f"{parameters['active_share_with_embeddings']:.1%} with embeddings"
-    )
-    return lines
+    return [*lines, *below_table(result)]
+
+
+def below_table(result: dict[str, Any]) -> list[str]:
+    """What stands below the table of what was found: what is active, and that the dense model only guesses, if it does."""
+    parameters = result["parameters"]
+    guess = guessing_text("the test text", result.get("guessing"))
+    return [
+        f"active weights of the decoder's linears: {percent(parameters['active_share'])} nominal, "
+        f"{percent(parameters['active_share_at_run_time'])} at run time with routers and gates; "
+        f"{percent(parameters['active_share_with_embeddings'])} with embeddings",
+        *([guess] if guess else []),
+    ]
 
 
 def model_card(result: dict[str, Any]) -> str:
@@ -66,7 +75,7 @@ def model_card(result: dict[str, Any]) -> str:
         f"# {title}",
         "",
         f"Made by `freemoe convert` (method {recipe['method']}, profile {recipe['profile']}): every token uses "
-        f"{parameters['active_share']:.1%} of the weights of the decoder's linears, and no weight was changed "
+        f"{percent(parameters['active_share'])} of the weights of the decoder's linears, and no weight was changed "
         f"(base fingerprint `{base['fingerprint'][:16]}`).",
         "",
         *loading(result, "model", 'text, way = model.generate_text("...")'),
@@ -78,14 +87,15 @@ def model_card(result: dict[str, Any]) -> str:
         f"| | active | perplexity@{length} | next-token accuracy |",
         "|---|---|---|---|",
     ]
-    lines += [f"| {n} | {a:.1%} | {p:.3f} | {c:.2%} |" for n, a, p, c in rows(result)]
+    lines += [f"| {n} | {percent(a)} | {p:.3f} | {c:.2%} |" for n, a, p, c in rows(result)]
     lines += [
         "",
         f"The text was divided by content: {result['blocks']['train']:,} tokens trained, "
         f"{result['blocks']['held_out']:,} settled what training left open, {result['blocks']['test']:,} are reported. "
         "Rivals are not trained; they see the same text.",
         "",
-        f"At run time {parameters['active_share_at_run_time']:.1%} of those weights are read for a token, routers and gates "
+        *(line for said in below_table(result)[1:] for line in (said, "")),
+        f"At run time {percent(parameters['active_share_at_run_time'])} of those weights are read for a token, routers and gates "
         "included: value dimensions that a token masks are still computed. Load with another engine only after "
         "comparing logits.",
         "",

@@ -21,6 +21,7 @@ from freemoe.core.files import write_atomic
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
+from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import asked
 from freemoe.models.checkpoints.fingerprint import fingerprint
@@ -110,6 +111,7 @@ def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Pr
     structure, history, curve = decide(bench, devices)
     scores = {"dense": scored(bench, "dense", bench.test, None)}
     scores["converted"] = scored(bench, "converted", bench.test, structure)
+    guessing = text_against_guessing(scores["dense"].perplexity, vocabulary_of(bench.model))
     rivals = _rivals(bench) if recipe.rivals and recipe.method == "tomoe" else {}
     scores |= {name: score for name, (score, _) in rivals.items()}
     result = {
@@ -119,6 +121,7 @@ def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Pr
             **{part: getattr(bench, part).tokens for part in ("train", "held_out", "test")},
         },
         "parameters": counted(bench, structure),
+        **({"guessing": guessing} if guessing else {}),
         "layers": _layers(bench, structure),
         "usage": _usage(bench, structure),
         "scores": {name: score.to_dict() for name, score in scores.items()},

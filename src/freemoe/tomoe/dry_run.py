@@ -7,9 +7,8 @@ from typing import Any
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import find_sublayers
 from freemoe.recipes import ConvertRecipe
-from freemoe.text.blocks import pack_blocks
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
-from freemoe.tomoe.material import block_length, read_text
+from freemoe.tomoe.material import read_blocks
 from freemoe.tomoe.structures.structure import dense_parameters
 
 
@@ -21,12 +20,8 @@ def plan(recipe: ConvertRecipe) -> dict[str, Any]:
     """
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, "cpu")
     sublayers = find_sublayers(model)
-    length = block_length(recipe, model)
-    parts = read_text(recipe, tokenizer)
-    tokens = {
-        name: pack_blocks(tokenizer, getattr(parts, name), length, f"{name} part of the text").tokens
-        for name in ("train", "held_out", "test")
-    }
+    blocks = read_blocks(recipe, model, tokenizer)
+    length, tokens = blocks["train"].length, {name: part.tokens for name, part in blocks.items()}
     dense = dense_parameters(sublayers)
     trained = sum(
         p.numel() for p in Hypernetwork(sublayers, recipe.experts, recipe.seed).parameters() if p.requires_grad

@@ -80,25 +80,34 @@ def block_length(recipe: ConvertRecipe, model: Any) -> int:
     return wanted
 
 
+def read_blocks(recipe: ConvertRecipe, model: Any, tokenizer: Any) -> dict[str, Blocks]:
+    """The recipe's text by part, in blocks.
+
+    Raises:
+        DataError: No tokenizer, a block longer than the context, or a text that is too short.
+    """
+    if tokenizer is None:
+        raise DataError(f"{recipe.model!r} has no tokenizer, and text must become tokens. Save one beside the model.")
+    length = block_length(recipe, model)
+    parts = read_text(recipe, tokenizer)
+    return {
+        part: pack_blocks(tokenizer, getattr(parts, part), length, f"{part.replace('_', '-')} part of the text")
+        for part in ("train", "held_out", "test")
+    }
+
+
 def prepare(recipe: ConvertRecipe, run: RunFolder | None, progress: Progress | None) -> Bench:
     """Load the base and the text."""
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
     sublayers = find_sublayers(model)
-    if tokenizer is None:
-        raise DataError(f"{recipe.model!r} has no tokenizer, and text must become tokens. Save one beside the model.")
+    blocks = read_blocks(recipe, model, tokenizer)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     if recipe.train.checkpointing:
         checkpoint_activations(model)
-    length = block_length(recipe, model)
-    parts = read_text(recipe, tokenizer)
-    blocks = {
-        part: pack_blocks(tokenizer, getattr(parts, part), length, f"{part.replace('_', '-')} part of the text")
-        for part in ("train", "held_out", "test")
-    }
-    most = max(1, recipe.train.evaluation_tokens // length)
+    most = max(1, recipe.train.evaluation_tokens // blocks["train"].length)
     for part in ("held_out", "test"):
         blocks[part] = blocks[part].rows(range(min(len(blocks[part]), most)))
     return Bench(recipe, model, tokenizer, sublayers, **blocks, run=run, progress=progress or Quiet())

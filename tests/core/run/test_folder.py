@@ -112,6 +112,33 @@ def test_a_run_that_did_nothing_yet_is_in_nobodys_way(tmp_path: Path) -> None:
     assert "u" in RunFolder(tmp_path / "out", RECIPE).journal
 
 
+def test_one_that_only_noted_its_inputs_is_in_nobodys_way_either(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "out", {**RECIPE, "seed": 3}).same_inputs({"text": "a"})
+    run = RunFolder(tmp_path / "out", RECIPE)
+    run.same_inputs({"text": "b"})
+    assert run.journal.names() == ["inputs"]
+
+
+@pytest.mark.parametrize(
+    ("units", "refused", "left"),
+    [
+        ((), False, False),
+        (("inputs",), False, False),
+        (("inputs", "features|math"), False, True),
+        (("inputs", "features|math"), True, False),
+        (("inputs", "features|math", "score|math"), True, True),
+    ],
+)
+def test_what_is_left_of_a_run_that_did_not_end(
+    units: tuple[str, ...], refused: bool, left: bool, tmp_path: Path
+) -> None:
+    run = RunFolder(tmp_path / "out", RECIPE)
+    for unit in units:
+        run.journal.unit(unit, lambda: 1)
+    run.discard_if_idle(refused)
+    assert (tmp_path / "out.partial").exists() is left
+
+
 def test_a_finished_folder_is_not_touched_without_overwrite(tmp_path: Path) -> None:
     artefact(tmp_path / "out")
     with pytest.raises(ArtifactError, match=r"exists already.*--overwrite"):

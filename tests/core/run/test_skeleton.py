@@ -107,6 +107,12 @@ def test_one_that_ends_before_any_work_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_that_is_stopped_before_any_work_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        System(Plain(str(tmp_path / "out")), dies_at=1).run()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_input_is_not_gone_on_with(tmp_path: Path) -> None:
     recipe = Plain(str(tmp_path / "out"))
     with pytest.raises(KeyboardInterrupt):

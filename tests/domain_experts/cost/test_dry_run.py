@@ -1,15 +1,24 @@
 """What a build would do, what an artefact holds, and its card: plain data, nothing written."""
 
+import html
+
 import pytest
 
 from freemoe.core.errors import ArtifactError, DataError
+from freemoe.domain_experts.build import build
+from freemoe.domain_experts.candidates import check_division
 from freemoe.domain_experts.cost.dry_run import plan
 from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.prove.card import gain_text, headlines, model_card
 from freemoe.domain_experts.purify.methods import METHODS
+from freemoe.domain_experts.route.subdomains import divide, features
+from freemoe.domain_experts.workbench import prepare
+from freemoe.evals.guessing import guessing_text
 from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.recipes.build import PURIFICATIONS
+from freemoe.report.experts import render
+from freemoe.report.reading import gain_words
 from tests.domain_experts.conftest import read_result, task_recipe, text_recipe
 
 
@@ -25,6 +34,89 @@ def test_a_plan_counts_and_writes_nothing(world, artefact, tmp_path):
     assert found["time_of_one_worker_seconds"] > found["time_of_one_document_seconds"] > 0
     assert found["output"] == str(tmp_path / "out")
     assert all(str(value) for value in found.values())
+
+
+def lines_of(world, recipe):
+    """What a build says, without running it to its end."""
+    from freemoe.core.run.progress import Kept
+
+    said = Kept()
+    bench = prepare(recipe, said)
+    feature = {n: features(bench.model, [bench.scorer.prompt_ids(d) for d in data.reference.documents])
+               for n, data in bench.domains.items()}  # fmt: skip
+    divided = {n: divide(n, d.reference, feature[n], recipe.subdomains, 0) for n, d in bench.domains.items()}
+    check_division(bench, divided)
+    return said.lines
+
+
+def test_a_plan_says_what_the_build_would_say(world, tmp_path):
+    guarded = {"metrics": ["saliency", "random"], "select": "guarded"}
+    recipe = task_recipe(world, tmp_path / "out", search=guarded, subdomains={"count": 3, "min_size": 4})
+    warnings = plan(recipe)["warnings"]
+    assert warnings == lines_of(world, recipe)
+    assert any("32 reference documents; below 100 the guard can prove large gains only" in line for line in warnings)
+    assert any("no gain on so few can be proven at alpha 0.05" in line for line in warnings)
+    assert all("below 100" in line for line in plan(task_recipe(world, tmp_path / "out"))["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"subdomains": {"count": 40, "min_size": 4}}, "fewer than the 40 clusters asked for"),
+        ({"data": {"limit": 2}, "subdomains": {"by": "none"}}, "too few to give gradients, to stop and to guard"),
+        (
+            {
+                "data": {"limit": 8},
+                "search": {"metrics": ["saliency"], "select": "guarded"},
+                "subdomains": {"by": "none"},
+            },
+            "No subdomain has enough reference documents for the guard",
+        ),
+    ],
+)
+def test_a_plan_refuses_what_the_build_refuses_and_nothing_lies_about(changes, said, world, tmp_path):
+    recipe = task_recipe(world, tmp_path / "out", **changes)
+    with pytest.raises(DataError, match=said) as planned:
+        plan(recipe)
+    with pytest.raises(DataError, match=said) as built:
+        build(recipe)
+    assert str(planned.value) == str(built.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_refuses_text_that_fills_no_block(world, tmp_path):
+    (tmp_path / "short.txt").write_text("Too short.\n\nBy far.\n\nIndeed.")
+    recipe = text_recipe(world, tmp_path / "out", domains={"wiki": [f"text:{tmp_path / 'short.txt'}"]})
+    for run in (plan, build):
+        with pytest.raises(DataError, match="gives no block of 256 tokens"):
+            run(recipe)
+    assert [p.name for p in tmp_path.iterdir()] == ["short.txt"]
+
+
+def test_a_base_that_guesses_is_said_everywhere(artefact, text_artefact):
+    for folder in (artefact, text_artefact):
+        result = read_result(folder)
+        for domain in result["domains"]:
+            base = domain["rows"]["base"]["score"]
+            found = domain.get("guessing")
+            if domain["unit"] == "perplexity":
+                assert (found is not None) == (base >= 288)
+            elif domain["name"] == "law":  # three choices, a base of random weights
+                assert found["score"] == pytest.approx(base)
+                assert found["guessing"] == pytest.approx(100 / 3)
+            else:
+                assert found is None  # one continuation is not guessed
+            said = guessing_text(domain["name"], found)
+            assert (said in headlines(result)) == bool(said)
+            assert said in model_card(result)
+            assert said[1:] in html.unescape(render(result))
+    assert guessing_text("law", read_result(artefact)["domains"][0]["guessing"]).startswith("base: ")
+
+
+def test_a_ratio_below_a_thousandth_keeps_its_digits():
+    row = {"ratio": {"mean": 0.00042, "low": 0.0004, "high": 0.00045}, "score": 3.0}
+    assert gain_text(row, "perplexity") == "x 0.00042 [0.0004, 0.00045]"
+    assert gain_words(row, True) == "× 0.00042 [0.0004, 0.00045]"
 
 
 def test_a_plan_of_text_and_of_halving(world, tmp_path):
@@ -102,7 +194,7 @@ def test_the_card_shows_the_numbers_of_the_result(artefact, text_artefact):
             for sub in domain["subdomains"]:
                 assert f"- {sub['name']}: {sub['verdict']}" in card
         lines = headlines(result)
-        own = sum(1 + len(d["subdomains"]) for d in result["domains"])
+        own = sum(1 + ("guessing" in d) + len(d["subdomains"]) for d in result["domains"])
         assert [line for line in lines if line.startswith("  ")] == [
             f"  {sub['name']}: {sub['verdict']}" for d in result["domains"] for sub in d["subdomains"]
         ]

@@ -27,6 +27,12 @@ try:
 except ImportError:
     fcntl = None
 
+INPUTS = "inputs"
+"""The unit that notes what a run reads. A run that has done no other did nothing."""
+
+PREPARING = (INPUTS, "features")
+"""What is before the bar of a unit that only looks at documents: nothing is lost with it where a run is refused."""
+
 RUNNING = "running.pid"
 """In a working folder: the process that writes it, locked while that one lives."""
 
@@ -88,7 +94,7 @@ class RunFolder:
             except ValueError:
                 known = {}
             # A run that stopped before its first unit of work (a misspelt task, a missing file) is in nobody's way.
-            idle = not (self.partial / "journal.jsonl").exists()
+            idle = set(Journal(self.partial / "journal.jsonl").names()) <= {INPUTS}
             if not resume or (known != identity and (overwrite or idle)):
                 shutil.rmtree(self.partial)
                 self._release()
@@ -115,9 +121,14 @@ class RunFolder:
         self.journal = Journal(self.partial / "journal.jsonl")
         self.join()
 
-    def discard_if_idle(self) -> None:
-        """Remove the working folder if no unit of work was finished: nothing is lost, and nothing lies about."""
-        if not self.journal.path.exists():
+    def discard_if_idle(self, refused: bool = False) -> None:
+        """Remove the working folder if no unit of work was finished: nothing is lost, and nothing lies about.
+
+        Args:
+            refused: The run cannot go on as it is, so that units that only prepare are of no use either.
+        """
+        nothing = PREPARING if refused else (INPUTS,)
+        if all(name.partition("|")[0] in nothing for name in self.journal.names()):
             shutil.rmtree(self.partial, ignore_errors=True)
         self._release()
 
@@ -133,7 +144,7 @@ class RunFolder:
         Raises:
             DataError: When it reads something else; says what.
         """
-        then = self.journal.unit("inputs", lambda: now)
+        then = self.journal.unit(INPUTS, lambda: now)
         for what, value in now.items():
             if then[what] != value:
                 raise DataError(

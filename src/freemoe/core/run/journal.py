@@ -50,6 +50,10 @@ class Journal:
                 whole += len(line)
         return whole
 
+    def names(self) -> list[str]:
+        """Names of the finished units, in their order."""
+        return list(self._values)
+
     def __contains__(self, unit: str) -> bool:
         return unit in self._values
 

@@ -43,6 +43,17 @@ class Quiet:
         log.info("%s", line)
 
 
+class Kept(Quiet):
+    """A progress that keeps its lines, for a dry run to print what the run itself would say."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        """Keep the line."""
+        self.lines.append(line)
+
+
 @dataclass
 class _Stage:
     name: str

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.environment import environment
+from freemoe.core.errors import FreeMoEError
 from freemoe.core.files import CARD, write_atomic
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run.folder import RunFolder
@@ -115,8 +116,8 @@ def carry_out(
     run = RunFolder(recipe.output, identity, overwrite=overwrite, resume=resume)
     try:
         made = steps(run, progress or Quiet())
-    except BaseException:
-        run.discard_if_idle()
+    except BaseException as error:
+        run.discard_if_idle(refused=isinstance(error, FreeMoEError))
         raise
     result = {
         "format": RESULT_FORMAT,

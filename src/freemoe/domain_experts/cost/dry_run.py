@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from freemoe.core.run.progress import Kept
+from freemoe.domain_experts.candidates import check_division
 from freemoe.domain_experts.cost.memory import FITTED, fitting, stage_peaks
 from freemoe.domain_experts.purify.activations import free_bytes
 from freemoe.domain_experts.purify.methods import method_of
@@ -26,20 +28,27 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     """Count units of work, memory and time of a build; loads data and base, writes nothing.
 
     Returns:
-        Plain data in the order to print it; the last word of a key is its unit: ``memory_bytes``, ``time_seconds``.
+        Plain data in the order to print it; the last word of a key is its unit: ``memory_bytes``, ``time_seconds``; ``warnings``
+        are the lines that the build would say.
+
+    Raises:
+        FreeMoEError: What the build would raise before its first unit of work.
     """
-    bench = prepare(recipe)
+    said = Kept()
+    bench = prepare(recipe, said)
     fitted = any(METRICS.get(m).needs == "gradients" for m in recipe.search.metrics)
-    subdomains, reference, reported, purified = [], 0, 0, 0.0
+    divided, reference, reported, purified = {}, 0, 0, 0.0
     for name, data in bench.domains.items():
         ids = [bench.scorer.prompt_ids(d) for d in data.reference.documents]
         part = divide(
             name, data.reference, features(bench.model, ids, recipe.subdomains.feature), recipe.subdomains, recipe.seed
         )
-        subdomains += list(part.names)
+        divided[name] = part
         reference += len(data.reference)
         reported += len(data.reported)
         purified += _documents_to_fit(bench, data.reference.documents, part.labels, fitted)
+    check_division(bench, divided)
+    subdomains = sum(len(part.names) for part in divided.values())
     bands = sum(
         len(grid(recipe.bands, m, recipe.seed)) for m in recipe.search.metrics if METRICS.get(m).needs != "gradients"
     )
@@ -60,10 +69,11 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
             n: {"reference": len(d.reference), "reported": len(d.reported)} for n, d in bench.domains.items()
         },
         "splits": [note for d in bench.domains.values() for note in d.notes],
-        "subdomains": len(subdomains),
+        "warnings": said.lines,
+        "subdomains": subdomains,
         "bands_per_subdomain": bands,
-        "candidate_bands": len(subdomains) * bands,
-        "purifications": len(subdomains) * fitted,
+        "candidate_bands": subdomains * bands,
+        "purifications": subdomains * fitted,
         "document_scores_to_search": round(reference * passes["search"]),
         "document_scores_to_report": round(reported * evidence),
         **_memory(bench, stages),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from freemoe.core.numbers import decimals
 from freemoe.domain_experts.structured.wording import unit_lines
+from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.hub.cards import Measured, base_note, base_shown, front_matter, loading
 
@@ -15,7 +17,7 @@ def gain_text(row: dict[str, Any], unit: str) -> str:
     """A row's paired difference to the base with its interval, in words."""
     if unit == "perplexity":
         r = row["ratio"]
-        return f"x {r['mean']:.3f} [{r['low']:.3f}, {r['high']:.3f}]"
+        return f"x {decimals(r['mean'], 3)} [{decimals(r['low'], 3)}, {decimals(r['high'], 3)}]"
     g = row["gain"]
     return f"{g['mean']:+.1f} [{g['low']:+.1f}, {g['high']:+.1f}]"
 
@@ -30,13 +32,14 @@ def headlines(result: dict[str, Any]) -> list[str]:
             share = 100 * off / max(1, result["base"]["weights"]) / max(1, len(domain["subdomains"]))
             lines.append(
                 f"{domain['name']}: held-out perplexity {rows['base']['score']:.2f} -> {rows['expert']['score']:.2f} "
-                f"(x {rows['expert']['ratio']['mean']:.3f}, {share:.2g} % of weights off)"
+                f"(x {decimals(rows['expert']['ratio']['mean'], 3)}, {share:.2g} % of weights off)"
             )
         else:
             lines.append(
                 f"{domain['name']}: {domain['metric']} {rows['base']['score']:.1f} -> {rows['expert']['score']:.1f} "
                 f"({gain_text(rows['expert'], 'points')} points, {domain['reported_documents']} held-out documents)"
             )
+        lines += _guessing_lines(domain)
         for sub in domain["subdomains"]:
             lines.append(f"  {sub['name']}: {sub['verdict']}")
             if sub.get("units"):
@@ -48,6 +51,11 @@ def headlines(result: dict[str, Any]) -> list[str]:
             f"[{mean['low']:+.2f}, {mean['high']:+.2f}] points"
         )
     return lines
+
+
+def _guessing_lines(domain: dict[str, Any]) -> list[str]:
+    said = guessing_text(domain["name"], domain.get("guessing"))
+    return [said] if said else []
 
 
 def model_card(result: dict[str, Any]) -> str:
@@ -81,6 +89,8 @@ def model_card(result: dict[str, Any]) -> str:
             cell = "-" if row is None else f"{row['score']:.2f}"
             cells.append(cell if row is None or name == "base" else f"{cell} ({gain_text(row, domain['unit'])})")
         lines.append(f"| {domain['name']} | {domain['metric']} | " + " | ".join(cells) + " |")
+    for domain in result["domains"]:
+        lines += [line for said in _guessing_lines(domain) for line in ("", said)]
     lines += ["", "What was accepted, and what was not:", ""]
     lines += [f"- {line.strip()}" for line in headlines(result) if line.startswith("  ")]
     lines += [

@@ -18,6 +18,7 @@ from freemoe.domain_experts.structured.evidence import cut_evidence, unit_eviden
 from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits
 from freemoe.domain_experts.workbench import MakeMask, Workbench
 from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.guessing import against_guessing, vocabulary_of
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import Document, FrozenChoice
 from freemoe.models.mask import Mask, random_mask
@@ -73,6 +74,7 @@ def reported_evidence(
                 lambda unit, off, docs, domain=domain: bench.reported_scores(domain, unit, off, docs),
                 recipe.seed,
             )
+            evidence["guessing"] = _against_guessing(bench, documents, evidence)
             evidence["router"] |= calibration_errors(seen, [domain] * len(seen), [part.names[k] for k in known])
             found.append(_domain_result(bench, domain, part, by_name, accepted, evidence))
             for k, (name, entry) in enumerate(zip(part.names, found[-1]["subdomains"], strict=True)):
@@ -83,6 +85,13 @@ def reported_evidence(
                 by_name[name].rankings.forget()
             advance(0 if domain in done else 1)
     return found
+
+
+def _against_guessing(
+    bench: Workbench, documents: Sequence[Document], evidence: dict[str, Any]
+) -> dict[str, Any] | None:
+    values, score = [entry["base"] for entry in evidence["documents"]], evidence["rows"]["base"]["score"]
+    return against_guessing(documents, values, score, vocabulary_of(bench.model), bench.recipe.seed)
 
 
 def _units_of(
@@ -147,6 +156,7 @@ def _domain_result(
         "reference_documents": len(data.reference),
         "reported_documents": len(data.reported),
         "rows": evidence["rows"],
+        **({"guessing": evidence["guessing"]} if evidence["guessing"] else {}),
         "router": evidence["router"],
         "subdomains": subdomains,
         "documents": evidence["documents"],

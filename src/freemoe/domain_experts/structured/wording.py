@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from freemoe.core.numbers import decimals, percent
+
 
 def unit_lines(name: str, units: dict[str, Any]) -> list[str]:
     """What stands in the summary of a build, in words."""
@@ -12,11 +14,11 @@ def unit_lines(name: str, units: dict[str, Any]) -> list[str]:
         rivals = ", ".join(f"{n} {_figure(row)}" for n, row in point["rivals"].items())
         mark = " (the candidate)" if point["candidate"] and len(units["points"]) > 1 else ""
         lines.append(
-            f"  {name}: {point['units']} of {units['of']} {_words(units['kind'])} off ({point['share']:.1%}){mark}: held out "
+            f"  {name}: {point['units']} of {units['of']} {_words(units['kind'])} off ({percent(point['share'])}){mark}: held out "
             f"{_figure(point['row'], interval=True)}" + (f"; at as many: {rivals}" if rivals else "")
         )
     lines.append(
-        f"  {name}: largest share off whose 95 % interval does not leave the base: {units['largest_share']:.1%}"
+        f"  {name}: largest share off whose 95 % interval does not leave the base: {percent(units['largest_share'])}"
         if units["largest_share"]
         else f"  {name}: at every share tried the 95 % interval leaves the base for the worse"
     )
@@ -37,8 +39,8 @@ def _words(kind: str) -> str:
 
 
 def _figure(row: dict[str, Any], interval: bool = False) -> str:
-    seen, form = (row["ratio"], "x {:.3f}") if "ratio" in row else (row["gain"], "{:+.1f}")
-    text = form.format(seen["mean"])
+    seen = row["ratio"] if "ratio" in row else row["gain"]
+    text = f"x {decimals(seen['mean'], 3)}" if "ratio" in row else f"{seen['mean']:+.1f}"
     if not interval:
         return text
     unit = "perplexity" if "ratio" in row else "points"

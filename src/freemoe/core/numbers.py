@@ -1,0 +1,21 @@
+"""Numbers for people."""
+
+from __future__ import annotations
+
+
+def decimals(value: float, places: int) -> str:
+    """A number with so many decimals, or with two significant digits where those decimals would show less.
+
+    A ratio of 0.0004 is not "0.000", and a share of 0.00012 is not "0.0 %".
+
+    Args:
+        value: The number; zero is zero.
+        places: Decimals.
+    """
+    small = 0 < abs(value) < 10.0**-places
+    return f"{value:.2g}" if small else f"{value:.{places}f}"
+
+
+def percent(share: float, places: int = 1) -> str:
+    """A share in per cent, ``12.3%``; see `decimals`."""
+    return f"{decimals(100 * share, places)}%"
