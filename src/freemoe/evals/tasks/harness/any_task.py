@@ -9,6 +9,7 @@ rendered question with its right answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from freemoe.evals.tasks.benchmarks import Benchmark, Sources
 from freemoe.evals.tasks.documents import Kind
 from freemoe.evals.tasks.harness.rows import Part, gold_index, require_lm_eval
 from freemoe.evals.tasks.harness.tasks import LmEvalTask
+from freemoe.hub.reach import asking
 
 PREFIX = "lm_eval:"  # as `domains` has it
 
@@ -222,7 +224,8 @@ def _data(spec: str, config: Mapping[str, Any]) -> Any:
     try:
         if callable(custom):
             return custom(**(config.get("metadata") or {}), **options)
-        return datasets.load_dataset(path=path, name=config.get("dataset_name"), **options)  # pyright: ignore
+        with nullcontext() if path in FILES else asking():
+            return datasets.load_dataset(path=path, name=config.get("dataset_name"), **options)  # pyright: ignore
     except Exception as error:  # the hub's client raises a dozen kinds of its own, and readers of files more
         where = f"the files that its YAML names ({path})" if path in FILES else f"the data set {path} from the hub"
         way = (
