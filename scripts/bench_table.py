@@ -1,4 +1,4 @@
-"""Write the README's table of figures from what the benchmarks left in `docs/benchmarks/`.
+"""Write the table of figures in `docs/benchmarks.md` from what the benchmarks left in `docs/benchmarks/`.
 
 First: freemoe bench all --data-root FOLDER -o docs/benchmarks
 """
@@ -54,17 +54,17 @@ def _verdict(figure: dict[str, Any]) -> str:
     return "**missed**" if figure["verdict"] == "missed" else figure["verdict"]
 
 
-def rendered(readme: str, found: list[dict[str, Any]]) -> str:
-    """The README with its table made anew."""
-    before, rest = readme.split(BEGIN)
+def rendered(page: str, found: list[dict[str, Any]]) -> str:
+    """The page with its table made anew."""
+    before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{table(found)}\n{END}{after}"
 
 
 def main() -> None:
-    """Write the table into the README."""
-    readme = ROOT / "README.md"
-    readme.write_text(rendered(readme.read_text(encoding="utf-8"), results()), encoding="utf-8")
+    """Write the table into the page."""
+    page = ROOT / "docs" / "benchmarks.md"
+    page.write_text(rendered(page.read_text(encoding="utf-8"), results()), encoding="utf-8")
 
 
 if __name__ == "__main__":
