@@ -36,7 +36,7 @@ RUN = ("bash", "python")
 READ = ("text", "json", "jsonl", "yaml", "toml", "make")
 """Languages of blocks that are only read."""
 
-LIMIT = 300
+LIMIT = 900
 """Seconds that one block may take."""
 
 _REASON = re.compile(r"<!-- not run: (\S.*\S) -->")

@@ -196,8 +196,9 @@ def hardware_page() -> str:
         "# Hardware and time",
         "",
         "Made from the JSON in `docs/benchmarks/`: nothing here is an estimate. Everything ran on two CPU cores, and other work took",
-        "a share of them in the rows of SmolLM2-135M. [Memory](memory.md) says what a build holds, measured and by arithmetic up",
-        "to 70B; `freemoe build ... --dry-run` says it of your own model, with the time.",
+        "a share of them in all tables but the last one, and there in `gain`, `purify-step`, `streaming`, `tomoe-quality` and in part",
+        "`tomoe-speed`. [Memory](memory.md) says what a build holds, measured and by arithmetic up to 70B;",
+        "`freemoe build ... --dry-run` says it of your own model, with the time.",
     ]
     return "\n".join([*lines, *_subdomains(), *_mixtures(), *_demo(), *_streamed(), *_steps(), *_benches()]) + "\n"
 

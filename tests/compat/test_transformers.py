@@ -32,7 +32,10 @@ def test_which_side_of_a_weight_its_inputs_stand():
 
 
 def test_a_gguf_is_dequantised_where_it_has_to_be_asked_for(monkeypatch):
-    assert compat.dequantised()["quantization_config"].dequantize is True
+    import transformers
+
+    if hasattr(transformers, "GgufConfig"):  # 5.16 has none yet
+        assert compat.dequantised()["quantization_config"].dequantize is True
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace())
     assert compat.dequantised() == {}
 
