@@ -2,7 +2,7 @@
 
     python scripts/docs_blocks.py [PAGE ...]
 
-A block in `bash` or `python` is run; one of another language is something to read. A block that cannot be run says why in a
+A block in `bash`, `console` or `python` is run; one of another language is something to read. A block that cannot be run says why in a
 comment above it, `<!-- not run: needs a model of your own -->`; the comment stands in the page's source, and the block is
 still parsed.
 """
@@ -32,7 +32,8 @@ PAGES = [
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
 
-RUN = ("bash", "python")
+RUN = ("bash", "console", "python")
+SHELL = RUN[:2]
 READ = ("text", "json", "jsonl", "yaml", "toml", "make")
 """Languages of blocks that are only read."""
 
@@ -59,6 +60,13 @@ class Block:
     language: str
     text: str
     reason: str = ""
+
+    @property
+    def commands(self) -> str:
+        """What a shell runs: all of it, or of a session with prompts what stands behind them."""
+        lines = self.text.splitlines()
+        typed = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        return "\n".join(typed or lines) + "\n"
 
     @property
     def place(self) -> str:
@@ -91,8 +99,8 @@ def fault(block: Block) -> str:
             ast.parse(block.text)
         except SyntaxError as error:
             return f"no Python: {error}"
-    if block.language == "bash":
-        found = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, check=False)
+    if block.language in SHELL:
+        found = subprocess.run(["bash", "-n"], input=block.commands, capture_output=True, text=True, check=False)
         if found.returncode:
             return f"no bash: {found.stderr.strip()}"
     return ""
@@ -113,7 +121,7 @@ def run_page(page: Path, folder: Path) -> tuple[int, list[str]]:
                 return done, [f"{block.place}: {wrong}"]
             if block.language not in RUN or block.reason:
                 continue
-            wrong = _run_bash(block) if block.language == "bash" else _run_python(block, names)
+            wrong = _run_bash(block) if block.language in SHELL else _run_python(block, names)
             done += 1
             if wrong:
                 return done, [f"{block.place} failed:\n{wrong}"]
@@ -123,7 +131,7 @@ def run_page(page: Path, folder: Path) -> tuple[int, list[str]]:
 def _run_bash(block: Block) -> str:
     # The commands of the environment that runs this, whatever the shell's own path says.
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    script = f"set -euo pipefail\n{block.text}"
+    script = f"set -euo pipefail\n{block.commands}"
     try:
         found = subprocess.run(
             ["bash", "-c", script],

@@ -53,9 +53,9 @@ BLOCKS = script("docs_blocks")
 
 
 def commands_in(guide: Path) -> str:
-    """Inline code, and the blocks in bash."""
+    """Inline code, and the blocks for a shell."""
     found = [f"`{code}" for code in re.findall(r"`([^`\n]+)`", text_of(guide))]
-    return "\n".join([*found, *(b.text for b in BLOCKS.blocks(guide) if b.language == "bash")])
+    return "\n".join([*found, *(b.commands for b in BLOCKS.blocks(guide) if b.language in BLOCKS.SHELL)])
 
 
 @by_guide
@@ -145,8 +145,15 @@ def test_a_block_that_fails_is_found(tmp_path: Path) -> None:
     page = ROOT / "docs" / "index.md"
     good, bad = "```bash\ntrue\n```\n", "```bash\necho seen && false\n```\n"
     skipped = "<!-- not run: it never ends -->\n```bash\nfalse\n```\n"
+    session = "```console\n$ true\nwhat it says (\n$ echo 1\n1\n```\n"
     raising = "```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n"
-    for text, run, failures in ((good + skipped, 1, 0), (bad + good, 1, 1), (raising, 2, 1), ("```\nx\n```\n", 0, 1)):
+    for text, run, failures in (
+        (good + skipped, 1, 0),
+        (bad + good, 1, 1),
+        (session, 1, 0),
+        (raising, 2, 1),
+        ("```\nx\n```\n", 0, 1),
+    ):
         here = tmp_path / page.name
         here.write_text(text)
         BLOCKS.ROOT, before = tmp_path, BLOCKS.ROOT
