@@ -28,7 +28,7 @@ def test_a_missing_name_says_release_and_cure(path):
         name_of("transformers", path, "test it")
     assert str(caught.value) == (
         f"transformers {metadata.version('transformers')} has no {path.replace(':', '.')}; freemoe needs it to test it, and "
-        "is tried with transformers>=5,<6. pip install 'transformers>=5,<6'"
+        "is tried with transformers>=5.16,<6. pip install 'transformers>=5.16,<6'"
     )
     assert caught.value.__cause__ is not None
 

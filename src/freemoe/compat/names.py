@@ -8,7 +8,7 @@ from typing import Any
 from freemoe.core.environment import versions
 from freemoe.core.errors import VersionError
 
-TRIED = {"transformers": ">=5,<6", "lm-eval": ">=0.4.13", "peft": ">=0.18"}
+TRIED = {"transformers": ">=5.16,<6", "lm-eval": ">=0.4.13", "peft": ">=0.18"}
 """Package -> releases that freemoe is tried with, as in ``pyproject.toml``."""
 
 

@@ -43,7 +43,7 @@ def make_known_to_pipelines(kind: type) -> None:
 def dequantised() -> dict[str, Any]:
     """Arguments of ``from_pretrained`` that have all of a GGUF file dequantised.
 
-    Releases that have ``GgufConfig`` leave some architectures' weights packed without it; 5.0 has none and never does.
+    Releases that have ``GgufConfig`` leave some architectures' weights packed without it; 5.16 has none and never does.
     """
     import transformers
 
