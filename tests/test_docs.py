@@ -198,3 +198,14 @@ def test_every_extra_has_code_behind_it() -> None:
 
     extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
     assert set(extras) == {"eval", "gguf", "devices", "dev", "docs"}
+
+
+def test_the_citation_names_this_version() -> None:
+    import yaml
+
+    from freemoe import __version__
+
+    found = yaml.safe_load(text_of(ROOT / "CITATION.cff"))
+    assert found["version"] == __version__
+    assert found["title"].startswith("freemoe")
+    assert {"cff-version", "message", "authors"} <= set(found)
