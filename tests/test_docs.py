@@ -27,7 +27,7 @@ GUIDES = [
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OPTIONS = {option for c in COMMANDS.values() for p in c.params for option in [*p.opts, *p.secondary_opts]}
 # Of other programs that the guides call.
-OTHERS = {"--tasks"}
+OTHERS = {"--tasks", "--python"}
 PACKAGE = ROOT / "src" / "freemoe"
 PLACES = (ROOT, PACKAGE, PACKAGE / "evals", ROOT / "docs", ROOT / "recipes")
 
