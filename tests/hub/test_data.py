@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 
 import pytest
-from freemoe.evals.tasks.lm_eval_rows import hub_rows
 
 from freemoe.core.errors import DataError, HubError
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
+from freemoe.evals.tasks.harness.rows import hub_rows
 from freemoe.text.hub_data import load_hub_data
 from freemoe.text.mixes import ALPACA, _from_hub
 from tests.fake_hub import FakeHub
