@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,3 +124,20 @@ def test_one_message_where_the_hub_is_out_of_reach(gone: str, freemoe: Freemoe) 
         assert done.err.count("\n") == 1, done.err
         if line[0] != "build":
             assert f"the hub at {gone} cannot be reached" in done.err, line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [["build", "no/body", "-d", "a=demo:math"], ["eval", "no/body", "-d", "a=demo:math"], ["generate", "no/body", "x"]],
+)
+def test_what_is_out_of_reach_is_said_before_anything_heavy_is_loaded(line: list[str], tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.argv = ['freemoe', *{line!r}]\n"
+        "from freemoe.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n"
+        "    assert stop.code == 2, stop.code\n    assert 'torch' not in sys.modules"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "'no/body': it is not in the cache, and HF_HUB_OFFLINE is set" in done.stderr

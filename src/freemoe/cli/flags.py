@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from freemoe.cli import completion
 from freemoe.cli.common import Shown, apply_sets, calm_libraries, print_found, print_recipe, set_path
+from freemoe.hub.fetch import require_in_reach
 from freemoe.recipes import Recipe, recipe_from
 from freemoe.recipes.build import METRICS, PURIFICATIONS, ROUTERS, SEARCHES
 from freemoe.recipes.convert import METHODS
@@ -116,7 +117,10 @@ class Command:
         recipe = self.read(values)
         if values["print_recipe_"]:
             print_recipe(recipe, values["as_json"])
-        elif values["dry_run"]:
+            return
+        # What a recipe's model is: an artefact, for eval.
+        require_in_reach(getattr(recipe, "artefact", None) or getattr(recipe, "model", ""))
+        if values["dry_run"]:
             self.print_plan(recipe, values["as_json"])
         else:
             shown = shown_as(values)

@@ -9,6 +9,7 @@ import typer
 from freemoe.cli import completion
 from freemoe.cli.common import calm_libraries, console, print_json, say
 from freemoe.core.registry import unknown_name
+from freemoe.hub.fetch import require_in_reach
 
 if TYPE_CHECKING:
     from freemoe.evals.engine.answering import Opened
@@ -70,6 +71,7 @@ def register(app: typer.Typer) -> None:
         dry_run: bool = typer.Option(False, "--dry-run", help="Say which expert would answer; write nothing."),
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
     ) -> None:
+        require_in_reach(artefact)
         calm_libraries()
         import torch
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import MANIFEST
-from freemoe.hub.reach import asking, endpoint, refusal
+from freemoe.hub.reach import asking, endpoint, out_of_reach, refusal
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,23 @@ def _parts(source: str, access: Access) -> tuple[str, Access]:
     """Repository, and how it is asked for the revision that stands behind its name."""
     name, at, revision = source.partition("@")
     return name, access.of(revision) if at else access
+
+
+def require_in_reach(source: object) -> None:
+    """Say at once, before anything heavy is loaded, that a repository is neither in the cache nor in reach.
+
+    Args:
+        source: What a command was given for a model or an artefact; nothing is asked of what is no ``owner/name``.
+
+    Raises:
+        HubError: It can be read from nowhere.
+    """
+    if not is_repository(source):
+        return
+    name, access = _parts(str(source), Access())
+    closed = "" if _kept(name, access).is_dir() else out_of_reach()
+    if closed:
+        raise refusal(f"repository {name!r}", FileNotFoundError(name), closed)
 
 
 def fetch_artefact(source: str | Path, access: Access | None = None, *, required: bool = False) -> Path:
