@@ -220,7 +220,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("saliency.step_tokens", 0, "greater than or equal to 1"),
     ("saliency.every", 0, "greater than or equal to 1"),
     ("data.text_given", -1, "greater than or equal to 0"),
-    ("data.tasks", 5, "valid string"),
+    ("data.task_folder", 5, "valid string"),
     ("saliency.gradient_share", 0.9, "less than 5 %"),
     ("saliency.gradient_share", 0, "greater than 0"),
     ("saliency.stop_share", 1, "less than 1"),

@@ -52,7 +52,7 @@ QUIET = typer.Option(False, "--quiet", "-q", help="No progress on standard error
 SHARED: Flags = {
     "output": OUTPUT,
     "data_root": "data.root",
-    "task_folder": "data.tasks",
+    "task_folder": "data.task_folder",
     "limit": "data.limit",
     "fewshot": "data.fewshot",
     "chat": "data.chat",

@@ -37,6 +37,13 @@ def make_known_to_pipelines(kind: type) -> None:
         names.append(kind.__name__)
 
 
+def rename(model: Any, tokenizer: Any, name: str) -> None:
+    """Give a model and its tokenizer, or None, another name than that of the folder they were loaded from."""
+    model.name_or_path = model.config._name_or_path = name
+    if tokenizer is not None:
+        tokenizer.name_or_path = name
+
+
 # ------------------------------------------------------------------------------------------ GGUF
 
 

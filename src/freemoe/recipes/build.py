@@ -43,7 +43,9 @@ class DataSection(Section):
         description="Tokens at the start of a block of text that are context only; 0: the beginning-of-text token "
         "stands before the block, as lm-eval has it.",
     )
-    tasks: str | None = Field(default=None, description="Folder of further lm-eval tasks: YAML files for lm_eval:NAME.")
+    task_folder: str | None = Field(
+        default=None, description="Folder of further lm-eval tasks: YAML files for lm_eval:NAME."
+    )
 
 
 class SubdomainSection(Section):

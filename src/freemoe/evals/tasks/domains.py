@@ -254,7 +254,7 @@ def domain_of(recipe: BuildRecipe | EvalRecipe, name: str, tokenizer: Any) -> Do
         allow_code_execution=recipe.data.allow_code_execution,
         text_given=recipe.data.text_given,
         chat=recipe.data.chat,
-        task_folder=recipe.data.tasks,
+        task_folder=recipe.data.task_folder,
     )
 
 

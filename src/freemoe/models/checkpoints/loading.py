@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from freemoe.assets import BUNDLED, BUNDLED_MOE, demo_model_path, demo_moe_path
-from freemoe.compat.transformers import dequantised, make_plain
+from freemoe.compat.transformers import dequantised, make_plain, rename
 from freemoe.core.errors import DataError, FreeMoEError, HubError, RecipeError
 from freemoe.core.plugins import load_model_type
 from freemoe.hub.fetch import Access, fetch_model
@@ -109,9 +109,7 @@ def load_base(
         tokenizer = None
     if not from_gguf and _place(model) is None:
         # So that what is saved of it names the repository, and no folder of this machine.
-        base.name_or_path = base.config._name_or_path = str(model)
-        if tokenizer is not None:
-            tokenizer.name_or_path = str(model)
+        rename(base, tokenizer, str(model))
     if isinstance(device, str) and one:
         base.to(pick_device(device))
     if away := [p.numel() * p.element_size() for p in base.parameters() if p.is_meta]:
