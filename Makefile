@@ -7,6 +7,10 @@ STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
 CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 
+# Test files side by side, each with one thread; a worker takes about 2 GB.
+TEST_WORKERS ?= $(shell n=$(CORES); [ $$n -gt 4 ] && n=4; echo $$n)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+
 # torch would otherwise count the cores of the machine rather than those that this process may use.
 export OMP_NUM_THREADS ?= $(CORES)
 
@@ -39,7 +43,7 @@ real: $(STAMP) $(REAL_TEXT) ## Build, merge and measure an expert of a real LLM 
 	$(BIN)/freemoe eval real-model/model-q8_0.gguf -d text=text:$(REAL_TEXT) --limit $(REAL_EVAL_LIMIT)
 
 test: $(STAMP) ## Run every test
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 browser-test: export FREEMOE_SCREENSHOTS ?= screenshots
 browser-test: $(STAMP) ## Open the reports in a headless chromium, in two widths and both themes; screenshots are kept
@@ -49,7 +53,7 @@ check: $(STAMP) ## Format, lint, types and tests, as a change must pass them
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 docs: $(DOCS_STAMP) ## Run every code block of the docs, then build the site into site/; a dead link fails
 	$(BIN)/python scripts/docs_blocks.py
