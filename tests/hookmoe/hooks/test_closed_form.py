@@ -96,3 +96,14 @@ def test_the_started_hook_is_the_linear_map(mixtral: Any) -> None:
     torch.testing.assert_close(
         hooks.items()[0][1].shift(x), (x.double() @ first.T @ second.T).float(), rtol=1e-3, atol=1e-5
     )
+
+
+def test_a_hook_wider_than_the_map_holds_all_of_it_and_nothing_more(mixtral: Any) -> None:
+    plan = Plan((2, 1, 2))
+    exact, wide = (new_hooks(mixtral, {1: width}, "block", "parallel", seed=0) for width in (64, 100))
+    for hooks in (exact, wide):
+        ridge_start(mixtral, plan, hooks, blocks_of())
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    (one,), (other,) = ([hook for _, hook in hooks.items()] for hooks in (exact, wide))
+    torch.testing.assert_close(one.shift(x), other.shift(x))
+    assert torch.count_nonzero(other.down.weight[:, 64:]) == 0

@@ -141,7 +141,7 @@ def linear_map(xx: Tensor, xr: Tensor, rank: int, ridge: float = 1e-3) -> tuple[
 def ridge_start(model: Any, plan: Plan, hooks: Hooks, blocks: Blocks, rescale: str = "none") -> None:
     """Set parallel hooks to the best linear map of what their blocks lost; a ReLU pair carries one direction.
 
-    A hook of width d starts as a map of rank d / 2, because ReLU(z) - ReLU(-z) = z needs two neurons.
+    A hook of width d starts as a map of rank d / 2, at most h, because ReLU(z) - ReLU(-z) = z needs two neurons.
     """
     sums: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -152,7 +152,8 @@ def ridge_start(model: Any, plan: Plan, hooks: Hooks, blocks: Blocks, rescale: s
 
     walk(model, plan, blocks, add, rescale)
     for number, hook in hooks.items():
-        rank = hook.width // 2
+        # A hook wider than 2 h has the whole map in its first neurons; the others begin at W2 = 0.
+        rank = min(hook.width // 2, hook.up.in_features)
         if number not in sums or rank == 0:
             continue
         first, second = linear_map(*(t.cpu() for t in sums[number]), rank)
