@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import typer
-from rich.table import Table
 
 from freemoe.cli import completion
 from freemoe.cli.common import Shown, calm_libraries, print_json, print_table, read_domains, say, stopped
@@ -63,8 +62,7 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: Show
     """Score, print a table; there is nothing that could be resumed."""
     del resume
     calm_libraries()
-    from freemoe.core.numbers import decimals
-    from freemoe.domain_experts.prove.card import gain_text
+    from freemoe.report.tables import evaluation_table
     from freemoe.systems import evaluate
 
     try:
@@ -80,13 +78,7 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: Show
         if recipe.output:
             say(f"result: {recipe.output}")
         return
-    table = Table("domain", "expert", "score", "difference to the base [95 %]", "documents", "set aside", box=None)
-    for domain in result["domains"]:
-        aside = str(domain["set_aside"]["documents"])
-        for number, (expert, row) in enumerate(domain["rows"].items()):
-            gain = gain_text(row, domain["unit"]) if number else ""
-            table.add_row(domain["name"], expert, decimals(row["score"], 2), gain, str(row["documents"]), aside)
-    print_table(table)
+    print_table(evaluation_table(result))
     for line in _guessed(result):
         say(line)
 

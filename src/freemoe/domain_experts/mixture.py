@@ -44,8 +44,6 @@ from freemoe.models.checkpoints.loading import load_own_base
 from freemoe.models.checkpoints.placement import Placement
 from freemoe.results.build import KIND
 
-"""Of the artefact, as its manifest has it."""
-
 
 class FreeMoE(ExpertHost, Shipped):
     """A base model with its domain experts and their router.

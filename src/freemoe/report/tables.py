@@ -7,7 +7,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from freemoe.domain_experts.prove.card import ROWS
+from freemoe.core.numbers import decimals
+from freemoe.domain_experts.prove.card import ROWS, gain_text
 from freemoe.hookmoe.card import HEADER
 from freemoe.hookmoe.card import table as trimmed_rows
 from freemoe.report.reading import accepted, gain_words, is_text, number, percent
@@ -105,7 +106,7 @@ def evaluation_table(result: dict[str, Any]) -> Table:
     for domain in result["domains"]:
         aside = str(domain["set_aside"]["documents"])
         for number_, (expert, row) in enumerate(domain["rows"].items()):
-            gain = gain_words(row, is_text(domain)) if number_ else ""
-            cells = (domain["name"], expert, number(row["score"]), gain, str(row["documents"]), aside)
+            gain = gain_text(row, domain["unit"]) if number_ else ""
+            cells = (domain["name"], expert, decimals(row["score"], 2), gain, str(row["documents"]), aside)
             table.add_row(*(Text(cell) for cell in cells))
     return table

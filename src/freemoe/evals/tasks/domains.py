@@ -105,8 +105,9 @@ def _data(spec: str) -> _Data:
                 f"folder ({Path.cwd()})."
             )
     if len({s if s.startswith(HUB) else str(Path(s).resolve()) for s in sources}) < len(sources):
+        kind = "data set" if first.startswith(HUB) else "file"
         raise DataError(
-            f"Task {spec!r}: reference and reported are the same {'data set' if first.startswith(HUB) else 'file'} {sources[0]}. What is searched "
+            f"Task {spec!r}: reference and reported are the same {kind} {sources[0]}. What is searched "
             "on cannot be reported on; name one file alone and it is carved in two."
         )
     return _Data(shape, sources[0], sources[1] if len(sources) > 1 else None)
