@@ -45,6 +45,7 @@ def test_every_row_says_where_it_stands(tmp_path):
     lines, table = tmp_path / "a.jsonl", tmp_path / "a.csv"
     lines.write_text('{"text": "a"}\n\n{"text": "b"}\n')
     table.write_text('text,note\n"a\nb",1\nc,2\n')
+    assert read_rows(str(lines), 1) == read_rows(str(lines))[:1]
     assert read_rows(str(lines))[1] == Row(3, f"{lines}:3", {"text": "b"})
     assert [row.value for row in read_rows(str(table))] == [{"text": "a\nb", "note": "1"}, {"text": "c", "note": "2"}]
 
@@ -90,6 +91,7 @@ def test_a_data_set_is_read_by_split(tmp_path):
     found = read_rows(f"hf:{folder}:train[:3]")
     assert [row.value["prompt"] for row in found] == ["train 0", "train 1", "train 2"]
     assert found[2].where == f"hf:{folder}:train[:3], row 3"
+    assert read_rows(f"hf:{folder}:train[:3]", 1) == found[:1]
     with pytest.raises(DataError, match="could not be read"):
         read_rows(f"hf:{folder}:validation")
     with pytest.raises(RecipeError, match="names no split"):

@@ -56,18 +56,19 @@ def source_name(source: str) -> str:
     return Path(source).stem
 
 
-def read_rows(source: str) -> list[Row]:
-    """Read every row of a source.
+def read_rows(source: str, most: int | None = None) -> list[Row]:
+    """Read every row of a source, or its first ones.
 
     Args:
         source: Path of a ``.jsonl``, ``.json``, ``.csv``, ``.tsv`` or ``.parquet`` file, or ``hf:owner/name[:config]:split``.
+        most: Rows at most; of a data set no others are made.
 
     Raises:
         DataError: With file and line, when it is absent, empty or cannot be read.
         RecipeError: A data set's name without a split.
     """
     if source.startswith(HUB):
-        return _from_datasets(source)
+        return _from_datasets(source, most)
     path = Path(source).expanduser()
     suffix = path.suffix.lower()
     if suffix == ".jsonl":
@@ -82,7 +83,7 @@ def read_rows(source: str) -> list[Row]:
         raise DataError(f"{path} is no file of rows; those end in {', '.join(SUFFIXES)}.")
     if not rows:
         raise DataError(f"{path} holds no row. Give it at least one.")
-    return rows
+    return rows[:most]
 
 
 def _numbered(source: str, values: Sequence[Any]) -> list[Row]:
@@ -141,7 +142,7 @@ def _from_parquet(path: Path) -> list[Any]:
         raise DataError(f"{path} is no parquet file that can be read ({error}). Write it again.") from None
 
 
-def _from_datasets(source: str) -> list[Row]:
+def _from_datasets(source: str, most: int | None) -> list[Row]:
     found = _HUB_NAME.fullmatch(source)
     if found is None:
         raise RecipeError(
@@ -149,7 +150,7 @@ def _from_datasets(source: str) -> list[Row]:
             "hf:owner/name:train, or hf:owner/name:train[:2000] for its first rows."
         )
     table = load_hub_data(*found.group("name", "config", "split"))
-    taken = spread(len(table), MOST_ROWS)
+    taken = spread(len(table), MOST_ROWS)[:most]
     if not taken:
         raise DataError(f"The data set {source!r} has no row.")
     return [Row(i + 1, f"{source}, row {i + 1}", dict(table[i])) for i in taken]

@@ -157,7 +157,7 @@ def make_task(
 
 def _recognised(source: str) -> str:
     """Name of the shape that a source has."""
-    return recognise(read_rows(source)[0]).name if is_rows(source) else "text"
+    return recognise(read_rows(source, 1)[0]).name if is_rows(source) else "text"
 
 
 def load_domain(
