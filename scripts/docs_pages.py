@@ -19,7 +19,6 @@ RESULTS = ROOT / "docs" / "benchmarks"
 COPIED = {
     "changelog.md": ROOT / "CHANGELOG.md",
     "contributing.md": ROOT / "CONTRIBUTING.md",
-    "reference/paper-recipes.md": ROOT / "recipes" / "README.md",
 }
 """Page of the site -> the file that is shown there."""
 

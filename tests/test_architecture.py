@@ -33,7 +33,7 @@ FLOORS = (
     ("evals",),
     ("domain_experts", "tomoe", "hookmoe"),
     ("distributed", "serve", "report", "bench"),
-    ("systems",),
+    ("systems", "papers"),
     ("cli", "__main__"),
 )
 SYSTEMS = ("domain_experts", "tomoe", "hookmoe")

@@ -22,14 +22,13 @@ GUIDES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
-    ROOT / "recipes" / "README.md",
 ]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OPTIONS = {option for c in COMMANDS.values() for p in c.params for option in [*p.opts, *p.secondary_opts]}
 # Of other programs that the guides call.
 OTHERS = {"--tasks", "--python"}
 PACKAGE = ROOT / "src" / "freemoe"
-PLACES = (ROOT, PACKAGE, PACKAGE / "evals", ROOT / "docs", ROOT / "recipes")
+PLACES = (ROOT, PACKAGE, PACKAGE / "evals", ROOT / "docs")
 
 by_guide = pytest.mark.parametrize("guide", GUIDES, ids=[str(g.relative_to(ROOT)) for g in GUIDES])
 

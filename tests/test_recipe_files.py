@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
+from freemoe.papers.running import RECIPES
 from freemoe.recipes import BuildRecipe, ConvertRecipe, load_recipe
 
-FOLDER = Path(__file__).resolve().parents[1] / "recipes"
+FOLDER = RECIPES
 FILES = sorted(f for f in FOLDER.rglob("*.yaml") if f.parent.name in ("mode", "free-moe"))
 CONVERSIONS = sorted((FOLDER / "tomoe").glob("*.yaml"))
 NAMES = [str(f.relative_to(FOLDER)) for f in FILES]

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from freemoe.papers.running import RECIPES
 from freemoe.recipes import TrimRecipe, load_recipe
 
-FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "hookmoe"
+FOLDER = RECIPES / "hookmoe"
 FILES = sorted(FOLDER.glob("*.yaml"))
 
 

@@ -19,6 +19,7 @@ from freemoe.cli import (
     merge,
     push,
     report,
+    reproduce,
     run,
     schema,
     trim,
@@ -41,7 +42,7 @@ app = typer.Typer(
 )
 for command in (build.COMMAND, convert.COMMAND, trim.COMMAND, evaluate.COMMAND):
     command.register(app)
-for module in (lm_eval, generate, merge, push, inspect, report, demo, listing, schema, bench, run):
+for module in (lm_eval, generate, merge, push, inspect, report, demo, listing, schema, bench, reproduce, run):
     module.register(app)
 for registered in app.registered_commands:
     # Else the overview cuts it.

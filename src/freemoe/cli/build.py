@@ -9,10 +9,10 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import Shown, calm_libraries, numbers, read_domains, set_path, stopped
+from freemoe.cli.common import Shown, calm_libraries, numbers, read_domains, stopped
 from freemoe.cli.flags import SHARED, Command, Flag, Flags
 from freemoe.core.errors import RecipeError
-from freemoe.recipes import BuildRecipe
+from freemoe.recipes import BuildRecipe, set_path
 
 HELP = """Find, prove and write the domain experts of a base model.
 

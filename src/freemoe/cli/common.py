@@ -17,7 +17,7 @@ from rich.console import Console
 from freemoe.cli.documents import lines_of, print_json
 from freemoe.core.errors import FreeMoEError, RecipeError
 from freemoe.core.run.progress import Lines, Progress, Quiet
-from freemoe.recipes import Recipe, dump
+from freemoe.recipes import Recipe, dump, set_path
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -192,16 +192,6 @@ def print_found(command: str, found: dict[str, Any], as_json: bool) -> None:
         return
     for line in lines_of(found):
         say(line)
-
-
-def set_path(target: dict[str, Any], path: str, value: Any) -> None:
-    """Set ``a.b.c`` in nested dicts."""
-    *parents, last = path.split(".")
-    for part in parents:
-        target = target.setdefault(part, {})
-        if not isinstance(target, dict):
-            raise RecipeError(f"--set {path}: {part!r} is a value, not a section.")
-    target[last] = value
 
 
 def apply_sets(target: dict[str, Any], sets: list[str]) -> None:

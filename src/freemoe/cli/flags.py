@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from freemoe.cli import completion
-from freemoe.cli.common import Shown, apply_sets, calm_libraries, print_found, print_recipe, set_path
+from freemoe.cli.common import Shown, apply_sets, calm_libraries, print_found, print_recipe
 from freemoe.hub.fetch import require_in_reach
-from freemoe.recipes import Recipe, recipe_from
+from freemoe.recipes import Recipe, recipe_from, set_path
 from freemoe.recipes.build import METRICS, PURIFICATIONS, ROUTERS, SEARCHES
 from freemoe.recipes.convert import METHODS
 

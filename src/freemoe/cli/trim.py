@@ -9,10 +9,10 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import Shown, calm_libraries, set_path, stopped
+from freemoe.cli.common import Shown, calm_libraries, stopped
 from freemoe.cli.flags import OUTPUT, Command, Flag, Flags
 from freemoe.core.errors import RecipeError
-from freemoe.recipes import TrimRecipe
+from freemoe.recipes import TrimRecipe, set_path
 
 HELP = """Run fewer experts of a mixture model, and train small hooks that win back what that costs (HookMoE).
 

@@ -20,7 +20,7 @@ from freemoe.recipes.build import (
     UnitSection,
 )
 from freemoe.recipes.convert import ConvertRecipe, GateSection, LossSection, TrainSection
-from freemoe.recipes.reading import Recipe, dump, load_recipe, recipe_from
+from freemoe.recipes.reading import Recipe, dump, load_recipe, recipe_from, set_path
 from freemoe.recipes.trim import HookSection, HookTraining, PlanSection, TrimRecipe
 
 __all__ = [
@@ -48,4 +48,5 @@ __all__ = [
     "dump",
     "load_recipe",
     "recipe_from",
+    "set_path",
 ]

@@ -77,6 +77,16 @@ def _paths(kind: Any, before: str = "") -> Iterator[str]:
         yield from _paths(field.annotation, f"{before}{name}.")
 
 
+def set_path(target: dict[str, Any], path: str, value: Any) -> None:
+    """Set ``a.b.c`` in nested dicts."""
+    *parents, last = path.split(".")
+    for part in parents:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise RecipeError(f"--set {path}: {part!r} is a value, not a section.")
+    target[last] = value
+
+
 def load_recipe(path: str | Path) -> Recipe:
     """Read a recipe from a YAML file."""
     file = Path(path)

@@ -152,6 +152,14 @@ class ArgumentsDocument(Document):
     arguments: list[str] = Field(description="Of lm_eval.")
 
 
+class ReproducedDocument(Document):
+    """``freemoe reproduce``; with ``--dry-run`` nothing is measured, and rows that are not say so."""
+
+    tables: list[dict[str, Any]] = Field(description="As in the JSON files below --output: rows with paper and ours.")
+    needs: dict[str, str] = Field(description="With --scale paper: table -> model, memory and hours.")
+    files: dict[str, dict[str, str]] = Field(description="Table -> what was written.")
+
+
 class ErrorDocument(Document):
     """Any command that refused, or was stopped."""
 
@@ -247,6 +255,7 @@ _DOCUMENTS: dict[str, type[Document]] = {
     "inspect": InspectedDocument,
     "report": ReportedDocument,
     "ls": ListedDocument,
+    "reproduce": ReproducedDocument,
     "bench": BenchDocument,
     "bench-cells": CellsDocument,
     "error": ErrorDocument,

@@ -1,0 +1,1 @@
+"""The papers' tables and figures: what they print, what runs here in their place, and the two side by side."""

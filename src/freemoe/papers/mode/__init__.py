@@ -1,0 +1,1 @@
+"""MoDE and Free-MoE: their tables and figures."""
