@@ -11,6 +11,7 @@ import pytest
 from freemoe.core.run.progress import Quiet
 from freemoe.papers.running import DONE, PAPER_ONLY, Records, measure
 from freemoe.papers.table import Scene, Table
+from freemoe.papers.writing import save
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +30,16 @@ def check_runs(table: Table, records: Records, limit: int, folder: Path) -> dict
             continue
         assert found["status"] == DONE, f"{row.label}: {found['why']}"
         assert found["ours"], f"{row.label}: measured, and no column of the table filled"
-        assert set(row.paper) <= set(found["ours"]), f"{row.label}: the paper has a figure here and we have none"
+        assert set(row.paper) & set(table.filled_at("tiny")) <= set(found["ours"]), (
+            f"{row.label}: the paper has a figure here and we have none"
+        )
         for column, measured in found["ours"].items():
             assert math.isfinite(measured["value"]), f"{row.label}, {column}"
             if measured["gain"] is not None and measured["low"] is not None:
                 assert measured["low"] <= measured["gain"] <= measured["high"], f"{row.label}, {column}"
+    written = save(filled, table, folder)
+    assert f"### {table.name}: " in written["md"].read_text(encoding="utf-8")
+    assert ("svg" in written) == bool(table.picture)
+    if table.picture:
+        assert written["svg"].read_text(encoding="utf-8").startswith("<svg")
     return filled

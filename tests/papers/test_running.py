@@ -132,6 +132,17 @@ def test_a_filled_table_in_words(tmp_path: Path) -> None:
     assert json.loads(written["json"].read_text()) == filled
 
 
+def test_columns_that_only_the_paper_fills_are_named_and_wide_tables_are_turned(tmp_path: Path) -> None:
+    columns = {"share": " %", **dict.fromkeys("abcdef", "")}
+    row = replace(ONE, paper={"share": 1.5, "a": 7.0})
+    filled = measure(replace(table(row), columns=columns), Scene(), Records(tmp_path), Quiet())
+    header, lines = writing.grid(filled)
+    assert header == ["", "1 %: paper", "1 %: ours"]
+    assert lines[:2] == [["share %", "1.50", "1.00"], ["a", "7.00", ""]]
+    assert writing.grid(filled, brief=True) == (["", "share %: paper", "share %: ours"], [["1 %", "1.50", "1.00"]])
+    assert "The paper's alone at this scale: a." in writing.notes(filled)
+
+
 def test_what_the_papers_own_scale_takes() -> None:
     needs = Needs("a/model", 7e9, 1e6)
     assert needs.gigabytes == pytest.approx(16.8)
@@ -158,7 +169,6 @@ def test_a_table_says_what_it_is(found: Table) -> None:
     assert found.title
     assert found.protocol
     assert found.columns
-    assert found.way
     assert found.needs
     assert len({r.label for r in found.rows}) == len(found.rows)
     for row in found.rows:
@@ -166,8 +176,8 @@ def test_a_table_says_what_it_is(found: Table) -> None:
         assert bool(row.recipe) != bool(row.absent), f"{row.label}: it runs, or it says why not"
         if row.recipe:
             assert (RECIPES / f"{row.recipe}.yaml").is_file(), row.recipe
-            for scene in (Scene(), Scene("small", model="somewhere"), Scene("paper")):
-                recipe = run_of(row, found.way, scene).recipe
+            for scene in (Scene(), Scene("small", model="somewhere", data_root=Path("data")), Scene("paper")):
+                recipe = run_of(row, found.way_of(row), scene).recipe
                 assert recipe.model != ("freemoe-demo" if scene.scale != "tiny" else ""), "a scale has its own base"
 
 

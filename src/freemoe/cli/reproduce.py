@@ -92,9 +92,8 @@ def _command(
 def _print_recipes(tables: list[Table], scene: Scene) -> None:
     shown: set[str] = set()
     for table in tables:
-        for row in table.runs if table.way else ():
-            assert table.way is not None
-            run = run_of(row, table.way, scene)
+        for row in table.runs:
+            run = run_of(row, table.way_of(row), scene)
             if run.key not in shown:
                 shown.add(run.key)
                 say(f"# {table.name}: {row.label}\n{dump(run.recipe)}---")
@@ -135,10 +134,10 @@ def _tell(found: dict[str, Any], table: Table, files: dict[str, str]) -> None:
     if table.picture_alone:
         say(heading(found))
     else:
-        header, rows = grid(found)
+        header, rows = grid(found, brief=True)
         printed = Printed(title=heading(found), title_justify="left")
-        for column in header:
-            printed.add_column(column)
+        for number, column in enumerate(header):
+            printed.add_column(column, no_wrap=number == 0)
         for row in rows:
             printed.add_row(*row)
         print_table(printed)

@@ -59,8 +59,9 @@ def run_of(row: Row, way: Way, scene: Scene) -> Run:
     for path, value in row.changes.items():
         set_path(data, path, value)
     data = load_function(way.scaled)(data, scene)
+    arguments = {**data.pop("arguments", {}), **row.arguments}
     data |= {"seed": scene.seed, "threads": scene.threads, "output": "run"}
-    return Run(recipe_from(data, f"{row.recipe} at scale {scene.scale}"), way.work, dict(row.arguments))
+    return Run(recipe_from(data, f"{row.recipe} at scale {scene.scale}"), way.work, arguments)
 
 
 class Records:
@@ -142,17 +143,18 @@ def measure(
 def _filled(row: Row, table: Table, scene: Scene, records: Records, progress: Progress | None) -> dict[str, Any]:
     """One row; ``progress`` None measures nothing."""
     shown = {"label": row.label, "paper": dict(row.paper), "ours": {}, "why": row.absent, "seconds": 0.0}
-    if table.way is None or not row.recipe:
+    if not row.recipe:
         return shown | {"status": PAPER_ONLY}
     try:
-        run = run_of(row, table.way, scene)
+        way = table.way_of(row)
+        run = run_of(row, way, scene)
         record = records.load(run)
         if record is None:
             if progress is None:
                 return shown | {"status": OPEN}
             progress.say(f"{table.name}: {row.label}")
             record = records.carry_out(run, progress)
-        ours: dict[str, Measured] = load_function(table.way.read)(record["found"], row)
+        ours: dict[str, Measured] = load_function(way.read)(record["found"], row)
     except FreeMoEError as error:
         return shown | {"status": FAILED, "why": " ".join(str(error).split())}
     except Exception as error:  # a row that fails, however it fails, does not cost the others

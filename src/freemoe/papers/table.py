@@ -65,6 +65,23 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Way:
+    """How the rows of a table are measured; paths as ``package.module:function``, loaded when a row is measured.
+
+    Attributes:
+        scaled: ``(recipe: dict, scene: Scene) -> dict``: the paper's recipe cut down to a scale; what it puts under
+            ``arguments`` goes to ``work``, after which the row's own. Loads no torch.
+        work: ``(recipe: Recipe, folder: Path, progress: Progress, **arguments) -> dict``: carries it out and writes below
+            ``folder``, where a killed run goes on; returns what is kept of it, JSON.
+        read: ``(record: dict, row: Row) -> {column: Measured}``.
+    """
+
+    scaled: str
+    work: str
+    read: str
+
+
+@dataclass(frozen=True)
 class Row:
     """One row of a table.
 
@@ -75,6 +92,7 @@ class Row:
         changes: Dotted field -> value that the row changes in the recipe.
         arguments: More keyword arguments of ``Way.work``, where a recipe cannot say what is measured.
         pick: Which part of the run's record it shows: what ``Way.read`` makes of it.
+        way: How it is measured, where that differs from the table's.
         absent: Why nothing of ours stands here; then ``recipe`` is empty.
     """
 
@@ -84,23 +102,8 @@ class Row:
     changes: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
     pick: str = ""
+    way: Way | None = None
     absent: str = ""
-
-
-@dataclass(frozen=True)
-class Way:
-    """How the rows of a table are measured; paths as ``package.module:function``, loaded when a row is measured.
-
-    Attributes:
-        scaled: ``(recipe: dict, scene: Scene) -> dict``: the paper's recipe cut down to a scale. Loads no torch.
-        work: ``(recipe: Recipe, folder: Path, progress: Progress, **arguments) -> dict``: carries it out and writes below
-            ``folder``, where a killed run goes on; returns what is kept of it, JSON.
-        read: ``(record: dict, row: Row) -> {column: Measured}``.
-    """
-
-    scaled: str
-    work: str
-    read: str
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,7 @@ class Table:
         rows: In the paper's order.
         way: How rows are measured; None where nothing runs.
         protocol: How ours differs from theirs, in one line.
+        columns_at: Scale -> the columns that are filled there, where that is not all of them.
         approximated: Scale -> what stands there in place of the paper's; scales at which nothing does are left out.
         needs: Of the paper's own scale.
         absent: Why nothing of it runs, e.g. a drawing.
@@ -161,6 +165,7 @@ class Table:
     rows: tuple[Row, ...] = ()
     way: Way | None = None
     protocol: str = ""
+    columns_at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     approximated: Mapping[str, str] = field(default_factory=dict)
     needs: Needs | None = None
     absent: str = ""
@@ -172,10 +177,25 @@ class Table:
         """The folder it stands in."""
         return self.name.partition("/")[0]
 
+    def way_of(self, row: Row) -> Way:
+        """How a row is measured.
+
+        Raises:
+            ValueError: Neither the row nor its table says.
+        """
+        way = row.way or self.way
+        if way is None:
+            raise ValueError(f"{self.name}, row {row.label!r}, has a recipe and no way to carry it out.")
+        return way
+
     @property
     def runs(self) -> tuple[Row, ...]:
         """Rows that are measured."""
         return tuple(r for r in self.rows if r.recipe)
+
+    def filled_at(self, scale: str) -> tuple[str, ...]:
+        """Columns that are filled at a scale."""
+        return tuple(self.columns_at.get(scale, self.columns))
 
     def status(self) -> str:
         """In a word or two, for lists: what runs, what is approximated, what is not there."""
@@ -189,6 +209,7 @@ class Table:
 PAPERS: Registry[str] = Registry("paper")
 """Name of a paper -> module whose ``TABLES`` are its tables and figures."""
 PAPERS.add("mode", "freemoe.papers.mode.tables", "MoDE: domain experts (DENoise)")
+PAPERS.add("hookmoe", "freemoe.papers.hookmoe.tables", "HookMoE: fewer experts per token, and small hooks")
 
 
 def all_tables() -> dict[str, Table]:

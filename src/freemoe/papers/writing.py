@@ -13,8 +13,8 @@ from freemoe.papers.table import Table, load_function
 
 
 def number(value: float) -> str:
-    """As tables print it: two decimals, one above a hundred, none above ten thousand."""
-    return f"{value:,.{2 if abs(value) < 100 else 1 if abs(value) < 1e4 else 0}f}"
+    """As tables print it: two decimals, one above a hundred, none above a thousand."""
+    return f"{value:,.{2 if abs(value) < 100 else 1 if abs(value) < 1e3 else 0}f}"
 
 
 def ours(measured: Mapping[str, Any]) -> str:
@@ -29,21 +29,49 @@ def ours(measured: Mapping[str, Any]) -> str:
     return text + (f"; oracle {number(measured['oracle'])}" if measured["oracle"] is not None else "")
 
 
-def grid(filled: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a filled table: per column the paper's number and ours side by side."""
-    columns = filled["columns"]
-    header = ["row", *(f"{c}{unit}: {who}" for c, unit in columns.items() for who in ("paper", "ours"))]
-    rows = []
-    for row in filled["rows"]:
-        cells = [row["label"]]
-        for column in columns:
-            paper, own = row["paper"].get(column), row["ours"].get(column)
-            cells.append("" if paper is None else number(paper))
-            cells.append(ours(own) if own else "")
-        if row["status"] != DONE:
-            cells[0] += f" ({row['status']}{': ' + row['why'] if row['why'] else ''})"
-        rows.append(cells)
-    return header, rows
+def grid(filled: Mapping[str, Any], brief: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Header and lines of a filled table: the paper's number and ours side by side; what nobody fills is left out.
+
+    A line is a row of the table; where it has far more columns than rows, a line is a column of it.
+
+    Args:
+        filled: What `measure` returns.
+        brief: Only the columns that ours fills, if it fills any.
+    """
+    rows, units = filled["rows"], filled["columns"]
+    known = [c for c in units if any(c in row["ours"] for row in rows)]
+    columns = known if brief and known else list(units)
+    labels, heads = [_label(row) for row in rows], [column + units[column] for column in columns]
+    pairs = [[_pair(row, column) for column in columns] for row in rows]
+    if len(columns) > 2 * len(rows):
+        labels, heads, pairs = heads, labels, [list(line) for line in zip(*pairs, strict=True)]
+    header, lines = [""], [[label] for label in labels]
+    for n, head in enumerate(heads):
+        for side, who in enumerate(("paper", "ours")):
+            cells = [line[n][side] for line in pairs]
+            if any(cells):
+                header.append(f"{head}: {who}")
+                for line, cell in zip(lines, cells, strict=True):
+                    line.append(cell)
+    return header, lines
+
+
+def unfilled(filled: Mapping[str, Any]) -> list[str]:
+    """Columns of the paper that ours does not fill at this scale."""
+    rows = filled["rows"]
+    ours = {c for row in rows for c in row["ours"]}
+    return [c for c in filled["columns"] if c not in ours and any(c in row["paper"] for row in rows)]
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    if row["status"] == DONE:
+        return row["label"]
+    return f"{row['label']} ({row['status']}{': ' + row['why'] if row['why'] else ''})"
+
+
+def _pair(row: Mapping[str, Any], column: str) -> tuple[str, str]:
+    paper, own = row["paper"].get(column), row["ours"].get(column)
+    return "" if paper is None else number(paper), ours(own) if own else ""
 
 
 def heading(filled: Mapping[str, Any]) -> str:
@@ -52,9 +80,13 @@ def heading(filled: Mapping[str, Any]) -> str:
 
 
 def notes(filled: Mapping[str, Any]) -> list[str]:
-    """What belongs under the table: the difference in protocol, what stands in for what."""
+    """What belongs under the table: the difference in protocol, what stands in for what, what ours does not fill."""
     lines = [f"Protocol: {filled['protocol']}."] if filled["protocol"] else []
-    return lines + ([f"In place of the paper's: {filled['approximated']}."] if filled["approximated"] else [])
+    if filled["approximated"]:
+        lines.append(f"In place of the paper's: {filled['approximated']}.")
+    if (missing := unfilled(filled)) and any(row["ours"] for row in filled["rows"]):
+        lines.append(f"The paper's alone at this scale: {', '.join(missing)}.")
+    return lines
 
 
 def markdown(filled: Mapping[str, Any]) -> str:

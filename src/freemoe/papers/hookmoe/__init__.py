@@ -1,0 +1,1 @@
+"""HookMoE: its tables and figures."""

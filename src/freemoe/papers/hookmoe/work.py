@@ -1,0 +1,354 @@
+"""How a row of HookMoE's tables is measured: a plan or a whole trim, on tasks and on text that chose nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from freemoe.assets import benchmark_path
+from freemoe.core.errors import DataError
+from freemoe.core.files import digest, write_atomic
+from freemoe.core.run.progress import Progress
+from freemoe.papers.table import Measured, Row, Scene, Way
+from freemoe.recipes import EvalRecipe, HookTraining, TrimRecipe, recipe_from
+
+if TYPE_CHECKING:
+    from freemoe.evals.evaluation import Subject
+    from freemoe.hookmoe.material import TextParts
+
+# Column of the paper -> the benchmark's name here.
+TASKS = {
+    "ARC-c": "arc_challenge",
+    "ARC-e": "arc_easy",
+    "BoolQ": "boolq",
+    "HellaSwag": "hellaswag",
+    "MMLU": "mmlu",
+    "OBQA": "openbookqa",
+    "RTE": "rte",
+    "WinoGrande": "winogrande",
+}
+AVERAGE, DOMAIN = "Average", "Math"
+"""Columns: the mean over the general tasks; the domain-specific task, which is not among them."""
+
+GROUPS = 8
+"""Groups of layers of the paper's sweep."""
+
+TINY: Mapping[str, Any] = {"blocks": 48, "block": 128, "steps": 60, "documents": 60}
+SMALL: Mapping[str, Any] = {"blocks": 256, "block": 256, "steps": 300, "documents": 200}
+TINY_TASKS = {name: [f"demo:{name}"] for name in ("math", "code", "general")} | {DOMAIN: ["demo:math"]}
+SMALL_TASKS = {n: [t] for n, t in TASKS.items() if t not in ("boolq", "winogrande")} | {DOMAIN: ["mathqa"]}
+NO_MODEL = (
+    "The scale small needs a mixture model: --model with its folder. scripts/make_mixtures.py trains two of 25M parameters on real "
+    "text; any mixture that freemoe trim takes will do."
+)
+NO_DATA = (
+    "The scale small needs the real data: --data-root with the folder that holds wikitext-2-raw, arc and the others."
+)
+
+
+def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
+    """A paper's trim cut down to a scale: other mixture and text, fewer and shorter blocks and steps; the method stays.
+
+    Its tasks are beside it, as ``arguments``: at ``tiny`` the three bundled domains, else the paper's eight, and a task of
+    mathematics.
+
+    Raises:
+        DataError: At ``small`` without a model or data.
+    """
+    data: dict[str, Any] = {} if scene.limit is None else {"limit": scene.limit}
+    if scene.data_root is not None and scene.scale != "tiny":
+        data["root"] = str(scene.data_root)
+    if scene.scale == "paper":
+        tasks = {name: [task] for name, task in TASKS.items()} | {DOMAIN: ["gsm8k"]}
+        return {**recipe, "model": scene.model or recipe["model"], "arguments": {"tasks": tasks, "data": data}}
+    of_math = recipe["text"].startswith("math")
+    if scene.scale == "tiny":
+        sizes, model, tasks = TINY, scene.model or "freemoe-demo-moe", dict(TINY_TASKS)
+        text = str(benchmark_path("math", "reference")) if of_math else "demo:"
+    elif scene.model is None or scene.data_root is None:
+        raise DataError(NO_MODEL if scene.model is None else NO_DATA)
+    else:
+        sizes, model, tasks = SMALL, scene.model, dict(SMALL_TASKS)
+        text = str(scene.data_root / ("gsm8k/train.jsonl" if of_math else "wikitext-2-raw/wiki.train.raw"))
+    given = recipe.get("training", {})
+    blocks = int((sizes["blocks"] if scene.limit is None else scene.limit) * given.get("limit", 512) / 512)
+    steps = sizes["steps"] if scene.limit is None else 8
+    training = {
+        **given,
+        "block": sizes["block"],
+        "limit": blocks,
+        "held_out": max(4, blocks // 4),
+        "test": max(8, blocks // 2),
+        "steps": steps,
+        "every": max(1, steps // 4),
+        "rate": None,
+    }
+    hooks = {**recipe.get("hooks", {}), "units": None}
+    plan = dict(recipe["plan"])
+    if str(plan.get("given", "")).startswith("uniform:") and scene.scale == "tiny":
+        plan["given"] = "uniform:1"  # the bundled mixture runs two
+    arguments = {"tasks": tasks, "data": {"limit": sizes["documents"], **data}}
+    return {
+        **recipe,
+        "model": model,
+        "text": text,
+        "plan": plan,
+        "training": training,
+        "hooks": hooks,
+        "arguments": arguments,
+    }
+
+
+def trim_record(
+    recipe: TrimRecipe, folder: Path, progress: Progress, tasks: dict[str, list[str]], data: dict[str, Any]
+) -> dict[str, Any]:
+    """Trim, then score the full mixture, the plan alone and the artefact on tasks.
+
+    Args:
+        recipe: Of the trim; its output is below ``folder``.
+        folder: Holds the artefact until the record is written.
+        progress: Where to report.
+        tasks: Name -> tasks.
+        data: Of the evaluation.
+
+    Returns:
+        ``tasks``: name -> row -> score, gain; ``text``: row -> ce, kl, act and shares won back; ``cost``, ``speed``,
+        ``losses``.
+    """
+    from freemoe.hookmoe.evaluation import trimmed_of
+    from freemoe.hookmoe.trim import trim
+
+    file = Path(recipe.output) / "result.json"
+    if not file.is_file():
+        trim(recipe, progress=progress)
+    result = json.loads(file.read_text(encoding="utf-8"))
+    return {
+        "tasks": _scored(recipe.output, trimmed_of, recipe, tasks, data, progress),
+        "text": result["test"]["rows"],
+        "cost": result["cost_of_a_token"],
+        "act": {"full": result["base"]["act"], "plan": result["plan"]["act"]},
+        "speed": result["speed"],
+        "losses": result["hooks"]["losses"],
+    }
+
+
+def plans_record(
+    recipe: TrimRecipe,
+    folder: Path,
+    progress: Progress,
+    tasks: dict[str, list[str]],
+    data: dict[str, Any],
+    plans: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
+    """Score the full mixture and several plans, or rules that choose k per token, without hooks.
+
+    Args:
+        recipe: Its model and text.
+        folder: Holds the plans that are scored until the record is written.
+        progress: Where to report.
+        tasks: Name -> tasks.
+        data: Of the evaluation.
+        plans: Name -> one of ``given`` (as ``freemoe trim --plan``), ``groups`` (first and last of eight groups of layers that run one
+            expert fewer) or ``rule`` with ``start`` and ``span``: threshold of layer 0, and by how much it moves up to the last
+            layer; `naee` calibrates its own.
+
+    Returns:
+        Name -> ``tasks``: name -> row -> score and gain, for ``full`` and ``plan``; ``text``: their ce and kl; ``layers``: executed
+        experts per token of every layer.
+    """
+    import torch
+
+    from freemoe.hookmoe.trim import prepare
+    from freemoe.models.checkpoints.loading import load_tokenizer
+
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    model, text = prepare(recipe)
+    tokenizer = load_tokenizer(recipe.model, recipe.revision)
+    found: dict[str, Any] = {}
+    with progress.stage("plans", len(plans)) as advance:
+        for name, spelled in plans.items():
+            file = folder / f"{digest(spelled)}.json"
+            if not file.is_file():
+                reduced = _Reduced(model, text, spelled)
+                one = reduced.on_text(recipe.training, progress)
+                one["tasks"] = _scored(
+                    recipe.model, lambda _, r=reduced: r.subject(tokenizer), recipe, tasks, data, progress
+                )
+                write_atomic(file, json.dumps(one).encode())
+            found[name] = json.loads(file.read_text(encoding="utf-8"))
+            advance(1)
+    return found
+
+
+class _Reduced:
+    """A mixture under a plan or a rule, and what it executed there.
+
+    Args:
+        model: The mixture, as it came.
+        text: Calibrates a rule, and is measured.
+        spelled: See `plans_record`.
+    """
+
+    def __init__(self, model: Any, text: TextParts, spelled: Mapping[str, Any]) -> None:
+        from freemoe.hookmoe.plans.apply import expert_counts, plan_of
+        from freemoe.hookmoe.plans.dynamic import Dynamic, naee_thresholds, ramp, router_weights
+        from freemoe.hookmoe.plans.plan import expert_n, parse_plan
+
+        self.model, self.text = model, text
+        base = plan_of(model)
+        numbers, rule = [n for n, k in enumerate(base.ks) if k is not None], spelled.get("rule", "")
+        self.plan, self.dynamic = None, None
+        if "given" in spelled:
+            self.plan = parse_plan(spelled["given"], base, expert_counts(model))
+        elif "groups" in spelled:
+            first, last = (int(g) for g in spelled["groups"])
+            layers = len(base.ks)
+            k = max(k for k in base.ks if k is not None)
+            self.plan = expert_n(base, k, first * layers // GROUPS, -(-(last + 1) * layers // GROUPS) - 1)
+        elif rule == "naee":
+            self.dynamic = Dynamic(rule, naee_thresholds(router_weights(model, text.train)))
+        else:
+            self.dynamic = Dynamic(rule, ramp(rule, spelled["start"], numbers, spelled.get("span", 0.0), len(base.ks)))
+        self.executed = {n: float(self.plan.ks[n] or 0) for n in numbers} if self.plan else {}
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """While open, the model runs so; afterwards `executed` holds what a rule chose."""
+        from freemoe.hookmoe.plans.apply import applied
+
+        if self.plan is not None:
+            with applied(self.model, self.plan, "none"):
+                yield
+            return
+        assert self.dynamic is not None
+        with self.dynamic.applied(self.model) as counts:
+            yield
+        self.executed = {n: pairs / seen for n, (pairs, seen) in counts.items() if seen}
+
+    def on_text(self, training: HookTraining, progress: Progress) -> dict[str, Any]:
+        """Loss and divergence on the test part, and the experts that ran there."""
+        from freemoe.hookmoe.hooks.teacher import teach
+        from freemoe.hookmoe.measure import measure
+
+        test = self.text.test
+        teacher = teach(self.model, test, training.top, training.rows, progress, "full model, test")
+        quality = {"full": measure(self.model, test, teacher).describe()}
+        with self.applied():
+            quality["plan"] = measure(self.model, test, teacher).describe()
+        return {"text": quality, "layers": {str(n): act for n, act in self.executed.items()}}
+
+    def subject(self, tokenizer: Any) -> Subject:
+        """What is evaluated on tasks."""
+        from freemoe.evals.evaluation import Subject, under
+
+        return Subject(self.model, tokenizer, {"full": under(contextlib.nullcontext), "plan": under(self.applied)})
+
+
+def _scored(
+    artefact: str,
+    subject: Any,
+    recipe: TrimRecipe,
+    tasks: dict[str, list[str]],
+    data: dict[str, Any],
+    progress: Progress,
+) -> dict[str, dict[str, Any]]:
+    """Task -> row -> score and paired gain over the full mixture; ``Average`` too, each task counting the same."""
+    from freemoe.evals.evaluation import evaluate
+    from freemoe.evals.statistics import mean_of_bootstraps
+    from freemoe.evals.summary import interval_as_json
+
+    if not tasks:
+        return {}
+    asked = {
+        "command": "eval",
+        "artefact": artefact,
+        "domains": tasks,
+        "data": data,
+        "seed": recipe.seed,
+        "dtype": recipe.dtype,
+        "threads": recipe.threads,
+    }
+    evaluation = recipe_from(asked, "The table's evaluation")
+    assert isinstance(evaluation, EvalRecipe)
+    domains = evaluate(evaluation, subject, progress=progress)["domains"]
+    found = {d["name"]: {w: {"score": r["score"], "gain": r["gain"]} for w, r in d["rows"].items()} for d in domains}
+    general = [d for d in domains if d["name"] != DOMAIN]
+    average: dict[str, Any] = {}
+    for way in domains[0]["rows"]:
+        parts = [
+            ([100 * (x[way] - x["full"]) for x in d["documents"]], [x["key"] for x in d["documents"]]) for d in general
+        ]
+        score = sum(d["rows"][way]["score"] for d in general) / len(general)
+        average[way] = {"score": score, "gain": interval_as_json(mean_of_bootstraps(parts, recipe.seed))}
+    return found | {AVERAGE: average}
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def scores(record: Mapping[str, Any], way: str) -> dict[str, Measured]:
+    """Every task, and their average, of a row."""
+    found = {}
+    for name, rows in record["tasks"].items():
+        own = rows[way]
+        gain = own["gain"]
+        found[name] = (
+            Measured(own["score"]) if way == "full" else Measured(own["score"], gain["mean"], gain["low"], gain["high"])
+        )
+    return found
+
+
+def trimmed_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
+    """``full``, ``plan`` or ``hooks``: parameters in millions, Act, tasks, loss and divergence on text."""
+    cost, way = record["cost"], row.pick
+    if way == "full":
+        sizes = cost["full"]
+    else:
+        sizes = dict(cost["trimmed"])
+        if way == "plan":
+            sizes = {k: sizes[k] - sizes["hooks"] for k in ("active", "total")}
+    found = {
+        "active M": Measured(sizes["active"] / 1e6),
+        "total M": Measured(sizes["total"] / 1e6),
+        "Act": Measured(record["act"]["full" if way == "full" else "plan"]),
+        "loss": Measured(record["text"][way]["ce"]),
+        "KL": Measured(record["text"][way]["kl"]),
+    }
+    if way == "hooks" and (won := record["text"]["hooks"].get("recovered_kl")) and won[0] is not None:
+        found["KL won back %"] = Measured(100 * won[0], None, *(None if v is None else 100 * v for v in won[1:]))
+    return found | scores(record, way)
+
+
+def training_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
+    """The held-out loss of the hooks at a share of training, ``row.pick``."""
+    losses = record["losses"].get("hooks", [])
+    return {"loss": Measured(losses[round(float(row.pick) * (len(losses) - 1))])} if losses else {}
+
+
+def speed_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
+    """Time of the full mixture over that of the trimmed one, as this machine was loaded."""
+    full, trimmed = record["speed"]["full"], record["speed"]["trimmed"]
+    return {name: Measured(full[key] / trimmed[key]) for name, key in (("TTFT", "ttft"), ("ITL", "itl"))}
+
+
+def planned_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
+    """A plan of the record, or ``full``: Act, every layer's experts, tasks, loss and divergence on text."""
+    own = next(iter(record.values())) if row.pick == "full" else record[row.pick]
+    way = "full" if row.pick == "full" else "plan"
+    found = {"loss": Measured(own["text"][way]["ce"]), "KL": Measured(own["text"][way]["kl"])}
+    if way == "plan":
+        layers = own["layers"]
+        found["Act"] = Measured(sum(layers.values()) / len(layers))
+        found |= {f"layer {n}": Measured(act) for n, act in layers.items()}
+    return found | scores(own, way)
+
+
+_HERE = "freemoe.papers.hookmoe.work"
+TRIMS = Way(f"{_HERE}:at_scale", f"{_HERE}:trim_record", f"{_HERE}:trimmed_rows")
+CURVES = Way(f"{_HERE}:at_scale", f"{_HERE}:trim_record", f"{_HERE}:training_rows")
+SPEEDS = Way(f"{_HERE}:at_scale", f"{_HERE}:trim_record", f"{_HERE}:speed_rows")
+PLANS = Way(f"{_HERE}:at_scale", f"{_HERE}:plans_record", f"{_HERE}:planned_rows")
