@@ -87,7 +87,9 @@ def test_a_row_that_fails_says_why_and_the_table_goes_on(tmp_path: Path) -> None
     filled = measure(table(*rows), Scene(), Records(tmp_path), Quiet())
     assert [r["status"] for r in filled["rows"]] == [FAILED, FAILED, DONE]
     assert [r["why"] for r in filled["rows"]] == ["No such file. Look again.", "ValueError: a bug", ""]
-    assert "failed: No such file." in writing.markdown(filled)
+    text = writing.markdown(filled)
+    assert "| 1 % (failed) |" in text
+    assert "1 %: failed: No such file. Look again." in text
 
 
 def test_a_failed_run_goes_on_where_it_was_and_leaves_nothing_when_it_is_done(tmp_path: Path) -> None:

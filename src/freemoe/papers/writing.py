@@ -64,9 +64,7 @@ def unfilled(filled: Mapping[str, Any]) -> list[str]:
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    if row["status"] == DONE:
-        return row["label"]
-    return f"{row['label']} ({row['status']}{': ' + row['why'] if row['why'] else ''})"
+    return row["label"] if row["status"] == DONE else f"{row['label']} ({row['status']})"
 
 
 def _pair(row: Mapping[str, Any], column: str) -> tuple[str, str]:
@@ -80,13 +78,18 @@ def heading(filled: Mapping[str, Any]) -> str:
 
 
 def notes(filled: Mapping[str, Any]) -> list[str]:
-    """What belongs under the table: the difference in protocol, what stands in for what, what ours does not fill."""
+    """What belongs under the table: the difference in protocol, what stands in for what, what ours does not fill, and why."""
+    reasons: dict[str, list[str]] = {}
+    for row in filled["rows"]:
+        if row["why"]:
+            reasons.setdefault(f"{row['status']}: {row['why']}", []).append(row["label"])
     lines = [f"Protocol: {filled['protocol']}."] if filled["protocol"] else []
     if filled["approximated"]:
         lines.append(f"In place of the paper's: {filled['approximated']}.")
     if (missing := unfilled(filled)) and any(row["ours"] for row in filled["rows"]):
         lines.append(f"The paper's alone at this scale: {', '.join(missing)}.")
-    return lines
+    every = len(filled["rows"])
+    return lines + [f"{'Every row' if len(of) == every else '; '.join(of)}: {why}" for why, of in reasons.items()]
 
 
 def markdown(filled: Mapping[str, Any]) -> str:
