@@ -71,7 +71,11 @@ def test_a_dry_run_writes_nothing(model: Path, freemoe: Freemoe) -> None:
     assert "steps: 2\nstep: 64 tokens\n" in done.out
     done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "--dry-run", "--json")
     found = document(done, "convert-plan")
-    assert (found["steps"], found["step_tokens"], found["training_bytes"]) == (2, 64, 16 * found["trained_numbers"])
+    assert (found["steps"], found["step_tokens"]) == (2, 64)
+    assert found["training_bytes"] > 16 * found["trained_numbers"]
+    step = found["activations_bytes"] + found["logits_bytes"] + found["training_bytes"]
+    assert found["memory_bytes"] == found["base_bytes"] + max(step, found["clustering_bytes"])
+    assert found["time_on_this_processor_seconds"] > 0
     assert numbers_are_numbers(found)
     assert not list(model.parent.glob("out*"))
 

@@ -46,5 +46,21 @@ def test_a_missing_source_is_named(tmp_path: Path) -> None:
         read_mix("paper", tmp_path)
 
 
-def test_the_paper_mixes_three_sources() -> None:
+def test_the_paper_mixes_three_sources_and_the_authors_four() -> None:
     assert [s.name for s in MIXES.get("paper")] == ["alpaca", "code_alpaca", "wikitext"]
+    assert [s.name for s in MIXES.get("authors")] == ["alpaca", "wikitext", "code_alpaca", "wizard_lm"]
+
+
+def test_the_authors_fourth_source_is_conversations(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(DataError, match="'wizard_lm' is not under"):
+        read_mix("authors", tmp_path)
+    turns = [{"from": "human", "value": "Why? " * 20}, {"from": "gpt", "value": "Because. " * 20}]
+    (tmp_path / "wizard_lm").mkdir()
+    path = tmp_path / "wizard_lm" / "WizardLM_evol_instruct_V2_143k.json"
+    path.write_text(json.dumps([{"idx": str(i), "conversations": turns} for i in range(40)]))
+    texts = read_mix("authors", tmp_path)
+    asked = [text for text in texts if text.startswith("Why?")]
+    assert asked[0].endswith("Because.")
+    code = [text for text in texts if text.startswith("Task: C")]
+    assert 0.8 < sum(map(len, asked)) / sum(map(len, code)) < 1.2

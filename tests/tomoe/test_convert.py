@@ -15,11 +15,19 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, NumericError, RecipeError
 from freemoe.core.run.folder import RunFolder
 from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.sublayers import find_sublayers
 from freemoe.recipes import ConvertRecipe, dump, load_recipe, recipe_from
+from freemoe.report.conversion import page
+from freemoe.results.convert import ConvertResult
 from freemoe.systems import SYSTEMS, system_of
+from freemoe.text.blocks import Blocks, pack_blocks
+from freemoe.tomoe.card import headlines
 from freemoe.tomoe.convert import convert
+from freemoe.tomoe.gates.initialise import clusters, worths
 from freemoe.tomoe.gates.train import Trainer
 from freemoe.tomoe.inspection import inspect_converted
+from freemoe.tomoe.material import read_text
+from freemoe.tomoe.measure import score_text
 from freemoe.tomoe.structures import methods as decide
 from freemoe.tomoe.structures.rivals import activities
 from tests.tiny import save_base_and_text, tiny_model, tiny_tokenizer
@@ -74,11 +82,33 @@ def test_what_is_written(done: Path, base: Path) -> None:
     assert not list(done.glob("units"))
 
 
-def test_the_scores_are_the_written_models(done: Path, base: Path) -> None:
-    from freemoe.text.blocks import pack_blocks
-    from freemoe.tomoe.material import read_text
-    from freemoe.tomoe.measure import score_text
+def test_the_best_of_all_states_and_their_means_is_what_is_written(base: Path, tmp_path: Path) -> None:
+    """Told another window, the mean is another structure; whichever scored best on held-out text is what was exported."""
+    for window in (0.0, 0.5, 1.0):
+        folder = convert(recipe(base, tmp_path / f"{window}", train={"steps": 8, "mean_window": window}, rivals=False))
+        result = json.loads((folder / "result.json").read_text())
+        curve = result["held_out_curve"]
+        assert all(("mean_perplexity" in point) == (window > 0 and point["step"] > 0) for point in curve)
+        scored = {f"{k}{p['step']}": p[k] for p in curve for k in ("perplexity", "mean_perplexity") if k in p}
+        best = min(scored, key=scored.__getitem__)
+        model, tokenizer = load_base(folder)
+        held_out = pack_blocks(tokenizer, read_text(recipe(base, folder), tokenizer).held_out, 32)
+        assert score_text(model, held_out).perplexity == pytest.approx(scored[best], rel=1e-4)
 
+
+def test_the_mean_of_the_gates_wins_where_it_is_better() -> None:
+    point = {"step": 4.0, "perplexity": 3.0, "accuracy": 0.5, "active": 0.5}
+    mean = {"mean_perplexity": 2.0, "mean_accuracy": 0.6, "mean_active": 0.5}
+    own = recipe(Path("x"), Path("y"))
+    assert decide._best(own, [{**point, "step": 2.0}, {**point, **mean}]) == "structure|mean_4"
+    assert decide._best(own, [{**point, **mean, "mean_active": 0.6}]) == "structure|4"
+    # None is within the budget: the last.
+    assert decide._best(own, [{**point, "active": 0.9}, {**point, **mean, "active": 1.0, "mean_active": 1.0}]) == (
+        "structure|mean_4"
+    )
+
+
+def test_the_scores_are_the_written_models(done: Path, base: Path) -> None:
     result = json.loads((done / "result.json").read_text())
     model, tokenizer = load_base(done)
     test = pack_blocks(tokenizer, read_text(recipe(base, done), tokenizer).test, 32)
@@ -86,6 +116,35 @@ def test_the_scores_are_the_written_models(done: Path, base: Path) -> None:
     assert score.perplexity == pytest.approx(result["scores"]["converted"]["perplexity@32"], rel=1e-4)
     dense = score_text(tiny_model("llama"), test)
     assert dense.perplexity == pytest.approx(result["scores"]["dense"]["perplexity@32"], rel=1e-6)
+
+
+def test_a_missed_budget_is_said_everywhere(done: Path, base: Path, tmp_path: Path) -> None:
+    """Thresholds begin at all weights, and four steps bring none of them down."""
+    folder = convert(recipe(base, tmp_path / "out", profile="paper", rivals=False))
+    result = json.loads((folder / "result.json").read_text())
+    assert result["missed_budget"] == {"asked": 0.5, "got": 1.0}
+    ConvertResult.model_validate(result)
+    loud = "BUDGET MISSED: 50.0% active weights were asked for, and a token uses 100.0%"
+    assert any(line.startswith(loud) for line in headlines(result))
+    assert loud in (folder / "README.md").read_text(encoding="utf-8")
+    assert "The budget was missed" in page(result)
+    met = json.loads((done / "result.json").read_text())
+    assert "missed_budget" not in met
+    assert not any("BUDGET" in line for line in headlines(met))
+    assert "BUDGET" not in (done / "README.md").read_text(encoding="utf-8")
+
+
+def test_statistics_do_not_depend_on_how_many_tokens_are_held_at_once(base: Path, tmp_path: Path) -> None:
+    model, _ = load_base(base / "model")
+    ids = torch.randint(3, 200, (7, 16), generator=torch.Generator().manual_seed(0))
+    text, sublayers = Blocks(ids, torch.arange(16).expand_as(ids)), find_sublayers(model)
+    routers = clusters(model, sublayers, text, 3, seed=0)
+    rows: list[int] = []
+    few = worths(model, sublayers, text, routers, 40, rows.append)
+    assert rows == [2, 2, 2, 1]
+    for a, b in zip(few, worths(model, sublayers, text, routers, 1), strict=True):
+        for name in ("qk", "vo", "vo_ranked", "mlp"):
+            torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=1e-4, atol=1e-12)
 
 
 def test_all_of_the_weights_is_the_dense_model(base: Path, tmp_path: Path) -> None:

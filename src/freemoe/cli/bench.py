@@ -64,9 +64,13 @@ def _command(
     model: str = typer.Option(
         None, "--model", help="A base to measure on, for benchmarks that can take one; real needs it."
     ),
-    cells: Path = typer.Option(None, help="real: folder of finished cells, which are never measured twice."),
-    only: str = typer.Option(None, help="real: run cells of these names only, e.g. 'text/wikitext/*'."),
-    minutes: float = typer.Option(None, min=0, help="real: begin no cell after so many minutes."),
+    cells: Path = typer.Option(
+        None, help="real and tomoe-quality: folder of finished cells, which are never measured twice."
+    ),
+    only: str = typer.Option(
+        None, help="real and tomoe-quality: run cells of these names only, e.g. 'text/wikitext/*'."
+    ),
+    minutes: float = typer.Option(None, min=0, help="real and tomoe-quality: begin no cell after so many minutes."),
     listing: bool = typer.Option(False, "--list", help="real: name its cells with their time; do nothing."),
     quick: bool = typer.Option(False, "--quick", help="Small sizes: shows that it runs, judges nothing."),
     repeats: int = typer.Option(5, min=1, help="Times each side is measured."),

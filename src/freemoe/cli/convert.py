@@ -96,7 +96,7 @@ def _table(result: dict[str, Any]) -> Table:
 
 
 def _plan(recipe: ConvertRecipe) -> dict[str, Any]:
-    from freemoe.tomoe.dry_run import plan
+    from freemoe.tomoe.cost.dry_run import plan
 
     return plan(recipe)
 

@@ -28,6 +28,11 @@ class GateSection(Section):
         default="tokens", description="V/O chosen per token or once for all."
     )
     query_masks: bool = Field(default=True, description="Prune Q/K dimensions too.")
+    attention: Literal["dimensions", "heads"] = Field(
+        default="dimensions",
+        description="Prune dimensions of all heads alike, or whole heads for all tokens (ToMoE Tab. 13, Head Pruning; budget: "
+        "loss).",
+    )
     mlp_masks: Literal["shared", "tokens"] = Field(
         default="shared",
         description="One mask per expert and step, or one per token with noise of its own (the paper).",
@@ -38,8 +43,10 @@ class GateSection(Section):
     mask_twice: bool = Field(
         default=False, description="Mask gate and up, so that a dropped neuron gets no gradient (authors)."
     )
-    local_embedding: bool = Field(
-        default=True, description="Decode each token's own embedding for V/O (ablation: off)."
+    local_embedding: bool = Field(default=True, description="Decode each token's own embedding for V/O.")
+    expert_embedding: bool = Field(
+        default=True,
+        description="Add the mean of the expert embeddings in attention (ToMoE Tab. 13, Local Emb: off).",
     )
     train_inputs: bool = Field(default=False, description="Train the hypernetwork's input z too (authors).")
     noise: bool = Field(default=False, description="Gumbel noise in training.")
@@ -55,9 +62,12 @@ class GateSection(Section):
 class LossSection(Section):
     """Weights of the losses (ToMoE Eq. 8-12)."""
 
-    distillation: float = Field(default=1.0, ge=0, description="KL to the dense model.")
+    distillation: float = Field(default=1.0, ge=0, description="KL to the dense model, or the loss of train.loss lm.")
     size: float = Field(default=16.0, ge=0, description="R_P (budget: loss).")
     union: float = Field(default=0.0, ge=0, description="R_U: every neuron is in some expert.")
+    union_attention: bool = Field(
+        default=False, description="R_U of the attention too: some token keeps every value dimension (the paper)."
+    )
     balance: float = Field(default=0.05, ge=0, description="R_L: every expert gets its share of the tokens.")
     balance_form: Literal["soft", "hard"] = Field(default="soft", description="N sum F P, or sum F F (authors).")
     size_smoothing: float = Field(
@@ -69,15 +79,30 @@ class TrainSection(Section):
     """The training loop of a conversion."""
 
     steps: int = Field(default=200, ge=0, description="Training steps; the profile's if absent.")
+    loss: Literal["kd", "lm"] = Field(
+        default="kd", description="kd: divergence from the dense model; lm: the text's own next tokens."
+    )
     batch_tokens: int = Field(default=4096, ge=2, description="Tokens per step, about.")
     block: int | None = Field(
         default=None, ge=2, description="Tokens of a block; 2048, or the model's context, if absent."
     )
-    rate: float = Field(default=3e-4, gt=0, description="Learning rate of hypernetwork, routers and decoders.")
+    rate: float = Field(default=3e-5, gt=0, description="Learning rate of hypernetwork, routers and decoders.")
     offset_rate: float = Field(default=3e-2, ge=0, description="Learning rate of the logits' own offsets.")
+    offset_scale: Literal["layer", "entry"] = Field(
+        default="layer",
+        description="layer: offsets move in proportion to their gradients, at most by the rate; entry: each by it, however small its gradient "
+        "(plain Adam).",
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW.")
     schedule: Literal["constant", "cosine"] = Field(
         default="cosine", description="Cosine falls to a tenth of the rates."
+    )
+    mean_window: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="Share of the steps so far that the mean of the gates looks back on; 0: no mean. It is scored beside the "
+        "last step's gates.",
     )
     ramp: float = Field(
         default=0.0, ge=0, le=1, description="Share of the steps over which the budget falls to its end."
@@ -90,12 +115,14 @@ class TrainSection(Section):
     save_every: int = Field(default=50, ge=1, description="Steps between two saved states.")
 
 
+_PAPERS = {"rate": 1e-3, "weight_decay": 0.05, "batch_tokens": 2048, "schedule": "constant", "mean_window": 0.0}
+
 _PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "default": {},
     "paper": {
         "gates": {"budget": "loss", "start": "random", "mlp_masks": "tokens", "noise": True},
-        "losses": {"union": 2.0, "balance": 1.0},
-        "train": {"steps": 10000, "rate": 1e-3, "weight_decay": 0.05, "batch_tokens": 2048, "schedule": "constant"},
+        "losses": {"union": 2.0, "union_attention": True, "balance": 1.0},
+        "train": {"steps": 10000, **_PAPERS},
     },
     "authors": {
         "gates": {
@@ -111,7 +138,7 @@ _PROFILES: dict[str, dict[str, dict[str, Any]]] = {
             "equal_widths": False,
         },
         "losses": {"distillation": 2.0, "union": 1.5, "balance": 1.0, "balance_form": "hard", "size_smoothing": 0.001},
-        "train": {"steps": 20000, "rate": 1e-3, "weight_decay": 0.05, "batch_tokens": 2048, "schedule": "constant"},
+        "train": {"steps": 20000, **_PAPERS},
     },
 }
 
@@ -172,6 +199,8 @@ class ConvertRecipe(Section):
             raise ValueError("gates.budget exact needs gates.start statistics: they settle the widths of the layers")
         if self.gates.budget == "exact" and self.gates.mlp_masks == "tokens":
             raise ValueError("gates.mlp_masks tokens needs gates.budget loss; an exact budget has one mask per expert")
+        if self.gates.budget == "exact" and self.gates.attention == "heads":
+            raise ValueError("gates.attention heads needs gates.budget loss: the statistics rank dimensions, not heads")
         return self
 
     @model_validator(mode="after")

@@ -107,6 +107,10 @@ def verdict(result: dict[str, Any]) -> Verdict:
     key = f"perplexity@{result['blocks']['length']}"
     active = f"{100 * result['parameters']['active_share']:.1f} % of the weights active"
     home = f"against the dense model × {_shown(ratio(result, 'converted', 'dense'))}"
+    missed = result.get("missed_budget")
+    if missed:
+        asked = f"{decimals(100 * missed['asked'], 1)} % were asked for"
+        return Verdict("worse", "The budget was missed", f"No: {active}, where {asked}; perplexity is, {home}.")
     rivals = [name for name in result["scores"] if name not in _OURS]
     if not rivals:
         return Verdict(

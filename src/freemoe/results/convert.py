@@ -26,12 +26,20 @@ class BlockCounts(Part):
     test: int
 
 
+class MissedBudget(Part):
+    """The active share that was asked for, and what a token of the conversion uses."""
+
+    asked: float
+    got: float
+
+
 class LayerFacts(Part):
     """What one layer keeps."""
 
     query_dims: int
     value_dims: int
     head_dim: int
+    head_share: float = Field(1.0, description="Heads that stay, of all.")
     widths: list[int] = Field(description="Neurons of every expert.")
     union: int = Field(description="Neurons that any expert has.")
     width: int = Field(description="Neurons of the dense layer.")
@@ -44,6 +52,7 @@ class ConvertResult(Result):
     base: DenseFacts
     blocks: BlockCounts
     parameters: dict[str, Any] = Field(description="Of linears and in all, dense and active, nominal and at run time.")
+    missed_budget: MissedBudget | None = Field(None, description="Only where a token uses more than was asked for.")
     guessing: Guessing | None = Field(None, description="Only where the dense model is no better than guessing.")
     layers: list[LayerFacts]
     usage: list[list[float]] = Field(description="Per layer, the share of tokens that every expert is given.")

@@ -57,6 +57,10 @@ class Blocks:
         for start in range(0, len(self), size):
             yield self.rows(range(start, min(start + size, len(self))))
 
+    def within(self, tokens: int) -> Iterator[Blocks]:
+        """All rows in order, as many at a time as have together at most ``tokens``; at least one."""
+        return self.batches(max(1, tokens // self.length))
+
     def predicted(self) -> Tensor:
         """(rows, length - 1) bool: where the next token continues the same passage, so that predicting it makes sense."""
         return self.positions[:, 1:] > 0

@@ -51,6 +51,19 @@ CODE_ALPACA = Source(
     ("sahil2801/CodeAlpaca-20k", None, "train"),
     instruction,
 )
+
+
+def conversation(record: dict[str, Any]) -> str:
+    """What all speakers of a conversation said, as one text."""
+    return "\n\n".join(turn["value"].strip() for turn in record["conversations"])
+
+
+WIZARD_LM = Source(
+    "wizard_lm",
+    ("wizard_lm/WizardLM_evol_instruct_V2_143k.json",),
+    ("WizardLMTeam/WizardLM_evol_instruct_V2_196k", None, "train"),
+    conversation,
+)
 WIKITEXT = Source(
     "wikitext",
     ("wikitext-2-raw/wikitext2_train_5k.txt", "wikitext-2-raw/wiki.train.raw"),
@@ -60,6 +73,11 @@ WIKITEXT = Source(
 
 MIXES: Registry[tuple[Source, ...]] = Registry("mix")
 MIXES.add("paper", (ALPACA, CODE_ALPACA, WIKITEXT), "Alpaca, CodeAlpaca and WikiText in equal parts (ToMoE Sec. 4.1)")
+MIXES.add(
+    "authors",
+    (ALPACA, WIKITEXT, CODE_ALPACA, WIZARD_LM),
+    "the paper's three and WizardLM's conversations, in equal parts (ToMoE's code)",
+)
 
 
 def read_mix(name: str, root: str | Path | None, most_characters: int | None = None) -> list[str]:

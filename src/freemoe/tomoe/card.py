@@ -55,7 +55,26 @@ def below_table(result: dict[str, Any]) -> list[str]:
         f"active weights of the decoder's linears: {percent(parameters['active_share'])} nominal, "
         f"{percent(parameters['active_share_at_run_time'])} at run time with routers and gates; "
         f"{percent(parameters['active_share_with_embeddings'])} with embeddings",
+        *missed_text(result),
         *([guess] if guess else []),
+    ]
+
+
+def missed_text(result: dict[str, Any]) -> list[str]:
+    """One loud line where a token uses more weights than was asked for."""
+    missed = result.get("missed_budget")
+    if missed is None:
+        return []
+    if result["recipe"]["gates"]["budget"] == "loss":
+        advice = (
+            "Thresholds (gates.budget: loss) come down to a budget over thousands of steps: give more, by --steps, or let every "
+            "step keep it: --profile default."
+        )
+    else:
+        advice = "Every layer keeps one unit of each kind at least: ask for more, by --active."
+    return [
+        f"BUDGET MISSED: {percent(missed['asked'])} active weights were asked for, and a token uses {percent(missed['got'])}. "
+        + advice
     ]
 
 

@@ -114,13 +114,15 @@ def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Pr
     guessing = text_against_guessing(scores["dense"].perplexity, vocabulary_of(bench.model))
     rivals = _rivals(bench) if recipe.rivals and recipe.method == "tomoe" else {}
     scores |= {name: score for name, (score, _) in rivals.items()}
+    parameters = counted(bench, structure)
     result = {
         "base": {"name": recipe.model, "fingerprint": base, "model_type": bench.model.config.model_type},
         "blocks": {
             "length": bench.train.length,
             **{part: getattr(bench, part).tokens for part in ("train", "held_out", "test")},
         },
-        "parameters": counted(bench, structure),
+        "parameters": parameters,
+        **missed_budget(recipe.active, parameters["active_share"]),
         **({"guessing": guessing} if guessing else {}),
         "layers": _layers(bench, structure),
         "usage": _usage(bench, structure),
@@ -149,6 +151,7 @@ def _layers(bench: Bench, structure: Structure) -> list[dict[str, Any]]:
             "query_dims": int(layer.rotary.spread(own.qk.float()).sum()),
             "value_dims": own.value_width,
             "head_dim": layer.rotary.head_dim,
+            "head_share": float(own.head_share),
             "widths": own.widths,
             "union": own.union,
             "width": layer.width,
@@ -195,6 +198,11 @@ def counted(bench: Bench, structure: Structure) -> dict[str, Any]:
             "converted": 2 * (total_multiplied(total, bench) - dense + real + gates),
         },
     }
+
+
+def missed_budget(asked: float, got: float) -> dict[str, dict[str, float]]:
+    """What the result says where a token uses more than was asked for by more than a hundredth of it: no entry elsewhere."""
+    return {"missed_budget": {"asked": asked, "got": got}} if got > 1.01 * asked else {}
 
 
 def total_multiplied(total: int, bench: Bench) -> int:

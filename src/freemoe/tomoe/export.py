@@ -145,14 +145,19 @@ def _attention(
         kept_bits, values = bits, torch.arange(head_dim) if static is None else static.nonzero().flatten()
     first, free = kept_bits[:pairs].nonzero().flatten(), kept_bits[pairs:].nonzero().flatten() + layer.rotary.turned
     turned = torch.cat([first, first + pairs])
+    groups = torch.arange(layer.kv_heads) if own.heads is None else own.heads.cpu().nonzero().flatten()
+    serving = layer.heads // layer.kv_heads
+    heads = (groups[:, None] * serving + torch.arange(serving)).flatten()
     queries = torch.cat([turned, free])
     tensors = {"turned_index": turned}
-    for name, linear, kept in (("q", layer.q, queries), ("k", layer.k, queries), ("v", layer.v, values)):
-        kept = kept.to(linear.weight.device)
-        tensors[f"{name}_proj.weight"] = linear.weight.unflatten(0, (-1, head_dim))[:, kept].flatten(0, 1)
+    parts = (("q", layer.q, heads, queries), ("k", layer.k, groups, queries), ("v", layer.v, groups, values))
+    for name, linear, which, dims in parts:
+        which, dims = which.to(linear.weight.device), dims.to(linear.weight.device)
+        tensors[f"{name}_proj.weight"] = linear.weight.unflatten(0, (-1, head_dim))[which][:, dims].flatten(0, 1)
         if linear.bias is not None:
-            tensors[f"{name}_proj.bias"] = linear.bias.unflatten(0, (-1, head_dim))[:, kept].flatten()
-    rows = layer.o.weight.T.unflatten(0, (-1, head_dim))[:, values.to(layer.o.weight.device)]
+            tensors[f"{name}_proj.bias"] = linear.bias.unflatten(0, (-1, head_dim))[which][:, dims].flatten()
+    device = layer.o.weight.device
+    rows = layer.o.weight.T.unflatten(0, (-1, head_dim))[heads.to(device)][:, values.to(device)]
     tensors["o_proj.weight"] = rows.flatten(0, 1)
     if layer.o.bias is not None:
         tensors["o_proj.bias"] = layer.o.bias
@@ -165,6 +170,8 @@ def _attention(
         if static is not None:
             tensors["value_mask"] = static
     return {
+        "heads": len(heads),
+        "kv_heads": len(groups),
         "query_width": len(queries),
         "query_kept": int(layer.rotary.spread(bits.float()).sum()),
         "turned": len(turned),

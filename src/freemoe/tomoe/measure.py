@@ -11,6 +11,9 @@ import torch
 
 from freemoe.text.blocks import Blocks
 
+TOKENS = 2048
+"""In one pass, about: their logits are held at once."""
+
 
 @dataclass(frozen=True)
 class TextScore:
@@ -56,27 +59,29 @@ class TextScore:
 
 
 @torch.no_grad()
-def score_text(model: Any, blocks: Blocks, rows: int = 4, on_rows: Callable[[int], None] | None = None) -> TextScore:
+def score_text(
+    model: Any, blocks: Blocks, tokens: int = TOKENS, on_rows: Callable[[int], None] | None = None
+) -> TextScore:
     """Predict every token of every passage from the passage's tokens before it in the block.
 
     Args:
         model: A causal LM.
         blocks: Text.
-        rows: Blocks at a time.
+        tokens: At a time, about; at least one block.
         on_rows: Called with the number of finished blocks.
     """
     device = next(model.parameters()).device
     nll: list[float] = []
     right: list[int] = []
-    tokens: list[int] = []
-    for batch in blocks.batches(rows):
+    numbers: list[int] = []
+    for batch in blocks.within(tokens):
         ids, positions = batch.ids.to(device), batch.positions.to(device)
         logits = model(ids, position_ids=positions, use_cache=False).logits[:, :-1].float()
         counted, wanted = batch.predicted().to(device), ids[:, 1:]
         losses = torch.logsumexp(logits, -1) - logits.gather(-1, wanted[..., None])[..., 0]
         nll += torch.where(counted, losses, 0.0).double().sum(dim=1).tolist()
         right += ((logits.argmax(-1) == wanted) & counted).sum(dim=1).tolist()
-        tokens += counted.sum(dim=1).tolist()
+        numbers += counted.sum(dim=1).tolist()
         if on_rows is not None:
             on_rows(len(ids))
-    return TextScore(blocks.length, nll, right, tokens)
+    return TextScore(blocks.length, nll, right, numbers)

@@ -107,7 +107,10 @@ class Attention(nn.Module):
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)  # pyright: ignore[reportCallIssue]
         own, dense_dim = config.tomoe["layers"][layer_idx], config.tomoe["head_dim"]
-        hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        hidden = config.hidden_size
+        # Folders of earlier versions have all heads.
+        heads = own.get("heads", config.num_attention_heads)
+        kv_heads = own.get("kv_heads", config.num_key_value_heads)
         self.scaling = config.tomoe["scale"]
         self.query_width, self.value_width, self.turned = own["query_width"], own["value_width"], own["turned"]
         biased = self.q_proj.bias is not None  # pyright: ignore

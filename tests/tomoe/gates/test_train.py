@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -152,6 +153,78 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_state() -> None:
         weight.copy_(good)
     after = own.state()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_without_expert_embeddings_the_attention_knows_the_token_alone() -> None:
+    """Table 13, Local Emb: what the hypernetwork says reaches the MLPs only, and each token still decides for itself."""
+    own = trainer(recipe(profile="paper", gates={"expert_embedding": False}))
+    first = [(layer.qk, layer.mlp) for layer in own.hypernetwork()]
+    own.run(2)
+    gru = [p for n, p in own.hypernetwork.named_parameters() if n.startswith("gru")]
+    with torch.no_grad():
+        for p in gru:
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(0)))
+    qk = [layer.qk for layer in own.hypernetwork()]
+    with torch.no_grad():
+        for p in gru:
+            p.mul_(3)
+    for (begun, mlp), before, after in zip(first, qk, own.hypernetwork(), strict=True):
+        assert torch.equal(before, after.qk)
+        assert not torch.equal(begun, after.qk), "bits are learned all the same"
+        assert not torch.equal(mlp, after.mlp)
+        assert not after.value_embedding.any()
+    gate = finished(own)[0].vo
+    assert not gate.embedding.any()
+    x = torch.randn(40, 32, generator=torch.Generator().manual_seed(1))
+    assert len(gate.mask(x).unique(dim=0)) > 1 or int(gate.keep) == 8
+
+
+def test_the_union_takes_the_attention_where_it_is_asked_and_size_the_widest_token() -> None:
+    """R_U and R_P of the paper, from the masks of one step."""
+    for asked in (True, False):
+        own = trainer(recipe(profile="paper", losses={"union_attention": asked}))
+        masks: list[torch.Tensor] = []
+
+        def look(module: Any, args: Any, output: torch.Tensor, masks: list = masks) -> None:
+            # A dropped dimension of a value is zero in all heads.
+            masks.append((output.unflatten(-1, (-1, 8)).abs().sum(-2) > 0).flatten(0, -2).float())
+
+        with torch.no_grad():
+            for gates in own.hypernetwork.attention:
+                gates.decode.weight.mul_(40)
+            logits = own.hypernetwork()
+            made = own.gating.masks(logits, None, 0)
+            with own.gating.on(own.hypernetwork, logits, made, None, 0):
+                hooks = [layer.v.register_forward_hook(look) for layer in own.sublayers]
+                own._hidden(own.batch(0))
+                for hook in hooks:
+                    hook.remove()
+            parts = own._regularisers(made, 0.5)
+        active, covered = 0.0, 0.0
+        for layer, qk, mlp, mask in zip(own.sublayers, made.qk, made.mlp, masks, strict=True):
+            assert 0 < float(mask.mean()) < 1
+            attention = layer.hidden * (layer.heads + layer.kv_heads)
+            active += attention * float(layer.rotary.spread(qk).sum() + mask.sum(-1).max())
+            active += 3 * layer.hidden * float(mlp.sum(-1).max())
+            covered -= math.log(float(mlp.any(0).float().mean()))
+            covered -= math.log(float(mask.any(0).float().mean())) * asked
+        assert float(parts["active"]) == pytest.approx(active / dense_parameters(own.sublayers))
+        assert float(parts["union"]) == pytest.approx(covered / len(own.sublayers), abs=1e-6)
+
+
+def test_the_texts_own_next_tokens_can_be_learned_instead_of_the_teachers() -> None:
+    own = trainer(recipe(train={"loss": "lm"}))
+    batch, logits = own.batch(0), own.hypernetwork()
+    width = own.widths(0.5)
+    with torch.no_grad(), own.gating.on(own.hypernetwork, logits, own.gating.masks(logits, width, 0), width, 0):
+        found = own.model(batch.ids, position_ids=batch.positions).logits
+        wanted = torch.nn.functional.cross_entropy(found[:, :-1].flatten(0, 1), batch.ids[:, 1:].flatten())
+    calls: list[int] = []
+    hook = own.model.base_model.register_forward_pre_hook(lambda module, args: calls.append(1))
+    own.run(1)
+    hook.remove()
+    assert own.history.rows[0][own.history.columns.index("distillation")] == pytest.approx(float(wanted), rel=1e-5)
+    assert len(calls) == 1, "no teacher is asked"
 
 
 def test_paper_profile_ends_with_equal_widths_and_a_counted_k() -> None:

@@ -2,76 +2,128 @@
 
 Two models: stories260k on TinyStories, a real pretrained one, and the bundled model on its own domains. Three seeds each, a
 seed being another division of the text and another training. A figure is met when the whole 95 % interval over seeds says
-that the conversion is better than the best rival. Rivals are not trained: they have nothing to train, and see the same text.
+that the conversion is better than the best rival, or that more steps of training made it better. Rivals are not trained: they
+have nothing to train, and see the same text.
+
+Every conversion is kept when it is done (``--cells``, ``--only``, ``--minutes``), so that a run that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import tempfile
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from freemoe.assets import DOMAINS, benchmark_path
-from freemoe.bench.gain.contest import side_by_side
 from freemoe.bench.harness import Figure, Outcome, Settings
+from freemoe.bench.tomoe.conversions import (
+    EXPERTS,
+    JUDGED_SHARE,
+    QUICK,
+    TRAIN,
+    Job,
+    name_of,
+    run_all,
+)
+from freemoe.core.files import digest
 from freemoe.evals.statistics import over_seeds
 from freemoe.models.checkpoints.loading import BUNDLED
-from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
+from freemoe.recipes import ConvertRecipe, recipe_from
 
 SHARES = (0.7, 0.6, 0.5, 0.4)
 SEEDS = 3
 # The paper keeps 56.07 of 69.00 points at half of the weights (Llama-2-7B, Tab. 2).
 KEPT = 81.0
-JUDGED_SHARE = 0.5
-EXPERTS = 64
-TRAIN = {"steps": 120, "batch_tokens": 1024, "block": 256, "save_every": 60, "evaluation_tokens": 16384}
-QUICK = {**TRAIN, "steps": 2, "batch_tokens": 256, "save_every": 2, "evaluation_tokens": 1024}
-
-
-@dataclass(frozen=True)
-class Job:
-    """One conversion: of which model, with what text, to what share, with what seed."""
-
-    name: str
-    model: str
-    text: tuple[str, ...]
-    active: float
-    seed: int
-    output: str
-    quick: bool
+MORE_STEPS = (120, 480, 1920)
+QUICK_STEPS = (QUICK["steps"], 2 * QUICK["steps"])
 
 
 def run(settings: Settings) -> Outcome:
-    """Convert both models to every share with every seed, one conversion per core at a time."""
-    with tempfile.TemporaryDirectory() as scratch:
-        sources = {"demo": (BUNDLED, (bundled_text(Path(scratch)),))}
-        if settings.data_root is not None and not settings.quick:
-            text = settings.data_root / "tinystories" / "tiny_stories_train_excerpt.txt"
-            sources["stories260k"] = (str(settings.data_root / "models" / "stories260k"), (str(text),))
-        shares, seeds = ((JUDGED_SHARE,), 1) if settings.quick else (SHARES, SEEDS)
-        jobs = [
-            Job(name, model, text, share, settings.seed + seed, f"{scratch}/{name}-{share}-{seed}", settings.quick)
-            for name, (model, text) in sources.items()
-            for share in shares
-            for seed in range(seeds)
-        ]
-        results = side_by_side(converted, jobs, settings.progress, "conversions")
+    """Convert both models to every share, and to one share with more steps, with every seed."""
+    folder = settings.cells or settings.cache / "tomoe-cells"
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = {"demo": (BUNDLED, (bundled_text(folder),))}
+    if settings.data_root is not None and not settings.quick:
+        text = settings.data_root / "tinystories" / "tiny_stories_train_excerpt.txt"
+        sources["stories260k"] = (str(settings.data_root / "models" / "stories260k"), (str(text),))
+    shares, seeds = ((JUDGED_SHARE,), 1) if settings.quick else (SHARES, SEEDS)
+    steps = QUICK_STEPS if settings.quick else MORE_STEPS
+    until = None if settings.minutes is None else time.time() + 60 * settings.minutes
+    # What all shares need first, then long trainings.
+    wanted = [(share, steps[0]) for share in shares] + [(JUDGED_SHARE, many) for many in steps[1:]]
+    jobs = [
+        Job(
+            base,
+            model,
+            text,
+            share,
+            many,
+            settings.seed + seed,
+            str(folder / f"{digest(name_of(base, share, many, settings.seed + seed))}.json"),
+            settings.quick,
+            until,
+        )
+        for share, many in wanted
+        for base, (model, text) in sources.items()
+        for seed in range(seeds)
+    ]
+    results = run_all(jobs, settings)
     figures: list[Figure] = []
     table = []
-    for name in sources:
+    for base in sources:
         for share in shares:
-            mine = [r for r in results if (r["name"], r["active"]) == (name, share)]
-            found, row = judged(name, share, mine)
+            mine = [r for r in results if (r["base"], r["active"], r["steps"]) == (base, share, steps[0])]
+            found, row = judged(base, share, mine) if mine else ([_missing(base, share, steps[0])], {})
             figures += found
             table.append(row)
+        figures += improving(base, [r for r in results if (r["base"], r["active"]) == (base, JUDGED_SHARE)], steps)
     if "stories260k" not in sources and not settings.quick:
         figures.append(Figure("stories260k", math.nan, 1.0, note="needs the real model: --data-root FOLDER"))
     return Outcome(tuple(figures), {"experts": EXPERTS, "training": TRAIN, "table": table, "runs": results})
+
+
+def _missing(base: str, share: float, steps: int) -> Figure:
+    note = "not measured yet: run again without --only and --minutes"
+    return Figure(f"T9 {base}, {share:.0%} active, {steps} steps", math.nan, 0.0, unit=" nats", note=note)
+
+
+def improving(base: str, runs: Sequence[dict[str, Any]], steps: Sequence[int]) -> list[Figure]:
+    """Held-out loss after each number of steps, and whether it fell from each to the next: seed by seed."""
+    losses = {many: {r["seed"]: r["held_out"] for r in runs if r["steps"] == many} for many in steps}
+    at = f"T9 {base}, {JUDGED_SHARE:.0%} active"
+    figures = [
+        Figure(
+            f"{at}: held-out loss after {many} steps",
+            float(np.mean(list(found.values()))) if found else math.nan,
+            unit=" nats",
+            digits=4,
+            note=", ".join(f"seed {seed} {loss:.4f}" for seed, loss in sorted(found.items())),
+        )
+        for many, found in losses.items()
+    ]
+    for fewer, more in pairwise(steps):
+        shared = sorted(losses[fewer].keys() & losses[more].keys())
+        if not shared:
+            figures.append(_missing(base, JUDGED_SHARE, more))
+            continue
+        fall = over_seeds([losses[fewer][seed] - losses[more][seed] for seed in shared])
+        figures.append(
+            Figure(
+                f"{at}: held-out loss falls from {fewer} to {more} steps, lower end of the 95 % interval",
+                fall.low,
+                0.0,
+                unit=" nats",
+                digits=4,
+                note=f"mean {fall.mean:.4f} over {len(shared)} seeds",
+            )
+        )
+    return figures
 
 
 def bundled_text(folder: Path) -> str:
@@ -115,69 +167,6 @@ def item_text(record: dict[str, Any]) -> str:
     return record["question"] + record["choices"][record["answer"]]
 
 
-def converted(job: Job) -> dict[str, Any]:
-    """Convert in a process of its own; what the result says, and for the bundled model its accuracy on its test items."""
-    import torch
-
-    from freemoe.tomoe.convert import convert
-
-    torch.set_num_threads(1)
-    recipe = recipe_from(
-        {
-            "command": "convert",
-            "model": job.model,
-            "text": job.text,
-            "output": job.output,
-            "active": job.active,
-            "experts": EXPERTS,
-            "seed": job.seed,
-            "dtype": "float32",
-            "device": "cpu",
-            "threads": 1,
-            "train": QUICK if job.quick else TRAIN,
-        },
-        "The benchmark",
-    )
-    assert isinstance(recipe, ConvertRecipe)
-    result = json.loads((convert(recipe) / "result.json").read_text(encoding="utf-8"))
-    nll = {n: sum(s["nll"]) / sum(s["tokens"]) for n, s in result["scores"].items()}
-    right = {n: sum(s["right"]) / sum(s["tokens"]) for n, s in result["scores"].items()}
-    found = {
-        "name": job.name,
-        "active": job.active,
-        "seed": job.seed,
-        "share": result["parameters"]["active_share"],
-        "share_at_run_time": result["parameters"]["active_share_at_run_time"],
-        "nll": nll,
-        "accuracy": right,
-        "seconds": result["cost"]["wall_seconds"],
-    }
-    if job.name == "demo" and job.active == JUDGED_SHARE:
-        found["tasks"] = {"dense": task_accuracy(job.model, job), "converted": task_accuracy(job.output, job)}
-    return found
-
-
-def task_accuracy(model: str, job: Job) -> float:
-    """Mean accuracy over the bundled domains' test items."""
-    from freemoe.evals.evaluation import evaluate
-
-    recipe = recipe_from(
-        {
-            "command": "eval",
-            "artefact": model,
-            "domains": {domain: f"demo:{domain}" for domain in DOMAINS},
-            "dtype": "float32",
-            "device": "cpu",
-            "threads": 1,
-            "seed": 0,  # the same items for the base and for every conversion
-            "data": {"limit": 16 if job.quick else 200},
-        },
-        "The benchmark",
-    )
-    assert isinstance(recipe, EvalRecipe)
-    return float(np.mean([d["rows"]["base"]["score"] for d in evaluate(recipe)["domains"]]))
-
-
 def judged(name: str, share: float, runs: list[dict[str, Any]]) -> tuple[list[Figure], dict[str, Any]]:
     """The figures of one model at one share, and their row of the table."""
     rivals = [n for n in runs[0]["nll"] if n not in ("dense", "converted")]
@@ -206,6 +195,14 @@ def judged(name: str, share: float, runs: list[dict[str, Any]]) -> tuple[list[Fi
             note=f"95 % over seeds [{kept.low:.1f}, {kept.high:.1f}]",
         ),
     ]
+    figures.append(
+        Figure(
+            f"T9 {at}: of the linears runs per token, routers and gates included",
+            100 * float(np.mean([r["share_at_run_time"] for r in runs])),
+            unit=" %",
+            digits=1,
+        )
+    )
     tasks = [100 * r["tasks"]["converted"] / r["tasks"]["dense"] for r in runs if "tasks" in r]
     if tasks:
         figures.append(

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from freemoe.kernels.gates import top_k_mask
 from freemoe.models.sublayers import Sublayers
+from freemoe.recipes import GateSection
 from freemoe.text.blocks import Blocks
 from freemoe.tomoe.gates.budget import Widths
 from freemoe.tomoe.gates.gating import Gating
-from freemoe.tomoe.gates.hypernetwork import Hypernetwork
+from freemoe.tomoe.gates.hypernetwork import Hypernetwork, LayerLogits
+from freemoe.tomoe.measure import TOKENS
 from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGate
 
 
@@ -76,37 +78,41 @@ def structure_of(
         if recipe.equal_widths:
             experts = equalised(experts, own.mlp)
         k = max(1, min(layer.rotary.head_dim, keep[n]))
-        if recipe.value_masks == "static":
-            vo: ValueGate | Tensor = top_k_mask(
-                gates.values(gates.offset.new_zeros(1, layer.hidden), own.value_embedding, False)[0], k
-            ).bool()
-        else:
-            half = layer.rotary.head_dim
-            project = gates.project.weight if recipe.local_embedding else torch.zeros_like(gates.project.weight)
-            vo = ValueGate(
-                *(
-                    t.detach().float().cpu().clone()
-                    for t in (
-                        project,
-                        own.value_embedding,
-                        gates.norm.weight,
-                        gates.norm.bias,
-                        gates.decode.weight[:half],
-                        gates.offset[:half],
-                    )
-                ),
-                keep=torch.tensor(k),
-            )
+        heads = made.heads[n]
+        if heads is not None:
+            heads = heads.bool().cpu()
+            heads[own.heads.argmax()] = True  # pyright: ignore[reportOptionalMemberAccess]
+        vo = (
+            torch.ones(layer.rotary.head_dim, dtype=torch.bool) if heads is not None else _values(gates, own, recipe, k)
+        )
         found.append(
             LayerStructure(
                 qk=qk.cpu(),
-                vo=vo if isinstance(vo, ValueGate) else vo.cpu(),
+                vo=vo,
                 router_weight=router.weight.detach().float().cpu().clone(),
                 router_bias=router.bias.detach().float().cpu().clone(),
                 experts=experts.cpu(),
+                heads=heads,
             )
         )
     return found
+
+
+def _values(gates: Any, own: LayerLogits, recipe: GateSection, k: int) -> ValueGate | Tensor:
+    """What chooses the value dimensions of a layer: a gate of K per token, or the same K for all."""
+    if recipe.value_masks == "static":
+        nothing = gates.offset.new_zeros(1, gates.project.in_features)
+        return top_k_mask(gates.values(nothing, own.value_embedding, False)[0], k).bool().cpu()
+    project = gates.project.weight if recipe.local_embedding else torch.zeros_like(gates.project.weight)
+    numbers = (
+        project,
+        own.value_embedding,
+        gates.norm.weight,
+        gates.norm.bias,
+        gates.decode.weight[: gates.head_dim],
+        gates.offset[: gates.head_dim],
+    )
+    return ValueGate(*(t.detach().float().cpu().clone() for t in numbers), keep=torch.tensor(k))
 
 
 def _counted(hypernetwork: Hypernetwork, gating: Gating, model: Any, held_out: Blocks, steps: int) -> list[int]:
@@ -115,7 +121,7 @@ def _counted(hypernetwork: Hypernetwork, gating: Gating, model: Any, held_out: B
     device = next(model.parameters()).device
     logits = hypernetwork()
     noisy = steps if gating.recipe.export_noise else None
-    for batch in held_out.batches(4):
+    for batch in held_out.within(TOKENS):
         made = gating.masks(logits, None, noisy)
         with gating.on(hypernetwork, logits, made, None, noisy):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)

@@ -19,7 +19,8 @@ from freemoe.models.sublayers import Sublayers
 from freemoe.recipes import GateSection
 from freemoe.tomoe.gates.budget import Widths
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork, LayerLogits
-from freemoe.tomoe.structures.masked import per_head
+from freemoe.tomoe.gates.losses import union
+from freemoe.tomoe.structures.masked import by_head, per_head
 from freemoe.training.straight_through import best, gumbel_sigmoid, gumbel_softmax
 
 
@@ -29,11 +30,13 @@ class Seen:
 
     Attributes:
         value_counts: (tokens,), kept value dimensions of each token, with a gradient.
+        value_union: (head_dim,), which value dimensions some token keeps, with a gradient.
         chosen: (tokens, experts), one-hot, with a gradient.
         probabilities: (tokens, experts), the router's softmax.
     """
 
     value_counts: Tensor | None = None
+    value_union: Tensor | None = None
     chosen: Tensor | None = None
     probabilities: Tensor | None = None
 
@@ -45,11 +48,13 @@ class Step:
     Attributes:
         qk: Per layer (bits,) of zeros and ones, with gradients.
         mlp: Per layer (experts, width).
+        heads: Per layer (kv_heads,), or None where dimensions are pruned.
         seen: Per layer what tokens did; filled by the forward pass.
     """
 
     qk: list[Tensor]
     mlp: list[Tensor]
+    heads: list[Tensor | None] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
 
 
@@ -83,13 +88,22 @@ class Gating:
         recipe: The gates' section.
         seed: Of the noise.
         rank: Of this process: tokens of another draw other noise, masks that all share draw the same.
+        value_unions: Whether to note which value dimensions some token keeps.
     """
 
-    def __init__(self, sublayers: Sequence[Sublayers], recipe: GateSection, seed: int, rank: int = 0) -> None:
+    def __init__(
+        self,
+        sublayers: Sequence[Sublayers],
+        recipe: GateSection,
+        seed: int,
+        rank: int = 0,
+        value_unions: bool = False,
+    ) -> None:
         self.sublayers = list(sublayers)
         self.recipe = recipe
         self.seed = seed
         self.rank = rank
+        self.value_unions = value_unions
 
     def noise(self, step: int | None, site: int, device: torch.device, rank: int = 0) -> torch.Generator | None:
         """The generator of one site in one step; None where there is no noise (or no step: evaluation)."""
@@ -106,7 +120,10 @@ class Gating:
             width = widths[layer] if widths is not None else None
             noise = [self.noise(step, 5 * layer + kind, own.qk.device) for kind in (0, 1)]
             bits = self._hard(own.qk, width.qk if width else None, noise[0])
-            made.qk.append(bits if self.recipe.query_masks else torch.ones_like(bits))
+            pruned = self.recipe.query_masks and own.heads is None
+            made.qk.append(bits if pruned else torch.ones_like(bits))
+            heads = own.heads
+            made.heads.append(None if heads is None else self._hard(heads, None, noise[0]))
             made.mlp.append(self._hard(own.mlp, width.mlp if width else None, noise[1]))
             made.seen.append(Seen())
         return made
@@ -138,6 +155,9 @@ class Gating:
         self, layer: Sublayers, gates: Any, own: LayerLogits, made: Step, width: Widths | None, step: int | None
     ) -> AbstractContextManager[None]:
         recipe, seen, head_dim = self.recipe, made.seen[layer.number], layer.rotary.head_dim
+        heads = made.heads[layer.number]
+        if heads is not None:
+            return _whole_heads(layer, heads, seen)
         kept = layer.rotary.spread(made.qk[layer.number])
         now: dict[str, Tensor] = {}
 
@@ -150,6 +170,8 @@ class Gating:
             noise = self.noise(step, 5 * layer.number + 2, scores.device, self.rank)
             mask = self._hard(scores, width.vo if width else None, noise)
             seen.value_counts = mask.sum(dim=-1).flatten()
+            if self.value_unions:
+                seen.value_union = union(mask.flatten(0, -2))
             now["mask"] = mask
 
         def on_values(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -194,3 +216,14 @@ class Gating:
             return (a, *args[1:])
 
         return hooked(before(layer.up[0], on_input), before(layer.down, on_down))
+
+
+def _whole_heads(layer: Sublayers, heads: Tensor, seen: Seen) -> AbstractContextManager[None]:
+    """Whole heads off: what they say is multiplied by zero, and nothing else of them matters."""
+
+    def on_output(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
+        tokens = args[0].shape[:-1].numel()
+        seen.value_counts = heads.new_full((tokens,), float(layer.rotary.head_dim))
+        return (by_head(args[0], heads), *args[1:])
+
+    return hooked(before(layer.o, on_output))

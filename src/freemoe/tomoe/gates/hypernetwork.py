@@ -29,18 +29,20 @@ class LayerLogits:
         value_embedding: (e,), the mean of the attention's expert embeddings.
         mlp_embedding: (experts, e).
         mlp: (experts, width), a logit per neuron and expert.
+        heads: (kv_heads,), static logits of whole heads; None where dimensions are pruned.
     """
 
     qk: Tensor
     value_embedding: Tensor
     mlp_embedding: Tensor
     mlp: Tensor
+    heads: Tensor | None = None
 
 
 class AttentionGates(nn.Module):
     """Proj_E and Proj_D of one attention sublayer; one layer norm is shared by the two halves of Proj_D."""
 
-    def __init__(self, layer: Sublayers) -> None:
+    def __init__(self, layer: Sublayers, heads: bool = False) -> None:
         super().__init__()
         self.head_dim = layer.rotary.head_dim
         self.project = nn.Linear(layer.hidden, EMBEDDING, bias=False)
@@ -48,6 +50,11 @@ class AttentionGates(nn.Module):
         self.decode = nn.Linear(EMBEDDING, self.head_dim + layer.rotary.bits, bias=False)
         # What the statistics begin with; zero in the paper.
         self.offset = nn.Parameter(torch.zeros(self.head_dim + layer.rotary.bits))
+        self.decode_heads = nn.Linear(EMBEDDING, layer.kv_heads, bias=False) if heads else None
+
+    def heads(self, embedding: Tensor) -> Tensor | None:
+        """Embedding (e,) -> (kv_heads,), where whole heads are pruned."""
+        return None if self.decode_heads is None else self.decode_heads(F.gelu(self.norm(embedding)))
 
     def qk(self, embedding: Tensor) -> Tensor:
         """Embedding (e,) -> (bits,)."""
@@ -91,6 +98,8 @@ class Hypernetwork(nn.Module):
         seed: Of the initial numbers; torch's own state of random numbers is left as it was.
         train_inputs: Whether its input z is trained (the authors' code) or fixed (the paper).
         start_quiet: Begin with decoders at zero, so that the offsets alone speak at first.
+        expert_embedding: Whether the attention's gates see the expert embeddings; without, they know the token alone.
+        heads: Whether whole heads are pruned.
     """
 
     def __init__(
@@ -100,14 +109,17 @@ class Hypernetwork(nn.Module):
         seed: int,
         train_inputs: bool = False,
         start_quiet: bool = False,
+        expert_embedding: bool = True,
+        heads: bool = False,
     ) -> None:
         super().__init__()
         self.experts = experts
+        self.expert_embedding = expert_embedding
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.z = nn.Parameter(torch.randn(2 * len(sublayers), experts, INPUT), requires_grad=train_inputs)
             self.gru = nn.GRU(INPUT, RECURRENT, bidirectional=True)
-            self.attention = nn.ModuleList(AttentionGates(layer) for layer in sublayers)
+            self.attention = nn.ModuleList(AttentionGates(layer, heads) for layer in sublayers)
             self.mlp = nn.ModuleList(MlpGates(layer, experts) for layer in sublayers)
         if start_quiet:
             for module in (*self.attention, *self.mlp):
@@ -119,5 +131,9 @@ class Hypernetwork(nn.Module):
         found = []
         for number, (attention, mlp) in enumerate(zip(self.attention, self.mlp, strict=True)):
             values, own = embeddings[2 * number].mean(dim=0), embeddings[2 * number + 1]
-            found.append(LayerLogits(attention.qk(values), values, own, mlp.table(own)))  # pyright: ignore
+            if not self.expert_embedding:
+                values = torch.zeros_like(values)
+            found.append(
+                LayerLogits(attention.qk(values), values, own, mlp.table(own), attention.heads(values))  # pyright: ignore
+            )
         return found

@@ -22,11 +22,12 @@ from freemoe.models.hooks import after, before, hooked, on_gradient
 from freemoe.models.sublayers import Sublayers
 from freemoe.text.blocks import Blocks
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
+from freemoe.tomoe.measure import TOKENS
+from freemoe.training.distillation import language_loss
 
 # A cluster's worth is drawn towards all tokens' by this many tokens' weight: small clusters know little.
 _PRIOR_TOKENS = 64
-_CLUSTERED_TOKENS = 8192
-_ROWS = 4
+CLUSTERED_TOKENS = 8192
 _CLIP = 3.0
 # How far apart the logits begin, in their own unit, which is that of the gradient's temperature.
 _SPREAD = 1.0
@@ -64,14 +65,14 @@ def clusters(
     def keep(number: int) -> Callable[..., None]:
         return lambda module, args: inputs[number].append(args[0].detach().float().flatten(0, -2).cpu())
 
-    needed = max(1, -(-_CLUSTERED_TOKENS // blocks.length))
+    needed = max(1, -(-CLUSTERED_TOKENS // blocks.length))
     device = next(model.parameters()).device
     with hooked(*(before(layer.up[0], keep(layer.number)) for layer in sublayers)), torch.no_grad():
-        for batch in blocks.rows(range(min(needed, len(blocks)))).batches(4):
+        for batch in blocks.rows(range(min(needed, len(blocks)))).within(TOKENS):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
     found = []
     for layer in sublayers:
-        x = torch.cat(inputs[layer.number])[:_CLUSTERED_TOKENS]
+        x = torch.cat(inputs[layer.number])[:CLUSTERED_TOKENS]
         count = min(experts, len(torch.unique(x, dim=0)))
         begins: Any = 1  # the stubs allow "auto" alone
         fitted = KMeans(count, n_init=begins, random_state=seed, max_iter=50).fit(x.numpy())
@@ -87,27 +88,36 @@ def worths(
     sublayers: Sequence[Sublayers],
     blocks: Blocks,
     routers: Sequence[tuple[Tensor, Tensor]],
+    tokens: int = TOKENS,
     on_rows: Callable[[int], None] | None = None,
 ) -> list[Worth]:
-    """Sum squared gradients of masks that are all one, in one forward and backward pass over ``blocks``."""
+    """Sum squared gradients of masks that are all one, in one forward and backward pass over ``blocks``.
+
+    Args:
+        model: The base, frozen.
+        sublayers: Of the base.
+        blocks: Text.
+        routers: Of `clusters`.
+        tokens: Whose activations are held at once, about; at least one block. The sums do not depend on it.
+        on_rows: Called with the number of finished blocks.
+    """
     device = next(model.parameters()).device
     sums = [_Sums(layer, router, device) for layer, router in zip(sublayers, routers, strict=True)]
-    tokens = 0
+    head = model.get_output_embeddings()
     listening = hooked(*(own.listening(layer) for layer, own in zip(sublayers, sums, strict=True)))
     with listening, torch.enable_grad():
-        for batch in blocks.batches(_ROWS):
+        for batch in blocks.within(tokens):
             ids, positions = batch.ids.to(device), batch.positions.to(device)
             embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
-            logits = model(inputs_embeds=embedded, position_ids=positions, use_cache=False).logits
+            hidden = model.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
             counted = batch.predicted().to(device)
-            losses = nn.functional.cross_entropy(logits[:, :-1][counted].float(), ids[:, 1:][counted], reduction="sum")
+            losses = language_loss(hidden[:, :-1][counted], ids[:, 1:][counted], head)
             torch.autograd.grad(losses, embedded)
-            tokens += ids.numel()
             for own in sums:
                 own.end_of_batch()
             if on_rows is not None:
                 on_rows(len(batch))
-    return [own.worth(tokens) for own in sums]
+    return [own.worth(blocks.tokens) for own in sums]
 
 
 class _Sums:

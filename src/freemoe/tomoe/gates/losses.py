@@ -23,13 +23,13 @@ def size_loss(active: Tensor, share: float, smoothing: float = 0.0) -> Tensor:
 
 
 def union(masks: Tensor) -> Tensor:
-    """U = 1 - prod_i (1 - s_i): which neurons some expert keeps. (experts, width) -> (width,) (ToMoE Eq. 10)."""
+    """U = 1 - prod_i (1 - s_i): what some mask keeps. (masks, width) -> (width,) (ToMoE Eq. 6 and 16)."""
     return 1 - (1 - masks).prod(dim=0)
 
 
-def union_loss(masks: Tensor, smoothing: float = 0.0) -> Tensor:
-    """R_U of one layer: the share of neurons in the union against one (ToMoE Eq. 10)."""
-    covered = union(masks).mean()
+def union_loss(kept: Tensor, smoothing: float = 0.0) -> Tensor:
+    """R_U of one layer: the share of a union (width,) against one (ToMoE Eq. 7)."""
+    covered = kept.mean()
     return log_ratio(covered, covered.new_tensor(1.0), smoothing)
 
 

@@ -21,10 +21,12 @@ from freemoe.tomoe.gates.budget import Profile, Widths, profile, widths
 from freemoe.tomoe.gates.gating import Gating, Step
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.gates.initialise import Worth, begin, offsets
-from freemoe.tomoe.gates.losses import balance_loss, size_loss, union_loss
+from freemoe.tomoe.gates.losses import balance_loss, size_loss, union, union_loss
 from freemoe.tomoe.structures.structure import dense_parameters, linear_parameters
 from freemoe.training.descent import check_finite, cosine, descend
-from freemoe.training.distillation import distillation_loss
+from freemoe.training.distillation import distillation_loss, language_loss
+from freemoe.training.mean import Mean
+from freemoe.training.shared_scale import SharedScaleAdamW
 from freemoe.training.states import State, load_optimizer, optimizer_state, packed, unpacked
 
 
@@ -65,19 +67,29 @@ class Trainer:
         self.train = train
         gates = recipe.gates
         self.devices = devices or Devices()
-        self.gating = Gating(sublayers, gates, recipe.seed, self.devices.rank)
+        unions = recipe.losses.union_attention and recipe.losses.union > 0
+        self.gating = Gating(sublayers, gates, recipe.seed, self.devices.rank, unions)
         self.hypernetwork = Hypernetwork(
-            sublayers, recipe.experts, recipe.seed, gates.train_inputs, start_quiet=gates.start == "statistics"
+            sublayers,
+            recipe.experts,
+            recipe.seed,
+            gates.train_inputs,
+            start_quiet=gates.start == "statistics",
+            expert_embedding=gates.expert_embedding,
+            heads=gates.attention == "heads",
         ).to(next(model.parameters()).device)
         named = [(n, p) for n, p in self.hypernetwork.named_parameters() if p.requires_grad]
         self._own_offsets = gates.start == "statistics"
         groups = [{"params": [p for n, p in named if not n.endswith("offset")], "lr": recipe.train.rate}]
         if self._own_offsets:
-            groups.append({"params": [p for n, p in named if n.endswith("offset")], "lr": recipe.train.offset_rate})
-        self.optimizer = torch.optim.AdamW(groups, weight_decay=recipe.train.weight_decay)
+            shared = recipe.train.offset_scale == "layer"
+            own = [p for n, p in named if n.endswith("offset")]
+            groups.append({"params": own, "lr": recipe.train.offset_rate, "shared": shared})
+        self.optimizer = SharedScaleAdamW(groups, weight_decay=recipe.train.weight_decay)
         self._rates = [g["lr"] for g in groups]
         self.step = 0
         self.history = History()
+        self.mean = Mean(dict(named), recipe.train.mean_window)
         self._profiles: list[Profile] = []
 
     def begin(self, worth: Sequence[Worth]) -> None:
@@ -96,12 +108,18 @@ class Trainer:
     def state(self) -> State:
         """Everything that the next step depends on."""
         own = {"step": torch.tensor(self.step), "history": self.history.tensor()}
-        return {**packed("own", self.hypernetwork.state_dict()), **optimizer_state(self.optimizer), **own}
+        return {
+            **packed("own", self.hypernetwork.state_dict()),
+            **optimizer_state(self.optimizer),
+            **self.mean.state(),
+            **own,
+        }
 
     def load(self, state: State) -> None:
         """Go on from ``state``."""
         self.hypernetwork.load_state_dict(unpacked("own", state))
         load_optimizer(self.optimizer, state)
+        self.mean.load(state)
         self.step = int(state["step"])
         self.history = History(state["history"].tolist())
 
@@ -139,6 +157,8 @@ class Trainer:
         """
         while self.step < until:
             self._one(self.step)
+            if self.mean.window:
+                self.mean.update()
             self.step += 1
 
     @torch.enable_grad()
@@ -149,18 +169,11 @@ class Trainer:
         logits = self.hypernetwork()
         width = self.widths(share)
         made = self.gating.masks(logits, width, step)
-        teacher = self._hidden(batch)
+        teacher = self._hidden(batch) if settings.loss == "kd" else None
         with self.gating.on(self.hypernetwork, logits, made, width, step):
             student = self._hidden(batch, embedded=True)
             parts = self._regularisers(made, share)
-            counted = torch.ones_like(batch.ids, dtype=torch.bool).flatten().to(student.device)
-            parts["distillation"] = distillation_loss(
-                student.flatten(0, 1),
-                teacher.flatten(0, 1),
-                self.model.get_output_embeddings(),
-                counted,
-                settings.chunk_tokens,
-            )
+            parts["distillation"] = self._loss(student, teacher, batch)
             weights = {
                 "distillation": losses.distillation,
                 "size": losses.size if width is None else 0.0,
@@ -194,23 +207,32 @@ class Trainer:
                 return body(batch.ids.to(device), position_ids=positions, use_cache=False).last_hidden_state
         return body(batch.ids.to(device), position_ids=positions, use_cache=False).last_hidden_state
 
+    def _loss(self, student: Tensor, teacher: Tensor | None, batch: Blocks) -> Tensor:
+        """What is learned from, in nats per token: the teacher's predictions, or the text's next tokens."""
+        head, chunk = self.model.get_output_embeddings(), self.recipe.train.chunk_tokens
+        if teacher is not None:
+            counted = torch.ones_like(batch.ids, dtype=torch.bool).flatten().to(student.device)
+            return distillation_loss(student.flatten(0, 1), teacher.flatten(0, 1), head, counted, chunk)
+        counted, wanted = batch.predicted().to(student.device), batch.ids.to(student.device)[:, 1:]
+        return language_loss(student[:, :-1][counted], wanted[counted], head, chunk) / counted.sum().clamp(min=1)
+
     def _regularisers(self, made: Step, share: float) -> dict[str, Tensor]:
-        losses, gates = self.recipe.losses, self.recipe.gates
+        losses = self.recipe.losses
         active = made.qk[0].new_zeros(())
         unions, balances = [], []
-        for layer, qk, mlp, seen in zip(self.sublayers, made.qk, made.mlp, made.seen, strict=True):
+        parts = zip(self.sublayers, made.qk, made.mlp, made.heads, made.seen, strict=True)
+        for layer, qk, mlp, heads, seen in parts:
             assert seen.value_counts is not None
             assert seen.chosen is not None
             assert seen.probabilities is not None
-            counts = seen.value_counts
-            kept = counts.max() if gates.keep == "max" else counts.mean()
-            active = active + linear_parameters(
-                layer,
-                kept,
-                layer.rotary.spread(qk).sum(),
-                mlp.sum(dim=1).max(),  # pyright: ignore[reportArgumentType]
-            )
-            unions.append(union_loss(mlp, losses.size_smoothing))
+            none = active.new_zeros(())
+            attention = linear_parameters(layer, seen.value_counts.max(), layer.rotary.spread(qk).sum(), none)
+            kept = 1.0 if heads is None else heads.mean()
+            active = active + kept * attention + linear_parameters(layer, none, none, mlp.sum(dim=1).max())
+            covered = union_loss(union(mlp), losses.size_smoothing)
+            if seen.value_union is not None:
+                covered = covered + union_loss(seen.value_union, losses.size_smoothing)
+            unions.append(covered)
             balances.append(balance_loss(seen.chosen, seen.probabilities, losses.balance_form))
         active = active / dense_parameters(self.sublayers)
         return {

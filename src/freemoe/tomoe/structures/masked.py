@@ -43,6 +43,7 @@ def _attention(layer: Sublayers, own: LayerStructure) -> AbstractContextManager[
     head_dim = layer.rotary.head_dim
     kept = layer.rotary.spread(own.qk.float())
     seen: dict[str, Tensor] = {}
+    heads = own.heads
 
     def on_queries(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         return per_head(output, kept.to(output.device), head_dim)
@@ -55,7 +56,8 @@ def _attention(layer: Sublayers, own: LayerStructure) -> AbstractContextManager[
         return per_head(output, seen["vo"], head_dim)
 
     def on_output(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
-        return (per_head(args[0], seen.pop("vo"), head_dim), *args[1:])
+        output = per_head(args[0], seen.pop("vo"), head_dim)
+        return (output if heads is None else by_head(output, heads.to(output.device)), *args[1:])
 
     return hooked(
         after(layer.q, on_queries),
@@ -85,3 +87,9 @@ def per_head(states: Tensor, mask: Tensor, head_dim: int) -> Tensor:
     heads = states.unflatten(-1, (-1, head_dim))
     mask = mask.to(states.dtype)
     return (heads * (mask if mask.ndim == 1 else mask.unsqueeze(-2))).flatten(-2)
+
+
+def by_head(states: Tensor, heads: Tensor) -> Tensor:
+    """Mask whole heads of (..., heads * head_dim) by (kv_heads,), each for all query heads that it serves."""
+    grouped = states.unflatten(-1, (len(heads), -1))
+    return (grouped * heads.to(states.dtype).unsqueeze(-1)).flatten(-2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -32,6 +33,7 @@ from freemoe.tomoe.structures.structure import (
 from freemoe.training.loop import Kept, Store, looks, train
 
 _WORTHS = ("qk", "vo", "vo_ranked", "mlp")
+_MEAN = "mean_"
 
 
 def decide(bench: Bench, devices: Devices | None = None) -> tuple[Structure, list[list[float]], list[dict[str, float]]]:
@@ -47,8 +49,7 @@ def decide(bench: Bench, devices: Devices | None = None) -> tuple[Structure, lis
         trainer.begin(_worth(bench))
     devices.wait()
     curve = _train(bench, trainer)
-    best = _best(recipe, curve)
-    structure = from_tensors(run.tensors(f"structure|{int(best['step'])}", lambda: _lost(run)))
+    structure = from_tensors(run.tensors(_best(recipe, curve), lambda: _lost(run)))
     check(structure, bench.sublayers)
     return structure, trainer.history.rows, curve
 
@@ -97,7 +98,8 @@ def _worth(bench: Bench) -> list[Worth]:
 
     def work() -> dict[str, Tensor]:
         with bench.progress.stage("statistics", len(bench.statistics)) as advance:
-            found = worths(bench.model, bench.sublayers, bench.statistics, routers, advance)
+            tokens = bench.recipe.train.batch_tokens
+            found = worths(bench.model, bench.sublayers, bench.statistics, routers, tokens, advance)
         return {f"{n}.{kind}": getattr(w, kind) for n, w in enumerate(found) for kind in _WORTHS}
 
     worth = bench.own_run.tensors("worth", work)
@@ -121,8 +123,15 @@ def _train(bench: Bench, trainer: Trainer) -> list[dict[str, float]]:
     curve: list[dict[str, float]] = [run.journal.unit(f"held-out|{mark}", dict) for mark in before]
 
     def look(mark: int) -> bool:
-        tensors = run.tensors(f"structure|{mark}", lambda: to_tensors(_structure(bench, trainer)))
-        point = run.journal.unit(f"held-out|{mark}", lambda: _on_held_out(bench, mark, from_tensors(tensors)))
+        def work() -> dict[str, float]:
+            point = {"step": float(mark), **_candidate(bench, trainer, f"structure|{mark}")}
+            if mark and settings.mean_window:
+                with trainer.mean.used():
+                    found = _candidate(bench, trainer, f"structure|{_MEAN}{mark}")
+                point |= {f"{_MEAN}{name}": value for name, value in found.items()}
+            return point
+
+        point = run.journal.unit(f"held-out|{mark}", work)
         curve.append(point)
         _forget(bench, curve)
         if mark:
@@ -130,6 +139,7 @@ def _train(bench: Bench, trainer: Trainer) -> list[dict[str, float]]:
             bench.progress.say(
                 f"step {mark}: active {latest['active']:.3f}, KL {latest['distillation']:.4f}, balance "
                 f"{latest['balance']:.3f}, held-out perplexity {point['perplexity']:.3f} at {point['active']:.3f} active"
+                + (f", {point['mean_perplexity']:.3f} of the gates' mean" if "mean_perplexity" in point else "")
             )
         return False
 
@@ -138,25 +148,38 @@ def _train(bench: Bench, trainer: Trainer) -> list[dict[str, float]]:
     return curve
 
 
-def _best(recipe: ConvertRecipe, curve: list[dict[str, float]]) -> dict[str, float]:
-    """The saved state that is best on held-out text among those within the budget; the last where none is."""
-    within = [point for point in curve if point["active"] <= 1.01 * recipe.active]
-    return min(within, key=lambda point: point["perplexity"]) if within else curve[-1]
-
-
-def _forget(bench: Bench, curve: list[dict[str, float]]) -> None:
-    """Delete every structure that is not the best."""
-    best = _best(bench.recipe, curve)["step"]
-    for point in curve:
-        if point["step"] != best:
-            bench.own_run.drop(f"structure|{int(point['step'])}")
-
-
-def _on_held_out(bench: Bench, step: int, structure: Structure) -> dict[str, float]:
+def _candidate(bench: Bench, trainer: Trainer, name: str) -> dict[str, float]:
+    """Keep the structure that the gates have now, and score it on held-out text."""
+    structure = from_tensors(bench.own_run.tensors(name, lambda: to_tensors(_structure(bench, trainer))))
     with masked(bench.model, structure, bench.sublayers):
         score = score_text(bench.model, bench.held_out)
     share = active_parameters(structure, bench.sublayers) / dense_parameters(bench.sublayers)
-    return {"step": step, "perplexity": score.perplexity, "accuracy": score.accuracy, "active": share}
+    return {"perplexity": score.perplexity, "accuracy": score.accuracy, "active": share}
+
+
+def _names(curve: Sequence[dict[str, float]]) -> list[tuple[str, float, float]]:
+    """Every structure that was scored on held-out text: its unit, perplexity and active share."""
+    return [
+        (f"structure|{kind}{int(point['step'])}", point[f"{kind}perplexity"], point[f"{kind}active"])
+        for point in curve
+        for kind in ("", _MEAN)
+        if f"{kind}perplexity" in point
+    ]
+
+
+def _best(recipe: ConvertRecipe, curve: Sequence[dict[str, float]]) -> str:
+    """The unit of the structure that is best on held-out text among those within the budget; the last where none is."""
+    named = _names(curve)
+    within = [one for one in named if one[2] <= 1.01 * recipe.active]
+    return min(within, key=lambda one: one[1])[0] if within else named[-1][0]
+
+
+def _forget(bench: Bench, curve: Sequence[dict[str, float]]) -> None:
+    """Delete every structure that is not the best."""
+    best = _best(bench.recipe, curve)
+    for name, _, _ in _names(curve):
+        if name != best:
+            bench.own_run.drop(name)
 
 
 def scored(bench: Bench, name: str, blocks: Blocks, structure: Structure | None, part: str = "test") -> TextScore:

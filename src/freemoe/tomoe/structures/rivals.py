@@ -25,6 +25,7 @@ from freemoe.models.hooks import after, before, hooked
 from freemoe.models.sublayers import Sublayers
 from freemoe.recipes.convert import METHODS
 from freemoe.text.blocks import Blocks
+from freemoe.tomoe.measure import TOKENS
 from freemoe.tomoe.structures.structure import LayerStructure, Structure, dense_parameters, linear_parameters
 
 # Half of an expert's neurons are shared by all (CMoE's S3A3E8: 3 of 6 active ones).
@@ -67,7 +68,7 @@ def activities(
             )
             found.append(sums)
             stack.enter_context(_listening(layer, sums, weight.to(device), bias.to(device)))
-        for batch in blocks.batches(4):
+        for batch in blocks.within(TOKENS):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from typing import TypeVar
 
 import torch
@@ -56,6 +57,7 @@ class LayerStructure:
         router_weight: (experts, hidden) float32.
         router_bias: (experts,) float32.
         experts: (experts, width) bool, the neurons of each expert.
+        heads: (kv_heads,) bool, key and value heads that stay, with the query heads that they serve; None: all.
     """
 
     qk: Tensor
@@ -63,6 +65,12 @@ class LayerStructure:
     router_weight: Tensor
     router_bias: Tensor
     experts: Tensor
+    heads: Tensor | None = None
+
+    @property
+    def head_share(self) -> Fraction:
+        """Heads that stay, of all."""
+        return Fraction(1) if self.heads is None else Fraction(int(self.heads.sum()), len(self.heads))
 
     @property
     def value_width(self) -> int:
@@ -122,6 +130,8 @@ def check(structure: Structure, sublayers: Sequence[Sublayers]) -> None:
             raise DataError(
                 f"Layer {layer.number} keeps {own.value_width} value dimensions; 1 to {layer.rotary.head_dim} allowed."
             )
+        if own.heads is not None and (own.heads.shape != (layer.kv_heads,) or not bool(own.heads.any())):
+            raise DataError(f"Layer {layer.number}: heads must be {layer.kv_heads} flags, at least one of them set.")
         if not bool(own.qk.any()) or min(own.widths) < 1:
             raise DataError(f"Layer {layer.number} keeps no query dimension, or has an expert without neurons.")
 
@@ -132,9 +142,14 @@ def active_parameters(structure: Structure, sublayers: Sequence[Sublayers]) -> i
     Embeddings, heads, norms, biases and routers are not counted, here and in ``dense_parameters``.
     """
     return sum(
-        linear_parameters(layer, own.value_width, int(layer.rotary.spread(own.qk.float()).sum()), max(own.widths))
+        linear_parameters(layer, 0, 0, max(own.widths)) + _attention_parameters(layer, own)
         for layer, own in zip(sublayers, structure, strict=True)
     )
+
+
+def _attention_parameters(layer: Sublayers, own: LayerStructure) -> int:
+    queries = int(layer.rotary.spread(own.qk.float()).sum())
+    return int(own.head_share * linear_parameters(layer, own.value_width, queries, 0))
 
 
 def dense_parameters(sublayers: Sequence[Sublayers]) -> int:
@@ -161,6 +176,8 @@ def to_tensors(structure: Structure) -> dict[str, Tensor]:
             found |= {f"{number}.vo.{f.name}": getattr(layer.vo, f.name) for f in fields(ValueGate)}
         else:
             found[f"{number}.vo"] = layer.vo
+        if layer.heads is not None:
+            found[f"{number}.heads"] = layer.heads
     return found
 
 
@@ -172,5 +189,6 @@ def from_tensors(tensors: Mapping[str, Tensor]) -> Structure:
         own = {name: tensors[f"{number}.{name}"] for name in ("qk", "router_weight", "router_bias", "experts")}
         static = tensors.get(f"{number}.vo")
         gate = {f.name: tensors.get(f"{number}.vo.{f.name}") for f in fields(ValueGate)}
-        structure.append(LayerStructure(vo=static if static is not None else ValueGate(**gate), **own))  # pyright: ignore
+        vo = static if static is not None else ValueGate(**gate)  # pyright: ignore[reportArgumentType]
+        structure.append(LayerStructure(vo=vo, heads=tensors.get(f"{number}.heads"), **own))
     return structure

@@ -1,0 +1,1 @@
+"""What a conversion takes, before it is made: tokens, memory, time."""

@@ -1,0 +1,95 @@
+"""What a conversion would do, before it does it: `freemoe convert --dry-run`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.offload import resident_bytes
+from freemoe.models.sublayers import find_sublayers
+from freemoe.recipes import ConvertRecipe
+from freemoe.text.blocks import Blocks
+from freemoe.tomoe.cost.memory import sizes
+from freemoe.tomoe.gates.hypernetwork import Hypernetwork
+from freemoe.tomoe.material import STATISTICS_TOKENS, read_blocks
+from freemoe.tomoe.structures.rivals import RIVALS
+from freemoe.tomoe.structures.structure import dense_parameters
+from freemoe.training.loop import looks
+
+# Enough for an estimate, and few enough for a large base on a processor.
+_TIMED_TOKENS = 128
+# A pass with gradients, in passes without: forward, and backward as long as two of them; a step has the teacher's too.
+_WITH_GRADIENTS, _STEP, _AGAIN = 3, 4, 1
+
+
+def plan(recipe: ConvertRecipe) -> dict[str, Any]:
+    """Tokens, steps, parameters, memory and time of a conversion; text and model are read, nothing is written.
+
+    Returns:
+        Plain data in the order to print it; the last word of a key is its unit.
+    """
+    model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, "cpu")
+    sublayers = find_sublayers(model)
+    blocks = read_blocks(recipe, model, tokenizer)
+    length, tokens = blocks["train"].length, {name: part.tokens for name, part in blocks.items()}
+    dense = dense_parameters(sublayers)
+    trained = sum(
+        p.numel() for p in Hypernetwork(sublayers, recipe.experts, recipe.seed).parameters() if p.requires_grad
+    )
+    seen = recipe.train.steps * recipe.train.batch_tokens
+    size = sizes(recipe, sublayers, resident_bytes(model), model.config.vocab_size, length, trained)
+    per_token = _seconds_per_token(model, blocks["train"])
+    return {
+        "text_tokens": tokens,
+        "block_tokens": length,
+        "steps": recipe.train.steps,
+        "step_tokens": recipe.train.batch_tokens,
+        "passes_over_the_text": seen / max(1, tokens["train"]),
+        "weights_of_linears": dense,
+        "active_weights_of_linears": round(recipe.active * dense),
+        "active_share": recipe.active,
+        "trained_numbers": trained,
+        "memory_bytes": size.peak,
+        "base_bytes": size.base,
+        "activations_bytes": size.activations,
+        "logits_bytes": size.logits,
+        # With their gradients, Adam's moments and their mean.
+        "training_bytes": size.optimizer,
+        "clustering_bytes": size.clustering,
+        "time_on_this_processor_seconds": per_token * passed_tokens(recipe, tokens),
+        "output": recipe.output,
+    }
+
+
+def passed_tokens(recipe: ConvertRecipe, tokens: dict[str, int]) -> float:
+    """Tokens that go through the model, those with gradients counted as often as they cost more.
+
+    Args:
+        recipe: Of the conversion.
+        tokens: Of the text's parts.
+    """
+    held_out, test = (min(tokens[part], recipe.train.evaluation_tokens) for part in ("held_out", "test"))
+    statistics = min(tokens["train"], STATISTICS_TOKENS)
+    variants = 2 * held_out + test
+    if recipe.method != "tomoe" or recipe.active == 1:
+        return statistics + variants + test
+    again = _AGAIN * recipe.train.checkpointing
+    states = len(looks(recipe.train.steps, recipe.train.save_every)) * (1 + bool(recipe.train.mean_window))
+    trained = recipe.train.steps * recipe.train.batch_tokens * (_STEP + again)
+    begun = statistics * (_WITH_GRADIENTS + again) * (recipe.gates.start == "statistics")
+    rivals = (statistics + len(RIVALS.names()) * variants) if recipe.rivals else 0
+    return trained + begun + states * held_out + 2 * test + rivals
+
+
+@torch.no_grad()
+def _seconds_per_token(model: Any, blocks: Blocks) -> float:
+    """Time of a pass over the beginning of a block; the first warms up, the second is measured."""
+    elapsed, batch = 0.0, Blocks(blocks.ids[:1, :_TIMED_TOKENS], blocks.positions[:1, :_TIMED_TOKENS])
+    for _ in range(2):
+        start = time.perf_counter()
+        model(batch.ids, position_ids=batch.positions, use_cache=False)
+        elapsed = time.perf_counter() - start
+    return elapsed / batch.tokens

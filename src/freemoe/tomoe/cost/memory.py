@@ -1,0 +1,97 @@
+"""Peak memory of a conversion by arithmetic, from shapes alone: so also for bases and devices that are not there.
+
+The factors were fitted on Llama shapes in fp32; `tests/tomoe/cost/test_memory.py` holds the sum against a run that is weighed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from freemoe.models.sublayers import Sublayers
+from freemoe.recipes import ConvertRecipe
+from freemoe.tomoe.gates.hypernetwork import EMBEDDING
+from freemoe.tomoe.gates.initialise import CLUSTERED_TOKENS
+
+# What autograd keeps of a layer, as a part of the inputs and outputs of its linears.
+_KEPT = 1.1
+# Made again, a layer's activations stand beside what their gradients need.
+_AGAIN = 1.6
+# Numbers of a logit in fp32 that a chunk of tokens holds at once: of both models, their softmaxes and gradients.
+_LOGITS = 6
+# Of a trained number: itself, its gradient, Adam's two moments; the mean, and a copy of all but the gradient while a state
+# is written.
+_TRAINED, _MEAN, _WRITTEN = 16, 4, 16
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a conversion's parts.
+
+    Attributes:
+        base: The dense model.
+        activations: Of one training step, most of what stands between its forward and its backward pass.
+        logits: Of a chunk of tokens.
+        optimizer: What is trained, its gradients, moments and mean.
+        clustering: Inputs of every MLP, of which experts begin as clusters.
+    """
+
+    base: int
+    activations: int
+    logits: int
+    optimizer: int
+    clustering: int
+
+    @property
+    def peak(self) -> int:
+        """The largest moment, beside the libraries: a step, or the clustering before the first one."""
+        return self.base + max(self.activations + self.logits + self.optimizer, self.clustering)
+
+
+def sizes(
+    recipe: ConvertRecipe,
+    sublayers: Sequence[Sublayers],
+    base_bytes: int,
+    vocabulary: int,
+    block: int,
+    trained: int,
+) -> Sizes:
+    """Count the bytes of a conversion.
+
+    Args:
+        recipe: Of the conversion.
+        sublayers: Of the base.
+        base_bytes: Of the base's parameters.
+        vocabulary: Of the head.
+        block: Tokens of a block of text.
+        trained: Numbers that are trained.
+    """
+    each = sublayers[0].q.weight.element_size()
+    tokens = max(block, recipe.train.batch_tokens // block * block)
+    layers = [tokens * (_KEPT * each * _through(layer) + _gates(layer, recipe.experts)) for layer in sublayers]
+    hidden = tokens * each * sublayers[0].hidden
+    # Made again in the backward pass, one layer's are held beside every layer's input.
+    kept = len(layers) * hidden + _AGAIN * max(layers) if recipe.train.checkpointing else sum(layers)
+    # Where masks meet, products of one MLP's width stand in fp32.
+    masks = 3 * 4 * tokens * max(layer.width for layer in sublayers)
+    chunk = min(tokens, recipe.train.chunk_tokens)
+    mean = _MEAN if recipe.train.mean_window else 0
+    clustered = max(block, CLUSTERED_TOKENS)
+    return Sizes(
+        base=base_bytes,
+        activations=round(kept + 2 * hidden + masks),
+        logits=_LOGITS * 4 * chunk * vocabulary,
+        optimizer=(_TRAINED + mean + _WRITTEN) * trained,
+        clustering=4 * clustered * sublayers[0].hidden * len(layers) + tokens * each * _through(sublayers[0]),
+    )
+
+
+def _through(layer: Sublayers) -> int:
+    """Numbers that a token brings into a layer's linears and takes out of them."""
+    linears = (layer.q, layer.k, layer.v, layer.o, *layer.up, layer.down)
+    return sum(linear.in_features + linear.out_features for linear in linears)
+
+
+def _gates(layer: Sublayers, experts: int) -> int:
+    """Bytes of fp32 that a token's router and value gate keep."""
+    return 4 * (6 * EMBEDDING + 5 * experts + 6 * layer.rotary.head_dim + layer.hidden)

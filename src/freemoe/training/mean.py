@@ -1,0 +1,68 @@
+"""The exponential mean of what is trained: where steps flip choices to and fro, their mean stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.training.states import State, packed, put, unpacked
+
+
+@dataclass(eq=False)
+class Mean:
+    """The mean of parameters over the last steps, in their own precision.
+
+    How far back it looks grows with the steps: a fixed decay either remembers the start of a short training or only the
+    end of a long one.
+
+    Attributes:
+        parameters: What is trained.
+        window: Share of the steps so far that it looks back on; zero: the last step alone.
+        steps: That were taken note of.
+        values: The mean.
+    """
+
+    parameters: Mapping[str, nn.Parameter]
+    window: float
+    steps: int = 0
+    values: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def decay(self) -> float:
+        """Of the last step: how much of the mean so far stayed. Never more than its steps bear, so nothing of zero is in it."""
+        return 1 - 1 / max(1.0, self.window * self.steps)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take note of the parameters after a step."""
+        self.steps += 1
+        if not self.values:
+            self.values = {name: p.detach().clone() for name, p in self.parameters.items()}
+            return
+        for name, p in self.parameters.items():
+            self.values[name].lerp_(p, 1 - self.decay)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """While open, the parameters are the mean; afterwards what they were, to the bit."""
+        own = {name: p.detach().clone() for name, p in self.parameters.items()}
+        try:
+            if self.values:
+                put(self.parameters, self.values)
+            yield
+        finally:
+            put(self.parameters, own)
+
+    def state(self) -> State:
+        """As a part of a state."""
+        return {**packed("mean", self.values), "mean steps": torch.tensor(self.steps)}
+
+    def load(self, state: State) -> None:
+        """Go on from a state."""
+        # The next step writes into what was loaded.
+        self.values = {name: t.clone() for name, t in unpacked("mean", state).items()}
+        self.steps = int(state["mean steps"])

@@ -1,0 +1,119 @@
+"""A conversion's memory: its arithmetic against a training that is weighed in a process of its own; how it grows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from freemoe.models.sublayers import find_sublayers
+from freemoe.recipes import ConvertRecipe, recipe_from
+from freemoe.text.blocks import Blocks
+from freemoe.tomoe.cost.memory import Sizes, sizes
+from freemoe.tomoe.gates.hypernetwork import Hypernetwork
+from freemoe.tomoe.gates.initialise import Worth
+from freemoe.tomoe.gates.train import Trainer
+from freemoe.tomoe.material import checkpoint_activations
+
+AGREES = 0.25
+BLOCK, TOKENS = 512, 2048
+SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 2000}
+
+
+def recipe(**train: Any) -> ConvertRecipe:
+    values = {"steps": 2, "batch_tokens": TOKENS, "block": BLOCK, **train}
+    found = recipe_from({"command": "convert", "model": "x", "text": ["x"], "experts": 8, "train": values})
+    assert isinstance(found, ConvertRecipe)
+    return found
+
+
+def base(**shape: Any) -> LlamaForCausalLM:
+    config = LlamaConfig(**{**SHAPE, **shape}, num_attention_heads=8, num_key_value_heads=4)
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def said(model: LlamaForCausalLM, own: ConvertRecipe, block: int = BLOCK) -> Sizes:
+    sublayers = find_sublayers(model)
+    trained = sum(p.numel() for p in Hypernetwork(sublayers, own.experts, 0).parameters() if p.requires_grad)
+    return sizes(own, sublayers, 0, model.config.vocab_size, block, trained)
+
+
+def trained(model: LlamaForCausalLM, own: ConvertRecipe) -> None:
+    """Two steps, and the state that is kept after them."""
+    ids = torch.randint(3, model.config.vocab_size, (8, BLOCK))
+    sublayers = find_sublayers(model)
+    if own.train.checkpointing:
+        checkpoint_activations(model)
+    trainer = Trainer(model, sublayers, own, Blocks(ids, torch.arange(BLOCK).expand_as(ids)))
+    g = torch.Generator().manual_seed(0)
+    trainer.begin(
+        [
+            Worth(
+                torch.randn(8, layer.hidden, generator=g),
+                torch.zeros(8),
+                *(
+                    torch.rand(n, generator=g)
+                    for n in (layer.rotary.bits, layer.rotary.head_dim, layer.rotary.head_dim)
+                ),
+                mlp=torch.rand(8, layer.width, generator=g),
+            )
+            for layer in sublayers
+        ]
+    )
+    trainer.run(2)
+    trainer.state()
+
+
+def weigh(checkpointing: bool) -> int:
+    """Bytes that a training takes above its base; in a fresh process, which a smaller training has warmed up."""
+    from freemoe.core.memory import (
+        free_now,
+        keep_memory_low,
+        peak_memory_bytes,
+        reset_peak_memory,
+        used_memory_bytes,
+    )
+
+    keep_memory_low()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    own = recipe(checkpointing=checkpointing)
+    trained(base(hidden_size=64, intermediate_size=128, num_hidden_layers=1), recipe(batch_tokens=BLOCK))
+    model = base()
+    free_now()
+    before = used_memory_bytes()
+    reset_peak_memory()
+    trained(model, own)
+    return peak_memory_bytes() - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are weighed by /proc")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_arithmetic_is_what_a_training_weighs(checkpointing: bool) -> None:
+    code = f"import json; from tests.tomoe.cost.test_memory import weigh; print(json.dumps(weigh({checkpointing})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    own = said(base(), recipe(checkpointing=checkpointing))
+    assert found == pytest.approx(own.activations + own.logits + own.optimizer, rel=AGREES)
+
+
+def test_more_tokens_layers_and_words_take_more_and_checkpointing_less() -> None:
+    plain, model = said(base(), recipe()), base()
+    assert said(model, recipe(checkpointing=True)).activations < 0.6 * plain.activations
+    assert said(model, recipe(batch_tokens=2 * TOKENS)).activations == pytest.approx(2 * plain.activations)
+    assert said(base(num_hidden_layers=8), recipe()).activations > 1.7 * plain.activations
+    assert said(base(vocab_size=4000), recipe()).logits == 2 * plain.logits
+    assert said(model, recipe(mean_window=0.0)).optimizer < plain.optimizer
+    # A block is never cut, however few tokens a step shall have.
+    assert said(model, recipe(batch_tokens=2)).activations == said(model, recipe(batch_tokens=BLOCK)).activations
+
+
+def test_the_base_and_the_largest_moment_are_the_peak() -> None:
+    assert Sizes(10, 5, 2, 1, 20).peak == 30
+    assert Sizes(10, 50, 2, 1, 20).peak == 63

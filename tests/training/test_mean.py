@@ -1,0 +1,79 @@
+"""The mean of what is trained: against the sum of its weights, put on and taken off, kept and gone on with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from freemoe.training.mean import Mean
+
+
+def walk(steps: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(steps, 5, generator=torch.Generator().manual_seed(seed)).cumsum(0)
+
+
+def mean_of(rows: torch.Tensor, window: float) -> Mean:
+    p = nn.Parameter(torch.zeros(5))
+    found = Mean({"p": p}, window)
+    for row in rows:
+        p.data.copy_(row)
+        found.update()
+    return found
+
+
+@pytest.mark.parametrize(("steps", "window"), [(1, 0.2), (7, 0.0), (40, 0.2), (40, 1.0), (300, 0.1)])
+def test_the_mean_weighs_steps_as_its_decay_says(steps: int, window: float) -> None:
+    rows = walk(steps).double()
+    weights = torch.zeros(steps, dtype=torch.float64)
+    for step in range(1, steps + 1):
+        share = 1 / max(1.0, window * step)
+        weights *= 1 - share
+        weights[step - 1] += share
+    # Nothing of the zeros that parameters may have begun with is in it.
+    assert float(weights.sum()) == pytest.approx(1)
+    found = mean_of(rows.float(), window).values["p"]
+    torch.testing.assert_close(found.double(), weights @ rows, rtol=1e-5, atol=1e-5)
+
+
+def test_no_window_is_the_last_step_and_all_steps_their_plain_mean() -> None:
+    rows = walk(30)
+    assert torch.equal(mean_of(rows, 0.0).values["p"], rows[-1])
+    torch.testing.assert_close(mean_of(rows, 1.0).values["p"], rows.mean(0))
+
+
+def test_it_stands_still_where_steps_flip_to_and_fro() -> None:
+    flips = torch.tensor([1.0, -1.0]).repeat(100)[:, None].expand(-1, 5)
+    assert float(mean_of(flips, 0.2).values["p"].abs().max()) < 0.05
+
+
+def test_parameters_are_put_back_to_the_bit_also_after_an_error() -> None:
+    found = mean_of(walk(9), 0.5)
+    p = found.parameters["p"]
+    before = p.detach().clone()
+    with found.used():
+        assert torch.equal(p, found.values["p"])
+        assert not torch.equal(p, before)
+    assert torch.equal(p, before)
+    with pytest.raises(ZeroDivisionError), found.used():
+        torch.zeros(1).item() / 0
+    assert torch.equal(p, before)
+
+
+def test_going_on_is_never_having_stopped() -> None:
+    rows = walk(20)
+    whole, first = mean_of(rows, 0.3), mean_of(rows[:8], 0.3)
+    state = first.state()
+    second = Mean({"p": nn.Parameter(torch.zeros(5))}, 0.3)
+    second.load({name: t.clone() for name, t in state.items()})
+    for row in rows[8:]:
+        second.parameters["p"].data.copy_(row)
+        second.update()
+    assert torch.equal(second.values["p"], whole.values["p"])
+    assert all(torch.equal(t, first.state()[name]) for name, t in state.items())
+
+
+def test_before_the_first_step_nothing_is_put_on() -> None:
+    found = Mean({"p": nn.Parameter(torch.ones(5))}, 0.3)
+    with found.used():
+        assert torch.equal(found.parameters["p"], torch.ones(5))
