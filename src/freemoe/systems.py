@@ -40,6 +40,7 @@ class System:
             there is no plain checkpoint of such an artefact.
         own_text: Folder, base or None, dtype, device, threads, progress -> table and plain data of its own text's test part,
             measured again; None where an artefact has no text.
+        own_text_plan: Folder, base or None -> what that would measure, as plain data.
     """
 
     result: type[Result]
@@ -50,6 +51,7 @@ class System:
     subject: Callable[[EvalRecipe], Subject]
     merge: Callable[..., dict[str, Any]] | str
     own_text: Callable[..., tuple[Any, dict[str, Any]]] | None = None
+    own_text_plan: Callable[[str, str | None], dict[str, Any]] | None = None
 
 
 SYSTEMS: Registry[System] = Registry("kind of artefact")
@@ -281,9 +283,10 @@ def _inspect_trimmed(folder: Path, base: str | None) -> dict[str, Any]:
 
 def _tables_of_trim(result: dict[str, Any]) -> tuple[list[Any], list[str]]:
     from freemoe.hookmoe.card import headlines
-    from freemoe.report.tables import trimmed_table
+    from freemoe.report.tables import compared_table, trimmed_table
 
-    return [trimmed_table(result["test"])], headlines(result)
+    compared = [compared_table(result["compared"])] if result.get("compared") else []
+    return [trimmed_table(result["test"]), *compared], headlines(result)
 
 
 def _page_of_trim(folder: Path) -> Path:
@@ -304,6 +307,12 @@ def _own_text_of_trim(*where: Any) -> tuple[Any, dict[str, Any]]:
 
     found = evaluate_text(*where)
     return trimmed_table(found), found
+
+
+def _own_text_plan_of_trim(folder: str, base: str | None) -> dict[str, Any]:
+    from freemoe.hookmoe.evaluation import plan_evaluation
+
+    return plan_evaluation(folder, base)
 
 
 SYSTEMS.add(
@@ -343,6 +352,7 @@ SYSTEMS.add(
         subject=_subject_of_trim,
         merge="no plain checkpoint can say how many experts a layer runs, nor hold hooks. Use freemoe.load, generate or eval.",
         own_text=_own_text_of_trim,
+        own_text_plan=_own_text_plan_of_trim,
     ),
     "a mixture that runs fewer experts, with hooks (freemoe trim)",
 )

@@ -31,12 +31,15 @@ def test_every_flag_is_a_field(freemoe: Freemoe) -> None:  # noqa: F811
             "7",
         ),
         *("--rate", "0.01", "--block", "64", "--limit", "5", "--no-control", "--seed", "3", "--threads", "1"),
+        *("--compare", "sweep:4 top_p:0.6,0.2 naee", "--speed", "64,128", "--new-tokens", "9", "--rounds", "2"),
         *("--set", "plan.best=4", "--print-recipe"),
     )
     assert done.code == 0, done.err
     found = yaml.safe_load(done.out)
     assert found["plan"]["given"] == "tlnle:2,2"
     assert (found["plan"]["rescale"], found["plan"]["best"]) == ("renorm", 4)
+    assert found["plan"]["compare"] == ["sweep:4", "top_p:0.6,0.2", "naee"]
+    assert found["timing"] == {"prompts": [64, 128], "new_tokens": 9, "rounds": 2}
     assert found["hooks"] == {
         "layers": [0, 3],
         "units": 9,
@@ -86,17 +89,33 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
     assert page.count("<figure") == 3
     # A plan alone has nothing that was trained, and one that was given no search.
     given = [*line[:4], "--plan", "uniform:1", "--hooks", "none", "-o", "alone", *SMALL, "-q"]
-    assert freemoe(*given).code == 0
+    more = ["--compare", "sweep:2 rel_threshold:0.9 naee", "--speed", "8,40", "--new-tokens", "3", "--rounds", "1"]
+    done = freemoe(*given, *more)
+    assert done.code == 0, done.err
+    alone = json.loads(Path("alone/result.json").read_text())
+    assert [row["name"] for row in alone["compared"]][::4] == ["full", "rel_threshold:0.9"]
+    assert alone["compared"][2]["loss"] == pytest.approx(alone["test"]["rows"]["plan"]["ce"])
+    assert f"{alone['compared'][-1]['kl']:.4f}" in done.out
+    assert [(s["prompt"], s["new_tokens"], s["rounds"]) for s in alone["speed"]["lengths"]] == [(8, 3, 1), (40, 3, 1)]
+    assert "prompt of 40 tokens" in done.out
     assert Path("alone/report.html").read_text(encoding="utf-8").count("<figure") == 1
     done = freemoe("eval", "out", "--json")
     assert done.code == 0, done.err
     found = document(done, "eval-text")
-    assert set(found["rows"]) == {"full", "plan", "hooks"}
+    free = {"rescaled"} if result["rescale"]["rule"] != "none" else set()
+    assert set(found["rows"]) == {"full", "plan", *free, "hooks"}
+    cost = result["cost_of_a_token"]
+    assert found["costs"]["full"] == {"act": 2.0, "act_per_layer": {"0": 2.0, "1": 2.0, "2": 2.0}, **cost["full"]}
+    assert found["costs"]["hooks"] == {"act": 1.0, "act_per_layer": {"0": 1.0, "1": 1.0, "2": 1.0}, **cost["trimmed"]}
+    planned = document(freemoe("eval", "out", "--dry-run", "--json"), "eval-text-plan")
+    assert planned["test_blocks"] * (planned["block_tokens"] - 1) >= found["tokens"] > 0
+    assert planned["rows"] == list(found["rows"])
     done = freemoe("eval", "out", "--summary")
     assert f"hooks {found['rows']['hooks']['ce']:.4f}" in done.out
     assert len(done.out.splitlines()) == 1
     done = freemoe("eval", "out", "-q")
     assert "won back" in done.out
+    assert f"hooks: Act 1.000 (per layer 1, 1, 1), {cost['trimmed']['active']:,} active of" in done.out
     # The recipe inside is the run.
     done = freemoe("run", "out/recipe.yaml", "-o", "again", "-q", "--json")
     assert done.code == 0, done.err

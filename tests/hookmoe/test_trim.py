@@ -18,6 +18,7 @@ from freemoe.hookmoe import trim as trim_module
 from freemoe.hookmoe.adapter import load_adapter, load_trimmed
 from freemoe.hookmoe.evaluation import evaluate_text
 from freemoe.hookmoe.hooks.training import Schedule
+from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.trim import trim
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe, recipe_from
@@ -52,7 +53,8 @@ def test_a_trim_writes_an_artefact_that_is_the_measured_model(saved: Path, tmp_p
     assert result["plan"]["top_k"] == [1, 1, 1]
     assert len(result["plan"]["profile"]) == 3
     rows = result["test"]["rows"]
-    assert list(rows) == ["full", "plan", "kept mass", "scale and bias", "hooks", "control"]
+    free = ["rescaled"] if result["rescale"]["rule"] != "none" else []
+    assert list(rows) == ["full", "plan", *free, "scale and bias", "hooks", "control"]
     assert rows["full"]["kl"] == pytest.approx(0.0, abs=1e-6)
     assert rows["plan"]["kl"] > 0.01
     assert rows["hooks"]["act"] == {"0": 1.0, "1": 1.0, "2": 1.0}
@@ -127,9 +129,7 @@ def test_hooks_where_they_are_asked_for(saved: Path, tmp_path: Path) -> None:
     assert sum(widths["beside"].values()) == 9
 
 
-def test_the_rule_for_router_weights_is_the_best_on_held_out_text_and_settled_before_the_plan(
-    saved: Path, tmp_path: Path
-) -> None:
+def test_the_rule_for_router_weights_is_the_best_of_the_plan_on_held_out_text(saved: Path, tmp_path: Path) -> None:
     hooks = {"layers": "none"}
     found = {}
     for rule in ("auto", "none", "kept_mass", "renorm"):
@@ -148,8 +148,17 @@ def test_the_rule_for_router_weights_is_the_best_on_held_out_text_and_settled_be
     assert plans == [plans[0]] * 4
     assert "rescaled" not in found["none"]["test"]["rows"]
     kept = found["kept_mass"]["test"]["rows"]
-    assert kept["rescaled"]["kl"] == kept["kept mass"]["kl"] != kept["plan"]["kl"]
+    assert kept["rescaled"]["kl"] != kept["plan"]["kl"]
     assert list(evaluate_text(str(tmp_path / "kept_mass"))["rows"]) == ["full", "plan", "rescaled"]
+
+
+def test_hooks_stand_beside_their_rule_for_router_weights_alone(saved: Path, tmp_path: Path) -> None:
+    plan = {"given": "uniform:1", "rescale": "kept_mass"}
+    bare = trim(recipe(saved, tmp_path / "bare", plan=plan, hooks={"layers": "none"}))
+    hooked = trim(recipe(saved, tmp_path / "hooked", {"control": False}, plan=plan))
+    rows = [json.loads((folder / "result.json").read_text())["test"]["rows"] for folder in (bare, hooked)]
+    assert list(rows[1]) == ["full", "plan", "rescaled", "scale and bias", "hooks"]
+    assert rows[1]["rescaled"]["kl"] == rows[0]["rescaled"]["kl"] != rows[1]["hooks"]["kl"]
 
 
 def test_the_papers_search_deploys_one_hook_at_its_layer(saved: Path, tmp_path: Path) -> None:
@@ -177,9 +186,14 @@ def test_tasks_are_scored_under_base_plan_and_hooks(saved: Path, tmp_path: Path)
     asked = EvalRecipe(artefact=str(folder), domains=domains, output=str(tmp_path / "e.json"))
     result = evaluate(asked)
     rows = result["domains"][0]["rows"]
-    assert list(rows) == ["full", "plan", "hooks"]
+    assert list(rows) == ["full", "plan", "rescaled", "hooks"]
     assert rows["full"]["gain"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
     assert [d["unit"] for d in result["domains"]] == ["points", "perplexity"]
+    assert "average" not in result
+    assert {way: cost["act"] for way, cost in result["costs"].items()} == dict(
+        zip(rows, (2.0, 1.0, 1.0, 1.0), strict=True)
+    )
+    assert result["costs"]["hooks"]["total"] > result["costs"]["full"]["total"] > result["costs"]["hooks"]["active"]
     stones = result["domains"][1]["rows"]
     assert stones["full"]["ratio"]["mean"] == 1.0
     model, tokenizer, trimmed = load_trimmed(folder, None, "auto", "auto")
@@ -201,6 +215,17 @@ def test_tasks_are_scored_under_base_plan_and_hooks(saved: Path, tmp_path: Path)
         ({"plan": {"given": "1,1"}}, RecipeError, "2 entries, and the model has 3 decoder layers"),
         ({"plan": {"given": "uniform:0"}}, RecipeError, "0 experts in layer 0"),
         ({"plan": {"given": "2,2,2"}}, RecipeError, "cuts nothing"),
+        (
+            {"plan": {"given": "top_p:0.6"}},
+            RecipeError,
+            "no artefact holds such a rule. Measure it beside a plan: --compare",
+        ),
+        ({"plan": {"given": "uniform:1", "compare": ["top_p:7"]}}, RecipeError, "7 is not between 0 and 1"),
+        (
+            {"timing": {"prompts": [9000]}},
+            RecipeError,
+            r"asks for 9000 tokens and 17 new ones, and the model has \d+ positions",
+        ),
         ({"hooks": {"layers": [4]}}, RecipeError, r"names \[4\].*mixture layers: \[0, 1, 2\]"),
     ],
 )
@@ -240,6 +265,9 @@ def test_a_search_that_may_lose_nothing_says_so(saved: Path, tmp_path: Path) -> 
         ({"hooks": {"start": "ridge", "position": "pre"}}, "needs position parallel"),
         ({"hooks": {"layers": "most"}}, "hooks.layers"),
         ({"training": {"loss": "mse"}}, "training.loss"),
+        ({"timing": {"rounds": 0}}, "timing.rounds"),
+        ({"timing": {"prompts": [0]}}, "timing.prompts"),
+        ({"plan": {"swaps": -1}}, "plan.swaps"),
     ],
 )
 def test_recipes_that_contradict_themselves(fields: dict[str, Any], says: str) -> None:
@@ -281,3 +309,56 @@ def test_a_loaded_model_and_texts_in_memory_give_the_same_hooks(saved: Path, tmp
         assert (folder / name).read_bytes() == (own / name).read_bytes()
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, r"quantised \(fp8\)"),
+        ({"quant_method": "mxfp4"}, r"quantised \(mxfp4\)"),
+        ({"quant_method": "gptq", "bits": 4}, r"quantised \(gptq, 4 bits\)"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"quantised \(bitsandbytes, 4 bits\)"),
+    ],
+)
+def test_a_quantised_base_is_refused_by_name_before_it_is_loaded(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], says: str
+) -> None:
+    config = json.loads((saved / "model" / "config.json").read_text())
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "quantization_config": how}))
+    monkeypatch.setattr(trim_module, "load_base", lambda *a, **k: pytest.fail("weights were loaded"))
+    with pytest.raises(FamilyError, match=f"{says}.*give the checkpoint in one of these.*dequantize=True"):
+        trim(recipe(saved, tmp_path / "out", model=str(tmp_path / "model")))
+
+
+def test_experts_in_eight_bits_are_refused() -> None:
+    model = tiny_model("mixtral")
+    experts = model.model.layers[0].mlp.experts
+    experts.gate_up_proj = torch.nn.Parameter(experts.gate_up_proj.to(torch.float8_e4m3fn), requires_grad=False)
+    with pytest.raises(FamilyError, match="holds its weights as float8_e4m3fn"):
+        moe_layers(model)
+
+
+def test_the_better_of_both_starts_is_taken(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"control": False, "steps": 1}
+    found = json.loads((trim(recipe(saved, tmp_path / "ridge", asked)) / "result.json").read_text())["hooks"]
+    assert found["start"]["kept"] == min(found["start"]["held_out_kl"], key=found["start"]["held_out_kl"].get)
+    assert found["start"]["held_out_kl"]["ridge"] != found["start"]["held_out_kl"]["zero"]
+
+    def harmful(model: Any, plan: Any, hooks: Any, *rest: Any) -> None:
+        for _, hook in hooks.items():
+            torch.nn.init.normal_(hook.down.weight, std=5.0)
+
+    monkeypatch.setattr(trim_module, "ridge_start", harmful)
+    worse = json.loads((trim(recipe(saved, tmp_path / "worse", asked)) / "result.json").read_text())["hooks"]
+    assert worse["start"]["kept"] == "zero"
+    # Training begins at the plan alone.
+    assert worse["losses"]["hooks"][0] == pytest.approx(worse["start"]["held_out_kl"]["zero"], rel=1e-5)
+
+
+def test_hooks_wider_than_twice_the_hidden_size_are_trained(saved: Path, tmp_path: Path) -> None:
+    hooks = {"layers": "one", "units": 100}
+    folder = trim(recipe(saved, tmp_path / "out", {"control": False, "steps": 2}, hooks=hooks))
+    result = json.loads((folder / "result.json").read_text())
+    assert list(result["hooks"]["widths"].values()) == [100]
+    assert result["test"]["rows"]["hooks"]["kl"] < result["test"]["rows"]["plan"]["kl"]

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import Shown, calm_libraries, print_json, print_table, read_domains, say, stopped
+from freemoe.cli.common import Shown, calm_libraries, print_found, print_json, print_table, read_domains, say, stopped
 from freemoe.cli.flags import SHARED, Command, shown_as
 from freemoe.recipes import EvalRecipe
 
@@ -79,8 +79,19 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: Show
             say(f"result: {recipe.output}")
         return
     print_table(evaluation_table(result))
-    for line in _guessed(result):
+    for line in [*cost_lines(result.get("costs", {})), *_guessed(result)]:
         say(line)
+
+
+def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each way of running a mixture: experts per token, and parameters."""
+    lines = []
+    for way, cost in costs.items():
+        layers = ", ".join(f"{value:.3g}" for value in cost["act_per_layer"].values())
+        lines.append(
+            f"{way}: Act {cost['act']:.3f} (per layer {layers}), {cost['active']:,} active of {cost['total']:,} parameters"
+        )
+    return lines
 
 
 def _guessed(result: dict[str, Any]) -> list[str]:
@@ -120,13 +131,17 @@ def _own_text(values: Mapping[str, Any]) -> bool:
     from freemoe.hub.fetch import fetch_artefact
     from freemoe.systems import system_of
 
-    if values["domain"] or values["dry_run"] or values["print_recipe_"]:
+    if values["domain"] or values["print_recipe_"]:
         return False
     place = fetch_artefact(values["artefact"])
     system = system_of(place)
     if system is None or system.own_text is None:
         return False
     calm_libraries()
+    if values["dry_run"]:
+        assert system.own_text_plan is not None
+        print_found("eval-text-plan", system.own_text_plan(str(place), values["base"]), values["as_json"])
+        return True
     shown = shown_as(values)
     where = (
         str(place),
@@ -143,6 +158,8 @@ def _own_text(values: Mapping[str, Any]) -> bool:
         say(f"own text, loss on {found['tokens']:,} tokens of its test part: {losses}")
     else:
         print_table(table)
+        for line in cost_lines(found.get("costs", {})):
+            say(line)
     return True
 
 

@@ -26,6 +26,12 @@ Example, with a model and a text of your own:
 \b
   freemoe trim ./my-mixture --text notes.jsonl --act 1.5 -o trimmed
 
+Plans and rules beside each other, and requests of several lengths timed:
+
+\b
+  freemoe trim ./my-mixture --text notes.jsonl --plan uniform:1 --hooks none --compare "sweep:4 top_p:0.6 naee" -o sweep
+  freemoe trim ./my-mixture --text notes.jsonl --act 1.5 --speed 1024,2048,4096 --new-tokens 256 --rounds 10 -o trimmed
+
 A plan by name (two layers at k = 2, the others at 1), or the paper's search:
 
 \b
@@ -42,6 +48,17 @@ def _put_hooks(data: dict[str, Any], text: str) -> None:
     set_path(data, "hooks.layers", _layers(text))
 
 
+def _put_compared(data: dict[str, Any], text: str) -> None:
+    set_path(data, "plan.compare", text.split())
+
+
+def _put_prompts(data: dict[str, Any], text: str) -> None:
+    try:
+        set_path(data, "timing.prompts", [int(part) for part in text.split(",")])
+    except ValueError:
+        raise RecipeError(f"--speed is {text!r}; write tokens of prompts: 1024,2048,4096") from None
+
+
 FLAGS: Flags = {
     "output": OUTPUT,
     "act": "plan.act",
@@ -50,6 +67,12 @@ FLAGS: Flags = {
     "score": "plan.score",
     "tolerance": "plan.tolerance",
     "rescale": "plan.rescale",
+    "compare": Flag(
+        "plan.compare",
+        help="Plans and rules per token to measure too, without hooks: 'uniform:1 sweep:4 top_p:0.6 rel_threshold:0.5,0.2 naee'.",
+        put=_put_compared,
+        kind=str,
+    ),
     "hooks": Flag("hooks.layers", help="all reduced layers, one, none, or layer numbers: 0,3. [all]", put=_put_hooks),
     "units": "hooks.units",
     "scope": "hooks.scope",
@@ -61,6 +84,11 @@ FLAGS: Flags = {
     "block": "training.block",
     "limit": "training.limit",
     "control": "training.control",
+    "speed": Flag(
+        "timing.prompts", help="Tokens of the prompts to time: 1024,2048,4096. [one block]", put=_put_prompts, kind=str
+    ),
+    "new_tokens": "timing.new_tokens",
+    "rounds": "timing.rounds",
     "seed": "seed",
     "dtype": "dtype",
     "device": "device",
@@ -84,10 +112,8 @@ def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: Show
     """Run a trim, draw its Pareto list, print what was found."""
     calm_libraries()
     from freemoe.core.run.folder import interrupted
-    from freemoe.hookmoe.card import headlines
     from freemoe.hookmoe.trim import trim
     from freemoe.report.figures.plan_figures import write_pareto
-    from freemoe.report.tables import trimmed_table
     from freemoe.report.trimmed import write_trimmed_report
 
     try:
@@ -95,11 +121,13 @@ def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: Show
     except KeyboardInterrupt:
         raise stopped(interrupted(recipe.output)) from None
     from freemoe.results import read_result
+    from freemoe.systems import SYSTEMS
 
     result = read_result(folder)
     picture, report = write_pareto(result, folder), write_trimmed_report(folder)
     made = {"folder": folder, "report": report, "plans": picture}
-    shown.tell("trim", made, headlines(result), result, lambda: [trimmed_table(result["test"])])
+    tables, lines = SYSTEMS.get(result["kind"]).tables(result)
+    shown.tell("trim", made, lines, result, lambda: tables)
     return folder
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.guessing import against_guessing, vocabulary_of
 from freemoe.evals.held_out import read_record, seeded, set_aside
-from freemoe.evals.summary import summary
+from freemoe.evals.summary import average, summary
 from freemoe.evals.tasks.documents import Document, FrozenChoice
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.evals.tasks.task import DomainData
@@ -48,11 +48,13 @@ class Subject:
         model: A transformers causal LM.
         tokenizer: Its tokenizer.
         rows: The ways to run it, by name; the others are compared with the first.
+        costs: By way: what a token costs there, as plain data; of those that say so.
     """
 
     model: Any
     tokenizer: Any
     rows: Mapping[str, Row]
+    costs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 Open = Callable[[EvalRecipe], Subject]
@@ -147,6 +149,8 @@ def evaluate(
         "recipe": recipe.model_dump(mode="json"),
         "seen": None if record is None else record.describe(),
         "domains": found,
+        **({"average": mean} if (mean := average(found, recipe.seed or 0)) else {}),
+        **({"costs": dict(opened.costs)} if opened.costs else {}),
         "environment": environment(),
     }
     if recipe.output:

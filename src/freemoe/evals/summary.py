@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from freemoe.evals.engine.evaluator import Score
-from freemoe.evals.statistics import Interval, cluster_bootstrap, mcnemar, ratio_bootstrap
+from freemoe.evals.statistics import Interval, cluster_bootstrap, mcnemar, mean_of_bootstraps, ratio_bootstrap
 from freemoe.evals.tasks.documents import Document
 
 
@@ -53,6 +53,29 @@ def summary(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[
         won, lost, p = mcnemar([s.value for s in base], [s.value for s in scores])
         row |= {"won": won, "lost": lost, "mcnemar_p": p}
     return row
+
+
+def average(domains: Sequence[Mapping[str, Any]], seed: int) -> dict[str, dict[str, Any]]:
+    """Way -> mean score over the domains that are scored in points, each counting the same, and its gain over the first way.
+
+    Args:
+        domains: Of an evaluation's result, with their documents.
+        seed: Of the bootstrap.
+
+    Returns:
+        Empty for fewer than two such domains.
+    """
+    scored = [d for d in domains if d["unit"] == "points"]
+    if len(scored) < 2:
+        return {}
+    first = next(iter(scored[0]["rows"]))
+    found = {}
+    for way in scored[0]["rows"]:
+        parts = [([x[way] - x[first] for x in d["documents"]], [x["key"] for x in d["documents"]]) for d in scored]
+        gain = mean_of_bootstraps(parts, seed).scaled(100)
+        score = sum(d["rows"][way]["score"] for d in scored) / len(scored)
+        found[way] = {"score": score, "gain": interval_as_json(gain), "domains": len(scored)}
+    return found
 
 
 def interval_as_json(interval: Interval) -> dict[str, float]:

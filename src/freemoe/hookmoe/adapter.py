@@ -166,7 +166,7 @@ def load_adapter(folder: str | Path, model: Any, check_base: bool = True) -> Tri
             own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
             hook.to(own["up.weight"].dtype).load_state_dict(own)
             hook.r.data = own["r"]
-        hooks = Hooks(made, config["scope"], config["position"]).to(model.device)
+        hooks = Hooks(made, config["scope"], config["position"]).beside(model)
     return Trimmed(plan, hooks, config["rescale"])
 
 

@@ -12,10 +12,9 @@ from freemoe.hub.cards import Measured, base_note, base_shown, front_matter, loa
 ABOUT = {
     "full": "all experts of the base",
     "plan": "fewer experts, nothing else",
-    "kept mass": "free: router weights as at full k",
     "scale and bias": "free: one number and one vector per layer",
     "hooks": "this artefact",
-    "rescaled": "this artefact",
+    "rescaled": "free: the artefact's rule for router weights, without hooks",
     "control": "the same hooks at full k, trained on the text: gains are tuning, not compensation",
 }
 
@@ -45,12 +44,12 @@ def headlines(result: dict[str, Any]) -> list[str]:
         )
     if said := guessing_text("the test text", result.get("guessing")):
         lines.append(said)
-    speed = result["speed"]
-    ttft, itl = ([1000 * speed[side][what] for side in ("full", "trimmed")] for what in ("ttft", "itl"))
-    lines.append(
-        f"first token after {ttft[0]:.1f} -> {ttft[1]:.1f} ms, further ones every {itl[0]:.1f} -> {itl[1]:.1f} ms (batch 1, prompt "
-        f"of {speed['prompt']} tokens, as this machine was loaded)"
-    )
+    for speed in result["speed"].get("lengths") or [result["speed"]]:
+        ttft, itl = ([1000 * speed[side][what] for side in ("full", "trimmed")] for what in ("ttft", "itl"))
+        lines.append(
+            f"first token after {ttft[0]:.1f} -> {ttft[1]:.1f} ms, further ones every {itl[0]:.1f} -> {itl[1]:.1f} ms (batch 1, "
+            f"prompt of {speed['prompt']} tokens, as this machine was loaded)"
+        )
     return lines
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from freemoe.hookmoe.compare import read_ways
 from freemoe.hookmoe.metrics import count_parameters
 from freemoe.hookmoe.plans.apply import plan_of
-from freemoe.hookmoe.plans.methods import default_units, given_plan
-from freemoe.hookmoe.plans.plan import uniform
-from freemoe.hookmoe.plans.search import MOST_ACTS, profile_units
+from freemoe.hookmoe.plans.methods import given_plan, rules_asked, units_of
+from freemoe.hookmoe.plans.plan import Plan, uniform
+from freemoe.hookmoe.plans.search import MOST_ACTS, even, profile_units
 from freemoe.hookmoe.trim import prepare
 from freemoe.recipes import TrimRecipe
 
@@ -22,17 +23,14 @@ def outlook(recipe: TrimRecipe) -> dict[str, Any]:
     model, text = prepare(recipe)
     base = plan_of(model)
     training = recipe.training
-    units = recipe.hooks.units or default_units(model)
     hidden = model.config.get_text_config().hidden_size
     given = recipe.plan.given
     plan = given_plan(model, given) if given else uniform(base, 1)
+    # Hooks are paid from what is saved: of the plan that is given, of the Act that is asked for, or of the least.
+    cut = even(base, recipe.plan.act) if recipe.plan.act else plan
+    units = units_of(model, recipe.hooks, cut)
     full, least = count_parameters(model, base), count_parameters(model, plan)
     cached = text.train.tokens * hidden * model.dtype.itemsize
-    measured = 0
-    if given is None and recipe.plan.search == "knapsack":
-        layers = sum(k is not None for k in base.ks)
-        budgets = min(sum(k - 1 for k in base.ks if k is not None) + 1, MOST_ACTS + 3)
-        measured = len(profile_units(base)) + budgets * recipe.plan.best + layers
     return {
         "base": recipe.model,
         "experts_per_token": base.text(),
@@ -48,7 +46,8 @@ def outlook(recipe: TrimRecipe) -> dict[str, Any]:
         "hook_parameters": 2 * hidden * units,
         "text_blocks": {"train": len(text.train), "held_out": len(text.held_out), "test": len(text.test)},
         "block_tokens": training.block,
-        "plans_measured_at_most": measured,
+        "plans_measured_at_most": _measured(recipe, base, len(rules_asked(model, recipe.plan.rescale))),
+        "compared_plans": len(read_ways(recipe.plan.compare, model)),
         "steps": training.steps,
         "step_blocks": training.rows,
         "loss": training.loss,
@@ -56,3 +55,18 @@ def outlook(recipe: TrimRecipe) -> dict[str, Any]:
         "cached_inputs_bytes": cached,
         "output": recipe.output,
     }
+
+
+def _measured(recipe: TrimRecipe, base: Plan, rules: int) -> int:
+    """Passes over the held-out text at most, to settle the plan, its rule for router weights, and where hooks stand."""
+    runs = [k for k in base.ks if k is not None]
+    # What each layer has lost decides its hook's width.
+    residual = 0 if recipe.hooks.layers == "none" else len(runs) + 1
+    if recipe.plan.given is not None:
+        return (rules if rules > 1 else 0) + residual
+    if recipe.plan.search == "two_stage":
+        return rules * (max(runs) - 2 + len(base.ks).bit_length()) + residual
+    budgets = min(sum(runs) - len(runs) + 1, MOST_ACTS + 3)
+    plans = budgets * recipe.plan.best + (max(runs) - 1) * (len(base.ks) + 1)
+    profile = len(profile_units(base)) if recipe.plan.score == "kl" else 0
+    return profile + rules * (plans + 1) + recipe.plan.swaps + residual

@@ -12,10 +12,13 @@ from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.evals.evaluation import Subject, only_known, under
 from freemoe.evals.held_out import Record, read_record, set_aside_text
-from freemoe.hookmoe.adapter import load_adapter, load_trimmed
+from freemoe.hookmoe.adapter import Trimmed, load_adapter, load_trimmed
+from freemoe.hookmoe.inspection import inspect_trimmed
 from freemoe.hookmoe.material import TextParts, load_text
+from freemoe.hookmoe.metrics import count_parameters
+from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.trim import measure_rows, rows_of
-from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from freemoe.models.checkpoints.placement import Placement, require_one_device
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe
 from freemoe.text.blocks import row_texts
@@ -42,9 +45,7 @@ def evaluate_text(
     progress = progress or Quiet()
     if threads:
         torch.set_num_threads(threads)
-    recipe = load_recipe(Path(artefact) / "recipe.yaml")
-    if not isinstance(recipe, TrimRecipe):
-        raise ArtifactError(f"{artefact!r} holds a recipe of {recipe.command!r}, not of trim. Build it anew.")
+    recipe = _recipe_of(artefact)
     require_one_device(device, "A trimmed mixture")
     model, tokenizer = load_base(base or recipe.model, recipe.revision, dtype, device)
     trimmed = load_adapter(artefact, model)
@@ -56,7 +57,59 @@ def evaluate_text(
     if apart["documents"]:
         progress.say(set_aside_text(apart))
     rows = measure_rows(model, text, rows_of(model, trimmed), recipe.training, recipe.seed, progress)
-    return {**rows, "set_aside": apart, "seen": record.describe()}
+    return {**rows, "costs": costs_of(model, trimmed), "set_aside": apart, "seen": record.describe()}
+
+
+def _recipe_of(artefact: str) -> TrimRecipe:
+    recipe = load_recipe(Path(artefact) / "recipe.yaml")
+    if not isinstance(recipe, TrimRecipe):
+        raise ArtifactError(f"{artefact!r} holds a recipe of {recipe.command!r}, not of trim. Build it anew.")
+    return recipe
+
+
+def plan_evaluation(artefact: str, base: str | None = None) -> dict[str, Any]:
+    """What `evaluate_text` would measure: its text is read, no model is loaded.
+
+    Returns:
+        Plain data in the order to print it.
+
+    Raises:
+        DataError: The text is not there, or nothing of its test part is left.
+    """
+    recipe = _recipe_of(artefact)
+    tokenizer = load_tokenizer(base or recipe.model, recipe.revision)
+    record = read_record(artefact)
+    assert record is not None
+    text, apart = unseen_test(load_text(recipe, tokenizer), tokenizer, record)
+    held = inspect_trimmed(Path(artefact))
+    rows = ["full", "plan"]
+    rows += ["rescaled"] if held["rescale"] != "none" else []
+    rows += ["hooks"] if held["hooks"] else []
+    return {
+        "artefact": artefact,
+        "base": base or recipe.model,
+        "text": recipe.text,
+        "test_blocks": len(text.test),
+        "block_tokens": text.test.length,
+        "set_aside_blocks": apart["documents"],
+        "rows": rows,
+        "forward_tokens": (2 * len(rows) + 2) * text.test.tokens,
+    }
+
+
+def costs_of(model: Any, trimmed: Trimmed) -> dict[str, dict[str, Any]]:
+    """Way -> Act, also per layer, and parameters, counted from the live model."""
+    base = plan_of(model)
+    bare = Trimmed(trimmed.plan, None, trimmed.rescale)
+    ways = {"full": Trimmed(base), "plan": bare, "rescaled": bare, "hooks": trimmed}
+    return {
+        name: {
+            "act": ways[name].plan.act,
+            "act_per_layer": {str(n): float(k) for n, k in enumerate(ways[name].plan.ks) if k is not None},
+            **count_parameters(model, ways[name].plan, ways[name].hooks).describe(),
+        }
+        for name in rows_of(model, trimmed)
+    }
 
 
 def unseen_test(text: TextParts, tokenizer: Any, record: Record) -> tuple[TextParts, dict[str, Any]]:
@@ -85,4 +138,5 @@ def trimmed_of(recipe: EvalRecipe) -> Subject:
     contexts = rows_of(model, trimmed)
     only_known(recipe, list(contexts))
     # A context can be entered once, and there may be several domains.
-    return Subject(model, tokenizer, {name: under(lambda n=name: rows_of(model, trimmed)[n]) for name in contexts})
+    rows = {name: under(lambda n=name: rows_of(model, trimmed)[n]) for name in contexts}
+    return Subject(model, tokenizer, rows, costs_of(model, trimmed))

@@ -29,6 +29,7 @@ def inspect_trimmed(folder: Path, base: str | None = None) -> dict[str, Any]:
         "experts_per_token": config["top_k"],
         "mean_experts_per_token": sum(counts) / len(counts),
         "hooks": [{"layer": int(n), "width": d} for n, d in config["hook_layers"].items()],
+        "rescale": config["rescale"],
         "position": config["position"],
         "scope": config["scope"],
         "bytes": (folder / WEIGHTS).stat().st_size,

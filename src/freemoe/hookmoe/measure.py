@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from freemoe.core.errors import NumericError
 from freemoe.evals.statistics import Interval
-from freemoe.hookmoe.hooks.teacher import Teacher, divergence, logits_of
+from freemoe.hookmoe.hooks.teacher import Teacher, divergence, ending_of
 from freemoe.text.blocks import Blocks
 
 
@@ -25,11 +25,13 @@ class Quality:
         ce: (rows,) cross-entropy in nats.
         kl: (rows,) KL from the full model in nats.
         tokens: (rows,) predicted tokens.
+        right: (rows,) tokens that were the most likely one.
     """
 
     ce: Tensor
     kl: Tensor
     tokens: Tensor
+    right: Tensor
 
     @property
     def mean_ce(self) -> float:
@@ -41,28 +43,41 @@ class Quality:
         """Nats per token."""
         return float(self.kl.sum() / self.tokens.sum())
 
+    @property
+    def accuracy(self) -> float:
+        """Share of the tokens that were the most likely one."""
+        return float(self.right.sum() / self.tokens.sum())
+
     def describe(self) -> dict[str, float]:
         """As JSON."""
-        return {"ce": self.mean_ce, "kl": self.mean_kl}
+        return {"ce": self.mean_ce, "kl": self.mean_kl, "next_token_accuracy": self.accuracy}
 
 
 @torch.no_grad()
-def measure(model: Any, blocks: Blocks, teacher: Teacher, rows: int = 8) -> Quality:
+def measure(model: Any, blocks: Blocks, teacher: Teacher) -> Quality:
     """Score the model as it stands (plan and hooks on it) against the text and against what the teacher said.
 
     Raises:
         NumericError: A loss is NaN or infinite.
     """
     parts = []
-    for start in range(0, len(blocks), rows):
-        which = range(start, min(start + rows, len(blocks)))
-        batch = blocks.rows(which)
-        logits = logits_of(model, batch)[:, :-1]
-        counted = batch.predicted().to(logits.device)
-        target = batch.ids[:, 1:].to(logits.device)
-        ce = F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), reduction="none").view_as(target)
-        kl = divergence(teacher.rows(which), logits)
-        parts.append([(x.double() * counted).sum(1).cpu() for x in (ce, kl, torch.ones_like(ce))])
+    done = 0
+    for batch in blocks.batches():
+        ending = ending_of(model, batch)
+        device = ending.hidden.device
+        said = teacher.rows(range(done, done + len(batch)))
+        flat, target = said.at(torch.ones_like(said.rest, dtype=torch.bool)), batch.ids[:, 1:].flatten().to(device)
+        found = []
+        for start in range(0, len(target), ending.rows):
+            some = slice(start, start + ending.rows)
+            logits = ending.logits(ending.hidden[some]).float()
+            ce = F.cross_entropy(logits, target[some], reduction="none")
+            right = (logits.argmax(-1) == target[some]).float()
+            found.append((ce, divergence(flat.part(some, device), logits), torch.ones_like(ce), right))
+        counted = batch.predicted().to(device)
+        sums = (torch.cat(p).view_as(counted).double() for p in zip(*found, strict=True))
+        parts.append([(x * counted).sum(1).cpu() for x in sums])
+        done += len(batch)
     found = Quality(*(torch.cat(p) for p in zip(*parts, strict=True)))
     if not bool(torch.isfinite(found.ce).all()):
         raise NumericError("The loss on text is NaN or infinite: the base or its dtype is broken; try --dtype float32.")

@@ -64,7 +64,7 @@ def act_equivalent(model: Any, hooks: Hooks) -> float:
 
 
 @torch.no_grad()
-def routes(model: Any, blocks: Blocks, rows: int = 8) -> dict[int, Tensor]:
+def routes(model: Any, blocks: Blocks) -> dict[int, Tensor]:
     """Layer -> (tokens, k) int64: the experts that ran, as they reach the experts, on the CPU."""
     seen: dict[int, list[Tensor]] = {}
     with ExitStack() as stack:
@@ -74,7 +74,7 @@ def routes(model: Any, blocks: Blocks, rows: int = 8) -> dict[int, Tensor]:
                 seen.setdefault(number, []).append(args[1].reshape(-1, args[1].shape[-1]).cpu())
 
             stack.enter_context(before(layer.experts, look))
-        for batch in blocks.batches(rows):
+        for batch in blocks.batches():
             logits_of(model, batch)
     return {n: torch.cat(parts) for n, parts in seen.items()}
 
@@ -109,7 +109,7 @@ def speed(model: Any, trimmed: Trimmed, prompt: Tensor, new: int = 17, repeats: 
         repeats: Rounds.
 
     Returns:
-        ``prompt``: its tokens. ``full`` and ``trimmed``: medians in seconds: ``ttft``, a whole request for one new token, and
+        ``prompt``: its tokens; ``new_tokens``, ``rounds``. ``full`` and ``trimmed``: medians in seconds: ``ttft``, a whole request for one new token, and
         ``itl``, (request for ``new`` tokens - ttft) / (new - 1).
     """
     times: dict[str, list[tuple[float, float]]] = {"full": [], "trimmed": []}
@@ -120,7 +120,8 @@ def speed(model: Any, trimmed: Trimmed, prompt: Tensor, new: int = 17, repeats: 
             if number:
                 found.append((first, (whole - first) / (new - 1)))
     medians = {s: [statistics.median(values) for values in zip(*f, strict=True)] for s, f in times.items()}
-    return {"prompt": prompt.shape[1], **{s: {"ttft": ttft, "itl": itl} for s, (ttft, itl) in medians.items()}}
+    about = {"prompt": prompt.shape[1], "new_tokens": new, "rounds": repeats}
+    return {**about, **{s: {"ttft": ttft, "itl": itl} for s, (ttft, itl) in medians.items()}}
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ from freemoe.evals.keywords import asked
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.card import model_card
+from freemoe.hookmoe.compare import compare_plans, read_ways
 from freemoe.hookmoe.exports import write_exports
 from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, ridge_start
 from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
@@ -37,11 +38,19 @@ from freemoe.hookmoe.material import TextParts, load_text
 from freemoe.hookmoe.measure import Quality, as_json, measure, recovered
 from freemoe.hookmoe.metrics import act_equivalent, act_per_layer, agreement, count_parameters, load_cv, routes, speed
 from freemoe.hookmoe.plans.apply import applied, expert_counts, plan_of, probe
-from freemoe.hookmoe.plans.layers import moe_layers
-from freemoe.hookmoe.plans.methods import check_asked, find_plan, find_rescale, hook_widths, kl_drop
+from freemoe.hookmoe.plans.layers import moe_layers, require_plain
+from freemoe.hookmoe.plans.methods import (
+    Found,
+    check_asked,
+    describe_rules,
+    find_plan,
+    hook_widths,
+    kl_drop,
+    rules_asked,
+)
 from freemoe.hookmoe.plans.plan import Plan
 from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.models.checkpoints.loading import load_base, load_tokenizer
+from freemoe.models.checkpoints.loading import load_base, load_config, load_tokenizer
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe, dump
 from freemoe.results.trim import TrimResult
@@ -100,31 +109,33 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
     run.same_inputs({"base model": base_print, **{f"{n} text": digest(b.ids.tolist()) for n, b in parts.items()}})
     base = plan_of(model)
     training = recipe.training
-    held_out_teacher = teach(model, text.held_out, training.top, training.rows, progress, "full model, held-out")
-    rescale, rules = find_rescale(
-        model, recipe.plan, lambda rule: kl_drop(model, text.held_out, held_out_teacher, run.journal, rule)
-    )
-    drop = kl_drop(model, text.held_out, held_out_teacher, run.journal, rescale)
-    found = find_plan(model, recipe.plan, drop, progress, recipe.seed)
-    widths, residual = hook_widths(model, recipe.hooks, found, drop)
+    held_out_teacher = teach(model, text.held_out, training.top, progress, "full model, held-out")
+    drops = {
+        rule: kl_drop(model, text.held_out, held_out_teacher, run.journal, rule)
+        for rule in rules_asked(model, recipe.plan.rescale)
+    }
+    found = find_plan(model, recipe.plan, drops, progress, recipe.seed)
+    rescale = found.rescale
+    widths, residual = hook_widths(model, recipe.hooks, found, drops[rescale])
     progress.say(
         f"plan {found.plan.text()} (Act {found.plan.act:.3f} of {base.act:.3f}); router weights {rescale}; "
         f"hooks {widths or 'none'}"
     )
-    hooks, control, losses = None, None, {}
+    hooks, control, losses, start = None, None, {}, {}
     if widths:
-        train_teacher = teach(model, text.train, training.top, training.rows, progress, "full model, train")
+        train_teacher = teach(model, text.train, training.top, progress, "full model, train")
         material = Material(text.train, train_teacher, text.held_out, held_out_teacher)
-        hooks = make_hooks(model, recipe, found.plan, widths, text, rescale)
+        hooks, start = _start(model, recipe, found, widths, material, drops[rescale](found.plan))
         losses["hooks"] = _train(model, found.plan, hooks, material, recipe, run, progress, "hooks", rescale)
         if training.control:
-            control = make_hooks(model, recipe, None, widths, text)
+            control = make_hooks(model, recipe, widths)
             losses["control"] = _train(model, base, control, material, recipe, run, progress, "control")
 
     trimmed = Trimmed(found.plan, hooks, rescale).as_type(model.dtype)
     save_adapter(trimmed, model, run.partial)
     write_exports(run.partial, model, found.plan, bool(widths), rescale)
     test = _test(model, recipe, trimmed, control, text, progress)
+    compared = _compared(model, recipe, text, run, progress)
     guessing = text_against_guessing(math.exp(min(700.0, test["rows"]["full"]["ce"])), vocabulary_of(model))
     return Made(
         base_fingerprint=base_print,
@@ -132,11 +143,12 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
             **({"guessing": guessing} if guessing else {}),
             "base": _base_facts(recipe, model, base_print, base),
             "plan": {"text": found.plan.text(), "act": found.plan.act, "top_k": list(found.plan.ks), **found.record},
-            "rescale": {"rule": rescale, "held_out_kl": rules},
-            "hooks": {"widths": widths, "residual_kl": residual, "losses": losses},
+            "rescale": describe_rules(drops, found),
+            "hooks": {"widths": widths, "residual_kl": residual, "losses": losses, "start": start},
             "cost_of_a_token": _costs(model, base, trimmed),
             "test": test,
-            "speed": speed(model, trimmed, text.test.ids[:1].to(model.device)),
+            "speed": _speeds(model, recipe, trimmed, text),
+            "compared": compared,
             "text": {"passages": text.passages, "blocks": [len(part) for part in parts.values()]},
         },
         manifest={"plan": list(found.plan.ks)},
@@ -165,24 +177,40 @@ def prepare(recipe: TrimRecipe) -> tuple[Any, TextParts]:
     """
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
+    require_plain(recipe.model, load_config(recipe.model, recipe.revision))
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
     if tokenizer is None:
         raise DataError(
             f"The base {recipe.model!r} has no tokenizer, and a trim reads text. Save one beside the model."
         )
     check_asked(model, recipe)
+    read_ways(recipe.plan.compare, model)
     probe(model)
     return model, load_text(recipe, tokenizer)
 
 
-def make_hooks(
-    model: Any, recipe: TrimRecipe, plan: Plan | None, widths: dict[int, int], text: TextParts, rescale: str = "none"
-) -> Hooks:
-    """Fresh hooks; with a plan and ``start: ridge``, started in closed form from the train part."""
-    hooks = new_hooks(model, widths, recipe.hooks.scope, recipe.hooks.position, recipe.hooks.bias, recipe.seed)
-    if recipe.hooks.begins == "ridge" and plan is not None:
-        ridge_start(model, plan, hooks, text.train, rescale)
-    return hooks
+def make_hooks(model: Any, recipe: TrimRecipe, widths: dict[int, int]) -> Hooks:
+    """Fresh hooks, with which the model is as it is without."""
+    return new_hooks(model, widths, recipe.hooks.scope, recipe.hooks.position, recipe.hooks.bias, recipe.seed)
+
+
+def _start(
+    model: Any, recipe: TrimRecipe, found: Found, widths: dict[int, int], material: Material, plan_alone: float
+) -> tuple[Hooks, dict[str, Any]]:
+    """Hooks as training begins with them: in closed form where that is asked for and better than none, on held-out text.
+
+    Returns:
+        The hooks, and what was measured: held-out KL of both starts, and which one was kept.
+    """
+    hooks = make_hooks(model, recipe, widths)
+    if recipe.hooks.begins == "zero":
+        return hooks, {"kept": "zero"}
+    ridge_start(model, found.plan, hooks, material.train, found.rescale)
+    with applied(model, found.plan, found.rescale), hooks.attached(model):
+        ridge = measure(model, material.held_out, material.held_out_teacher).mean_kl
+    kept = "ridge" if ridge <= plan_alone else "zero"
+    start = {"kept": kept, "held_out_kl": {"zero": plan_alone, "ridge": ridge}}
+    return (hooks if kept == "ridge" else make_hooks(model, recipe, widths)), start
 
 
 def schedule_of(recipe: TrimRecipe, hidden: int, loss: str | None = None) -> Schedule:
@@ -193,7 +221,15 @@ def schedule_of(recipe: TrimRecipe, hidden: int, loss: str | None = None) -> Sch
     """
     training = recipe.training
     rate = training.rate or (0.3 if recipe.hooks.position == "parallel" else 0.1) / hidden
-    return Schedule(loss or training.loss, training.steps, training.rows, rate, training.every, recipe.seed)
+    return Schedule(
+        loss or training.loss,
+        training.steps,
+        training.rows,
+        rate,
+        training.every,
+        recipe.seed,
+        training.checkpointing,
+    )
 
 
 def _train(
@@ -225,6 +261,35 @@ def _costs(model: Any, base: Plan, trimmed: Trimmed) -> dict[str, Any]:
     return found
 
 
+def _compared(
+    model: Any, recipe: TrimRecipe, text: TextParts, run: RunFolder, progress: Progress
+) -> list[dict[str, Any]]:
+    """Other ways of running fewer experts, under the router's own rule unless one is asked for."""
+    if not recipe.plan.compare:
+        return []
+    rescale = "none" if recipe.plan.rescale == "auto" else recipe.plan.rescale
+    return compare_plans(
+        model,
+        text.test,
+        recipe.plan.compare,
+        calibration=text.train,
+        rescale=rescale,
+        top=recipe.training.top,
+        journal=run.journal,
+        progress=progress,
+    )
+
+
+def _speeds(model: Any, recipe: TrimRecipe, trimmed: Trimmed, text: TextParts) -> dict[str, Any]:
+    """The first length's figures, and under ``lengths`` those of all that are asked for."""
+    asked, found = recipe.timing, []
+    ids = text.test.ids.flatten()
+    for length in asked.prompts or (text.test.length,):
+        prompt = ids.repeat(-(-length // len(ids)))[:length]
+        found.append(speed(model, trimmed, prompt[None].to(model.device), asked.new_tokens, asked.rounds))
+    return {**found[0], "lengths": found}
+
+
 @contextmanager
 def _both(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
     with ExitStack() as stack:
@@ -234,13 +299,15 @@ def _both(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def rows_of(model: Any, trimmed: Trimmed) -> dict[str, AbstractContextManager[Any]]:
-    """What every look compares: the base, the plan under the model's own rule for router weights, and the artefact."""
+    """What every look compares: the base, the plan alone, the plan under the artefact's rule for router weights, its hooks."""
     rows: dict[str, AbstractContextManager[Any]] = {
         "full": contextlib.nullcontext(),
         "plan": applied(model, trimmed.plan),
     }
-    if trimmed.hooks is not None or trimmed.rescale != "none":
-        rows["hooks" if trimmed.hooks is not None else "rescaled"] = trimmed.attached(model)
+    if trimmed.rescale != "none":
+        rows["rescaled"] = applied(model, trimmed.plan, trimmed.rescale)
+    if trimmed.hooks is not None:
+        rows["hooks"] = trimmed.attached(model)
     return rows
 
 
@@ -250,14 +317,11 @@ def _test(
     """The test part under every row of the report; nothing is chosen any more."""
     plan, rescale = trimmed.plan, trimmed.rescale
     fit = fit_scale_bias(model, plan, text.train.rows(range(min(len(text.train), 64))), rescale)
-    own = rows_of(model, trimmed)
-    rows = {
-        "full": own.pop("full"),
-        "plan": own.pop("plan"),
-        "kept mass": applied(model, plan, "kept_mass"),
-        "scale and bias": _both(applied(model, plan, rescale), fit.attached(model)),
-        **own,
-    }
+    rows = rows_of(model, trimmed)
+    hooks = rows.pop("hooks", None)
+    rows["scale and bias"] = _both(applied(model, plan, rescale), fit.attached(model))
+    if hooks is not None:
+        rows["hooks"] = hooks
     if control is not None:
         rows["control"] = control.attached(model)
     return measure_rows(model, text, rows, recipe.training, recipe.seed, progress)
@@ -272,7 +336,7 @@ def measure_rows(
     progress: Progress,
 ) -> dict[str, Any]:
     """Cross-entropy, KL, share won back, routes: of every row, on the test part; ``full`` and ``plan`` come first."""
-    teacher = teach(model, text.test, training.top, training.rows, progress, "full model, test")
+    teacher = teach(model, text.test, training.top, progress, "full model, test")
     counts = {layer.number: layer.count for layer in moe_layers(model)}
     measured: dict[str, Quality] = {}
     report: dict[str, Any] = {}

@@ -49,12 +49,15 @@ class Gate:
         config_key: Where k is kept in the configuration; set it too, or saving brings the old k back.
         renormalised: Whether the k weights sum to one: ``"always"``, ``"never"``, or the configuration key
             that says so.
+        correction: The attribute whose values are added to the sigmoids of the logits when experts are chosen, and not
+            to their weights; None where the heaviest are chosen.
     """
 
     path: str = "mlp.gate"
     top_k: str = "top_k"
     config_key: str = "num_experts_per_tok"
     renormalised: str = "always"
+    correction: str | None = None
 
 
 @dataclass(frozen=True)
@@ -225,7 +228,7 @@ _row(
         _MLA,
         _SHARED,
         Experts(),
-        Gate(renormalised="norm_topk_prob"),
+        Gate(renormalised="norm_topk_prob", correction="e_score_correction_bias"),
         rotary="interleaved",
         heads="latent",
     ),

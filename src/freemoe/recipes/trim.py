@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,12 +25,22 @@ class PlanSection(Section):
         default="kl", description="What a profile measures: held-out KL, or outputs on random inputs."
     )
     best: int = Field(default=2, ge=1, description="Knapsack plans measured per Act.")
+    swaps: int = Field(
+        default=24,
+        ge=0,
+        description="Plans measured at most in moving single experts between layers, after the knapsack.",
+    )
+    compare: tuple[str, ...] = Field(
+        default=(),
+        description="Plans and rules per token to measure on the test part beside the one taken, without hooks: a plan, sweep:G, "
+        "top_p:P, rel_threshold:T, naee.",
+    )
     tolerance: float = Field(
         default=0.05, gt=0, description="Search without an Act: held-out KL in nats that is allowed."
     )
     rescale: Literal["auto", "none", "kept_mass", "renorm"] = Field(
         default="auto",
-        description="Weights of the experts that stay: the model's rule, as at full k, or to the full sum; auto measures.",
+        description="Weights of the experts that stay: the model's rule, as at full k, or to the full sum; auto measures each plan.",
     )
 
     @model_validator(mode="after")
@@ -53,7 +63,7 @@ class HookSection(Section):
     units: int | None = Field(
         default=None,
         ge=1,
-        description="Hidden units of all hooks together; half of an expert's width if absent (fine-grained: all of it).",
+        description="Hidden units of all hooks together; if absent a twelfth of the work that the plan saves (one hook: half the paper's).",
     )
     scope: Literal["block", "routed"] = Field(default="block", description="routed: shared experts see the raw input.")
     position: Literal["pre", "parallel"] = Field(
@@ -98,7 +108,18 @@ class HookTraining(Section):
     held_out: int = Field(default=64, ge=1, description="Blocks of the held-out part at most.")
     test: int = Field(default=128, ge=1, description="Blocks of the test part at most.")
     top: int = Field(default=64, ge=1, description="Tokens of the full model's distribution kept per position.")
+    checkpointing: bool = Field(default=False, description="Make activations again in the backward pass: less memory.")
     control: bool = Field(default=True, description="Also train the same hooks with k unreduced.")
+
+
+class TimingSection(Section):
+    """What is timed at the end: greedy requests of the base and of the artefact, in turns, batch 1."""
+
+    prompts: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(), description="Tokens of each prompt (paper: 1024,2048,4096); one block of the test part if absent."
+    )
+    new_tokens: int = Field(default=17, ge=2, description="Tokens of the long request (paper: 256).")
+    rounds: int = Field(default=3, ge=1, description="Rounds, after one that warms up (paper: 100).")
 
 
 class TrimRecipe(Section):
@@ -119,3 +140,4 @@ class TrimRecipe(Section):
     plan: PlanSection = PlanSection()
     hooks: HookSection = HookSection()
     training: HookTraining = HookTraining()
+    timing: TimingSection = TimingSection()

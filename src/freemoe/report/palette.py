@@ -65,7 +65,7 @@ ROLES = {
     **dict.fromkeys(("routed", "auto"), "routed"),
     **dict.fromkeys(("control", "random"), "control"),
     "oracle": "oracle",
-    **dict.fromkeys(("plan", "kept mass", "scale and bias"), "rival"),
+    **dict.fromkeys(("plan", "scale and bias"), "rival"),
 }
 """Row of a table -> what it is, of the six kinds of row."""
 

@@ -96,6 +96,19 @@ def trimmed_table(test: dict[str, Any]) -> Table:
     return shown
 
 
+def compared_table(rows: list[dict[str, Any]]) -> Table:
+    """Plans and rules per token beside each other, without hooks.
+
+    Args:
+        rows: What stands under ``compared`` in ``result.json``.
+    """
+    shown = Table("plan or rule", "Act", "loss", "KL", "next token right", box=None)
+    for row in rows:
+        cells = (row["name"], f"{row['act']:.3f}", f"{row['loss']:.4f}", f"{row['kl']:.4f}", f"{row['accuracy']:.2f} %")
+        shown.add_row(*(Text(cell) for cell in cells))
+    return shown
+
+
 def evaluation_table(result: dict[str, Any]) -> Table:
     """Every domain's rows of an evaluation: score, paired difference to the first with its interval, documents.
 
@@ -109,4 +122,8 @@ def evaluation_table(result: dict[str, Any]) -> Table:
             gain = gain_text(row, domain["unit"]) if number_ else ""
             cells = (domain["name"], expert, decimals(row["score"], 2), gain, str(row["documents"]), aside)
             table.add_row(*(Text(cell) for cell in cells))
+    for number_, (expert, row) in enumerate(result.get("average", {}).items()):
+        gain = gain_text(row, "points") if number_ else ""
+        name = f"average of {row['domains']}"
+        table.add_row(*(Text(cell) for cell in (name, expert, decimals(row["score"], 2), gain, "", "")))
     return table

@@ -77,6 +77,12 @@ class EvaluatedDocument(Document):
     recipe: dict[str, Any]
     seen: dict[str, Any] | None = Field(description="The record of what the making saw.")
     domains: list[EvaluatedDomain]
+    average: dict[str, dict[str, Any]] = Field(
+        {}, description="Mean of the domains that are scored in points, by way of running; of two or more."
+    )
+    costs: dict[str, dict[str, Any]] = Field(
+        {}, description="Of a trimmed mixture: experts per token and parameters, by way."
+    )
     environment: dict[str, Any]
 
 
@@ -227,6 +233,7 @@ class TrimPlanDocument(PlanDocument):
     text_blocks: dict[str, int]
     block_tokens: int
     plans_measured_at_most: int
+    compared_plans: int = Field(description="Of --compare, sweeps spelled out.")
     steps: int
     step_blocks: int
     loss: str
@@ -242,6 +249,19 @@ class EvalPlanDocument(PlanDocument):
     documents: dict[str, int] = Field(description="Per domain, without those that are set aside.")
     experts: list[str]
     document_scores: int
+
+
+class OwnTextPlanDocument(PlanDocument):
+    """``freemoe eval --dry-run`` of an artefact on its own text."""
+
+    artefact: str
+    base: str
+    text: str
+    test_blocks: int = Field(description="Without those that are set aside.")
+    block_tokens: int
+    set_aside_blocks: int
+    rows: list[str]
+    forward_tokens: int
 
 
 _DOCUMENTS: dict[str, type[Document]] = {
@@ -263,6 +283,7 @@ _DOCUMENTS: dict[str, type[Document]] = {
     "convert-plan": ConvertPlanDocument,
     "trim-plan": TrimPlanDocument,
     "eval-plan": EvalPlanDocument,
+    "eval-text-plan": OwnTextPlanDocument,
     "merge-plan": PlanDocument,
     "bench-plan": BenchPlanDocument,
     "lm-eval-plan": ArgumentsDocument,

@@ -26,6 +26,7 @@ class Hooks(Part):
     widths: dict[str, int]
     residual_kl: dict[str, float]
     losses: dict[str, list[float]]
+    start: dict[str, Any] = Field({}, description="How training began: held-out KL of each start, and the one kept.")
 
 
 class TestPart(Part):
@@ -48,5 +49,8 @@ class TrimResult(Result):
     cost_of_a_token: dict[str, Any]
     test: TestPart
     guessing: Guessing | None = Field(None, description="Only where the full mixture is no better than guessing.")
-    speed: dict[str, Any]
+    speed: dict[str, Any] = Field(
+        description="Seconds to the first token and between tokens; every length that was asked for."
+    )
+    compared: list[dict[str, Any]] = Field([], description="Plans and rules per token on the test part, without hooks.")
     text: dict[str, Any]

@@ -19,6 +19,8 @@ from freemoe.core.errors import DataError
 from freemoe.text.files import paragraphs
 
 PASSAGE_CHARACTERS = 4000
+TOKENS_AT_ONCE = 4096
+"""Tokens of one forward pass, where nothing else bounds them: activations grow with them, not with rows."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,14 @@ class Blocks:
         index = torch.as_tensor(which, dtype=torch.int64)
         return Blocks(self.ids[index], self.positions[index])
 
-    def batches(self, size: int) -> Iterator[Blocks]:
-        """All rows in order, ``size`` at a time."""
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that hold ``TOKENS_AT_ONCE`` tokens at most; one where a row is longer."""
+        return max(1, TOKENS_AT_ONCE // self.length)
+
+    def batches(self, size: int | None = None) -> Iterator[Blocks]:
+        """All rows in order, ``size`` at a time; ``rows_at_once`` if absent."""
+        size = size or self.rows_at_once
         for start in range(0, len(self), size):
             yield self.rows(range(start, min(start + size, len(self))))
 

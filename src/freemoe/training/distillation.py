@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,3 +65,44 @@ def _in_chunks(part: Callable[[Tensor, Tensor], Tensor], student: Tensor, other:
         some = slice(start, start + chunk)
         total = total + checkpoint(part, student[some], other[some], use_reentrant=False)
     return total
+
+
+def summed_in_chunks(hidden: Tensor, part: Callable[[Tensor, slice], Tensor], chunk: int) -> Tensor:
+    """The sum over rows of a function of hidden states, with its gradient made along with it, some rows at a time.
+
+    What the function makes of ``chunk`` rows, as their logits, is gone before the next rows are taken: nothing of it is kept
+    for the backward pass, and nothing is made twice.
+
+    Args:
+        hidden: (tokens, hidden); carries the gradient.
+        part: Rows and where they stand -> () sum over them.
+        chunk: Rows at a time.
+
+    Returns:
+        () float32.
+    """
+    found: Any = _InChunks.apply(hidden, part, chunk)
+    return found
+
+
+class _InChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, part: Callable[[Tensor, slice], Tensor], chunk: int) -> Tensor:
+        wanted = ctx.needs_input_grad[0]
+        gradient = torch.empty_like(hidden) if wanted else None
+        total = torch.zeros((), device=hidden.device)
+        for start in range(0, len(hidden), chunk):
+            some = slice(start, start + chunk)
+            with torch.set_grad_enabled(wanted):
+                rows = hidden[some].detach().requires_grad_(wanted)
+                loss = part(rows, some)
+            if gradient is not None:
+                gradient[some] = torch.autograd.grad(loss, rows)[0]
+            total += loss.detach()
+        ctx.save_for_backward(*([] if gradient is None else [gradient]))
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, up: Tensor) -> Any:
+        return ctx.saved_tensors[0] * up, None, None

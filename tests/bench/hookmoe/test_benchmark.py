@@ -67,6 +67,9 @@ def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path) -> Non
     )
     for row in rows:
         assert f"lost loss won back: {row}" in figures
+    assert "KL won back, lower end: several hooks" in figures
+    # No text, no mixture: said, and not judged.
+    assert {f["value"] for n, f in figures.items() if n.endswith(("olmoe", "qwen3_moe"))} == {None}
     json.dumps(found, allow_nan=False)
 
 
@@ -97,7 +100,7 @@ def test_lora_begins_as_nothing_and_has_at_least_the_size() -> None:
 
 def _row(wrong: list[float]) -> Row:
     blocks = torch.ones(4)
-    return Row(Quality(blocks * len(wrong), blocks * 0, blocks), torch.tensor(wrong, dtype=torch.float64))
+    return Row(Quality(blocks * len(wrong), blocks * 0, blocks, blocks), torch.tensor(wrong, dtype=torch.float64))
 
 
 def test_shares_are_of_what_was_lost() -> None:

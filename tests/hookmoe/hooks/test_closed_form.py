@@ -45,7 +45,7 @@ def test_a_walk_shows_both_outputs_of_the_same_input(mixture: Any) -> None:
 @pytest.mark.parametrize("rescale", ["none", "kept_mass"])
 def test_scale_and_bias_are_least_squares(mixtral: Any, rescale: str) -> None:
     kept: dict[int, list[torch.Tensor]] = {}
-    walk(mixtral, ONE, blocks_of(), lambda n, x, y, full: kept.update({n: [y, full]}), rescale, rows=100)
+    walk(mixtral, ONE, blocks_of(), lambda n, x, y, full: kept.update({n: [y, full]}), rescale)
     fit = fit_scale_bias(mixtral, ONE, blocks_of(), rescale)
     for n, (y, full) in kept.items():
         own = ((fit.scales[n] * y + fit.biases[n] - full) ** 2).sum()
@@ -75,7 +75,7 @@ def test_a_ridge_start_brings_every_block_closer_to_its_full_output(mixtral: Any
     def add(n: int, x: torch.Tensor, y: torch.Tensor, full: torch.Tensor) -> None:
         gaps[n] = [float((full - y).square().sum()), float((full - y - own[n].shift(x)).square().sum())]
 
-    walk(mixtral, ONE, blocks, add, rows=100)
+    walk(mixtral, ONE, blocks, add)
     assert len(gaps) == 3
     assert all(after < 0.95 * before for before, after in gaps.values()), gaps
 

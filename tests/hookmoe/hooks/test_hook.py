@@ -129,3 +129,11 @@ def test_hooks_that_do_not_fit_are_refused(mixtral: Any) -> None:
         Hooks({}, scope="router")
     with pytest.raises(RecipeError, match="position is 'after'"):
         Hooks({}, position="after")
+
+
+def test_hooks_stand_where_their_layers_are(mixtral: Any) -> None:
+    # The model's own device is that of its first weight, wherever the layers went.
+    mixtral.model.embed_tokens.to("meta")
+    assert mixtral.device.type == "meta"
+    hooks = new_hooks(mixtral, {0: 4, 2: 4}, "block", "parallel")
+    assert {p.device.type for p in hooks.parameters()} == {"cpu"}

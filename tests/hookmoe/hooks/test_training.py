@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from freemoe.core.errors import NumericError
+from freemoe.hookmoe.hooks.closed_form import fit_scale_bias
 from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
 from freemoe.hookmoe.hooks.teacher import divergence, logits_of, teach, top_of
 from freemoe.hookmoe.hooks.training import LOSSES, Material, Schedule, train
 from freemoe.hookmoe.hooks.upper_half import inputs_of, upper
 from freemoe.hookmoe.measure import as_json, measure, recovered
+from freemoe.hookmoe.metrics import routes
 from freemoe.hookmoe.plans.apply import applied, plan_of
+from freemoe.hookmoe.plans.dynamic import router_weights
 from freemoe.hookmoe.plans.layers import decoder_layers, moe_layers
 from freemoe.hookmoe.plans.plan import Plan, uniform
+from freemoe.models.hooks import after, before
 from freemoe.text.blocks import Blocks
 from freemoe.training.states import State
 from tests.hookmoe.conftest import blocks_of, logits
@@ -187,3 +192,68 @@ def test_shares_won_back() -> None:
     assert found.low == 1.0
     assert found.high == float("inf")
     assert as_json(found) == [1.0, 1.0, None]
+
+
+def seen_sizes(model: Any, work: Any) -> tuple[int, int]:
+    """The most tokens of a forward pass, and the most places of which logits are made at once, while something runs."""
+    tokens, places = [0], [0]
+
+    def take_in(module: Any, args: Any, kwargs: Any) -> None:
+        ids = kwargs.get("input_ids") if kwargs.get("input_ids") is not None else kwargs["inputs_embeds"][..., 0]
+        tokens.append(ids.numel())
+
+    def give_out(module: Any, args: Any, output: torch.Tensor) -> None:
+        places.append(output.shape[:-1].numel())
+
+    with before(model.base_model, take_in, kwargs=True), after(model.get_output_embeddings(), give_out):
+        work()
+    return max(tokens), max(places)
+
+
+@pytest.mark.parametrize("loss", ["kd", "lm"])
+def test_forward_passes_are_bounded_by_tokens_and_logits_by_their_number(
+    mixtral: Any, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    def run() -> tuple[Any, Any, list[torch.Tensor]]:
+        given = material(mixtral, 300)
+        hooks = new_hooks(mixtral, {1: 8}, "block", "pre")
+        train(mixtral, Plan((1, 1, 1)), hooks, given, Schedule(loss, 4, 3, 1e-2, 2))
+        with applied(mixtral, Plan((1, 1, 1))), hooks.attached(mixtral):
+            found = measure(mixtral, given.held_out, given.held_out_teacher)
+        return given.train_teacher, found, [p.detach().clone() for p in hooks.parameters()]
+
+    whole = run()
+    monkeypatch.setattr("freemoe.text.blocks.TOKENS_AT_ONCE", 50)
+    monkeypatch.setattr("freemoe.evals.engine.output_head.CHUNK", 288 * 7)
+    parts: list[Any] = []
+    # 24 tokens a row: two rows at a time; the vocabulary has 288 entries: seven places at a time.
+    assert seen_sizes(mixtral, lambda: parts.append(run())) == (48, 7)
+    for a, b in zip((*vars(whole[0]).values(), *vars(whole[1]).values(), *whole[2]),
+                    (*vars(parts[0][0]).values(), *vars(parts[0][1]).values(), *parts[0][2]), strict=True):  # fmt: skip
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    few = [lambda: routes(mixtral, blocks_of(6)), lambda: router_weights(mixtral, blocks_of(6))]
+    few += [lambda: inputs_of(mixtral, blocks_of(6), 1), lambda: fit_scale_bias(mixtral, Plan((1, 1, 1)), blocks_of(6))]
+    assert [seen_sizes(mixtral, work)[0] for work in few] == [48] * 4
+
+
+def test_activations_made_again_give_the_same_hooks(mixture: Any) -> None:
+    last, plan, given = moe_layers(mixture)[-1].number, uniform(plan_of(mixture), 1), material(mixture)
+    before_, found, kept = logits(mixture), [], []
+    for again in (False, True):
+        hooks = new_hooks(mixture, {last - 1: 4, last: 8}, "block", "parallel")
+        with torch.no_grad():
+            for _, hook in hooks.items():
+                hook.down.weight.normal_(0, 0.02, generator=torch.Generator().manual_seed(0))
+        counts = [0]
+
+        def count(module: Any, args: Any, counts: list[int] = counts) -> None:
+            counts[0] += 1
+
+        with before(moe_layers(mixture)[-1].block, count):
+            train(mixture, plan, hooks, given, replace(QUICK, checkpointing=again))
+        found.append([p.detach().clone() for p in hooks.parameters()])
+        kept.append(counts[0])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    assert kept[1] == kept[0] + QUICK.steps
+    assert torch.equal(logits(mixture), before_)

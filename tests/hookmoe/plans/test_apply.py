@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from freemoe.core.errors import FamilyError, RecipeError
+from freemoe.hookmoe.metrics import routes
 from freemoe.hookmoe.plans.apply import applied, expert_counts, plan_of, probe, routed_shapes, truncated
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import Plan, uniform
-from tests.hookmoe.conftest import logits
+from tests.hookmoe.conftest import blocks_of, logits
 from tests.tiny import CASES, tiny_model
 
 
@@ -61,6 +62,26 @@ def test_rescaling_keeps_mass_or_sum() -> None:
     torch.testing.assert_close(kept, torch.tensor([[0.5, 0.2]]))
     kept, _ = truncated(weights, index, 2, renorm=True)
     torch.testing.assert_close(kept.sum(-1), weights.sum(-1))
+
+
+@pytest.mark.parametrize("rescale", ["kept_mass", "renorm"])
+def test_a_gate_with_a_correction_keeps_the_experts_that_it_would_choose_itself(rescale: str) -> None:
+    model = tiny_model("deepseek_v3", num_hidden_layers=3)
+    layers = moe_layers(model)
+    for n, layer in enumerate(layers):
+        bias = layer.gate.e_score_correction_bias
+        # Larger than any difference of sigmoids here: the heaviest of the chosen is rarely the first choice.
+        bias.copy_(torch.linspace(-0.5, 0.5, len(bias)).roll(n))
+
+    def chosen() -> list[int]:
+        # Of the lowest mixture: higher ones see other inputs where weights differ.
+        return routes(model, blocks_of(2))[layers[0].number].flatten().tolist()
+
+    plan = uniform(plan_of(model), 1)
+    with applied(model, plan):
+        own = chosen()
+    with applied(model, plan, rescale):
+        assert chosen() == own
 
 
 def test_rescaling_is_the_models_own_rule_where_that_is_the_same(mixture: Any) -> None:

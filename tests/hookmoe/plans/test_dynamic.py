@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import RecipeError
+from freemoe.hookmoe.plans.apply import applied, plan_of
 from freemoe.hookmoe.plans.compact import skipping
 from freemoe.hookmoe.plans.dynamic import (
     RULES,
@@ -21,7 +22,9 @@ from freemoe.hookmoe.plans.dynamic import (
     tuned,
 )
 from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.plan import uniform
 from tests.hookmoe.conftest import blocks_of, logits
+from tests.tiny import tiny_model
 
 
 def uniform_q(tokens: int = 200_000, seed: int = 0) -> torch.Tensor:
@@ -134,3 +137,20 @@ def test_gradients_pass_through_compact_experts(mixtral: Any) -> None:
     assert len(grads[0]) == len(grads[1])
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_rule_over_a_corrected_gate_runs_the_experts_that_the_gate_chose_first(skip: bool) -> None:
+    model = tiny_model("deepseek_v3", num_hidden_layers=3)
+    layers = moe_layers(model)
+    for n, layer in enumerate(layers):
+        bias = layer.gate.e_score_correction_bias
+        bias.copy_(torch.linspace(-0.5, 0.5, len(bias)).roll(n))
+    before = logits(model)
+    # Of the largest weight alone nothing but one slot is kept: one expert per token, as the gate has it at k = 1.
+    with applied(model, uniform(plan_of(model), 1), "renorm"):
+        own = logits(model)
+    with Dynamic("rel_threshold", {layer.number: 1.0 for layer in layers}).applied(model, skip) as counts:
+        torch.testing.assert_close(logits(model), own, rtol=1e-4, atol=1e-5)
+    assert act_of(counts) == 1.0
+    assert torch.equal(logits(model), before)

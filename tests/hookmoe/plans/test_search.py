@@ -9,7 +9,18 @@ import pytest
 
 from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.plans.plan import Plan, tlnle, uniform
-from freemoe.hookmoe.plans.search import Point, candidates, choose, knapsack, pareto, profile_units, two_stage
+from freemoe.hookmoe.plans.search import (
+    Point,
+    candidates,
+    choose,
+    even,
+    knapsack,
+    local_swaps,
+    neighbours,
+    pareto,
+    profile_units,
+    two_stage,
+)
 
 BASE = Plan((None, 3, 2, 3))
 
@@ -86,3 +97,48 @@ def test_without_a_tolerable_layer_the_star_is_beyond_the_last() -> None:
 def test_a_model_of_one_expert_per_token_has_nothing_to_cut() -> None:
     with pytest.raises(RecipeError, match="nothing to cut"):
         two_stage(Plan((1, 1)), lambda plan: 0.0, 1.0)
+
+
+def test_an_even_plan_spends_its_act_and_no_more() -> None:
+    assert even(BASE, 2.0) == Plan((None, 2, 2, 2))
+    assert even(BASE, 2.6) == Plan((None, 3, 2, 2))
+    assert even(BASE, 9.0) == BASE
+    assert even(BASE, 1.0) == uniform(BASE, 1)
+
+
+def test_neighbours_move_one_expert_and_come_in_the_order_that_the_profile_promises() -> None:
+    profile = random_profile(1)
+    start = Plan((None, 2, 1, 3))
+    found = neighbours(BASE, start, profile)
+    # Layer 2 has nothing to give, layer 3 takes nothing.
+    assert {plan for _, plan in found} == {
+        Plan((None, 1, 2, 3)),
+        Plan((None, 3, 1, 2)),
+        Plan((None, 2, 2, 2)),
+    }
+    for predicted, plan in found:
+        own = sum(profile[n, k] for n, k in enumerate(plan.ks) if k is not None and k != BASE.ks[n])
+        assert predicted == pytest.approx(own)
+    assert [p for p, _ in found] == sorted(p for p, _ in found)
+
+
+def test_swaps_find_a_plan_that_no_sum_of_layers_shows() -> None:
+    base = Plan((2,) * 6)
+    profile = {unit: 1.0 + 0.01 * unit[0] for unit in profile_units(base)}
+    hidden = Plan((2, 1, 2, 1, 2, 1))
+    asked: list[Plan] = []
+
+    def drop(plan: Plan) -> float:
+        # How far from the best plan: layers make up for each other, which a profile of single layers cannot see.
+        asked.append(plan)
+        return 0.5 * sum(a != b for a, b in zip(plan.ks, hidden.ks, strict=True))
+
+    start = Point(Plan((1, 1, 1, 2, 2, 2)), drop(Plan((1, 1, 1, 2, 2, 2))), 0.0, "knapsack", "renorm")
+    asked.clear()
+    found = local_swaps(base, start, profile, drop, 100)
+    assert min(found, key=lambda p: p.drop).plan == hidden
+    assert len(set(asked)) == len(asked) == len(found)
+    assert {p.plan.act for p in found} == {1.5}
+    assert {(p.source, p.rescale) for p in found} == {("swap", "renorm")}
+    assert len(local_swaps(base, start, profile, drop, 3)) == 3
+    assert local_swaps(base, start, profile, drop, 0) == []

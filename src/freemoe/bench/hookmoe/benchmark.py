@@ -2,7 +2,8 @@
 
 Speed: a random Mixtral of 93 million parameters, batch 1, k = 2 against k = 1 with hooks on, in turns in one process. Both
 sides run their experts by `compact_mm`, our own, and then both as transformers does. The ceiling beside each ratio is what its
-FLOPs (first token) or bytes (further tokens) allow. Quality: the bundled mixture.
+FLOPs (first token) or bytes (further tokens) allow. Quality: the bundled mixture, and mixtures of two other shapes
+that were trained on real text (`mixtures`).
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any
 import torch
 
 from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, ratio
+from freemoe.bench.hookmoe import mixtures
 from freemoe.bench.hookmoe import quality as trim_quality
 from freemoe.bench.speed.shapes import random_model
 from freemoe.compat.transformers import experts_way
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.hooks.hook import allocate, new_hooks
-from freemoe.hookmoe.measure import as_json, measure
+from freemoe.hookmoe.measure import measure
 from freemoe.hookmoe.metrics import count_parameters, request
 from freemoe.hookmoe.plans.apply import applied, plan_of
 from freemoe.hookmoe.plans.compact import NAME, skipping
@@ -30,7 +32,7 @@ from freemoe.hookmoe.plans.plan import Plan, tlnle, uniform
 from freemoe.hookmoe.plans.search import pareto
 from freemoe.recipes import PlanSection
 
-TTFT, ITL, RECOVERED = 1.42, 1.3, 49.0
+TTFT, ITL = 1.42, 1.3
 SHAPE = {
     "hidden_size": 512,
     "intermediate_size": 1792,
@@ -62,8 +64,11 @@ def run(settings: Settings) -> Outcome:
     figures += found
     found, details["dynamic k"] = _dynamic(bench)
     figures += found
-    found, details["quality"] = _quality(bench, settings)
+    found, details["quality"] = trim_quality.run(bench, settings)
     figures += found
+    for shape in mixtures.SHAPES:
+        found, details[f"quality, {shape}"] = trim_quality.on_mixture(shape, settings)
+        figures += found
     return Outcome(tuple(figures), details)
 
 
@@ -180,7 +185,7 @@ def _plans(bench: trim_quality.Bench, settings: Settings) -> tuple[list[Figure],
     """The knapsack's own plans against TLNLE at equal Act; TLNLE's are left out of its side."""
     drop = kl_drop(bench.model, bench.text.held_out, bench.material.held_out_teacher, rescale=bench.rescale)
     on_test = kl_drop(bench.model, bench.text.test, bench.test_teacher, rescale=bench.rescale)
-    points, profile = pareto_list(bench.model, PlanSection(act=1.0), drop, settings.progress)
+    points, profile = pareto_list(bench.model, PlanSection(act=1.0), {bench.rescale: drop}, settings.progress)
     base = plan_of(bench.model)
     rows = []
     for first in range(len(base.ks)):
@@ -240,38 +245,3 @@ def _half_plans(base: Plan) -> list[tuple[int | None, ...]]:
     for full in base.ks:
         plans = [(*p, k) for p in plans for k in ([None] if full is None else range(1, full + 1))]
     return [p for p in plans if Plan(p).act == 1.5] or [base.with_k(0, 1).ks]
-
-
-def _quality(bench: trim_quality.Bench, settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
-    free = trim_quality.free_rows(bench)
-    full, plan = free["full"], free["plan"]
-    seeds = trim_quality.SEEDS[: 1 if settings.quick else 3]
-    residual = {rule: trim_quality.residual_of(bench, rule) for rule in ("none", bench.rescale)}
-    by_seed = {s: trim_quality.trained_rows(bench, residual, s, settings) for s in seeds}
-    rows = {name: [rows[name] for rows in by_seed.values()] for name in by_seed[seeds[0]]}
-    rows |= {name: [free[name]] for name in ("scale and bias", "kept mass")}
-    figures: list[Figure] = []
-    shares: dict[str, dict[str, Any]] = {name: {} for name in rows}
-    for what, title in (("ce", "lost loss"), ("accuracy", "lost accuracy")):
-        lost = float((plan.losses(what) - full.losses(what)).sum())
-        lost = 100 * lost if what == "accuracy" else plan.quality.mean_ce - full.quality.mean_ce
-        for name, found in rows.items():
-            control = name.startswith("control")
-            won, each = trim_quality.share(full, plan, found, what, control)
-            shares[name][what] = {"interval": as_json(won), "seeds": each}
-            target = RECOVERED if name in ("one hook", "several hooks") else None
-            note = f"[{won.low:.0f}, {won.high:.0f}]"
-            if len(each) > 1:
-                note += f", seeds {', '.join(f'{v:.0f}' for v in each)}"
-            if found[0].parameters:
-                note += f"; {found[0].parameters:,} parameters"
-            if target is not None:
-                note += f"; lost: {lost:.3g} {'points' if what == 'accuracy' else 'nats'}"
-            figures.append(Figure(f"{title} won back: {name}", won.mean, target, "higher", " %", 0, note))
-    return figures, {
-        "rescale": bench.rescale,
-        "shares": shares,
-        "free": {n: r.describe() for n, r in free.items()},
-        "trained": {s: {n: r.describe() for n, r in rows.items()} for s, rows in by_seed.items()},
-        "residual_kl": residual[bench.rescale],
-    }

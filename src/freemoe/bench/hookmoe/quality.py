@@ -1,6 +1,7 @@
-"""The part of `freemoe bench hookmoe` that trains: what hooks win back on the bundled mixture, next to their rivals.
+"""The part of `freemoe bench hookmoe` that trains: what hooks win back of loss, KL and accuracy, next to their rivals.
 
-Plan: one expert per layer instead of two. Hooks and LoRA have the same parameters (LoRA rounded up), text, loss, steps and
+On the bundled mixture, and on mixtures of other shapes that were trained on real text (`mixtures`). Plan: half of the experts
+in every layer. Hooks and LoRA have the same parameters (LoRA rounded up), text, loss, steps and
 seed, and the rule for router weights that loses least; the paper's hook is given twice the parameters, as it asks for. The
 step that is kept is settled on the held-out part, the figures are the test part's and the bundled benchmark's.
 """
@@ -8,6 +9,7 @@ step that is kept is settled on the held-out part, the figures are the test part
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -17,7 +19,8 @@ import torch
 from torch import Tensor
 
 from freemoe.assets import DOMAINS
-from freemoe.bench.harness import Settings
+from freemoe.bench.harness import Figure, Settings
+from freemoe.bench.hookmoe import mixtures
 from freemoe.bench.hookmoe.rivals import LowRank
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
@@ -31,33 +34,39 @@ from freemoe.hookmoe.hooks.hook import allocate, new_hooks
 from freemoe.hookmoe.hooks.teacher import Teacher, teach
 from freemoe.hookmoe.hooks.training import Material, Schedule, train
 from freemoe.hookmoe.material import DEMO, TextParts, load_text
-from freemoe.hookmoe.measure import Quality, measure, recovered
+from freemoe.hookmoe.measure import Quality, as_json, measure, recovered
 from freemoe.hookmoe.plans.apply import applied, plan_of
 from freemoe.hookmoe.plans.layers import moe_layers
-from freemoe.hookmoe.plans.methods import default_units, find_rescale, kl_drop, paper_units
-from freemoe.hookmoe.plans.plan import Plan, uniform
+from freemoe.hookmoe.plans.methods import best_rule, default_units, kl_drop, paper_units, rules_asked
+from freemoe.hookmoe.plans.plan import Plan
+from freemoe.hookmoe.plans.search import even
 from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
-from freemoe.recipes import HookTraining, PlanSection, TrimRecipe
+from freemoe.recipes import HookTraining, TrimRecipe
 
 SEEDS = (0, 1, 2)
-STEPS, ROWS, RATE, BLOCK, EVERY = 500, 8, 3e-3, 128, 100
-PAPER_RATE = 1e-3
-"""For hooks before the block: three times as much throws routing about, and nothing is won back."""
+STEPS, ROWS, BLOCK, EVERY = 500, 8, 128, 100
+MIXTURE_STEPS = 250
+RATE, PAPER_RATE = 0.3, 0.1
+"""Over the hidden size; for hooks before the block three times as much throws routing about, and nothing is won back."""
+RECOVERED, LEAST = 60.0, 49.0
+"""Per cent of what was lost: the mean, and the lower end of its interval."""
+JUDGED = ("one hook", "several hooks")
 
 
 @dataclass
 class Bench:
-    """The bundled mixture with everything that its rivals share.
+    """A mixture with everything that its rivals share.
 
     Attributes:
         model: The mixture, fp32.
         text: Its three parts.
         material: What training reads.
         test_teacher: What the full model says on the test part.
-        documents: The bundled benchmark's reported documents, by domain.
+        documents: The bundled benchmark's reported documents, by domain; none of another mixture, whose accuracy is that of
+            the next token.
         graders: Theirs.
         scorer: Scores them.
-        plan: One expert per layer.
+        plan: Half of the experts in every layer.
         rescale: The rule for router weights of least held-out KL under that plan.
     """
 
@@ -72,8 +81,8 @@ class Bench:
     graders: dict[str, dict[str, Grader]] = field(default_factory=dict)
 
 
-def prepare(settings: Settings) -> Bench:
-    """Load the bundled mixture, its text and its benchmark; run the full model over the text."""
+def prepare(settings: Settings, model_name: str = BUNDLED_MOE, text_name: str = DEMO) -> Bench:
+    """Load a mixture and its text, and the bundled one's benchmark; run the full model over the text."""
     quick = settings.quick
     training = HookTraining(
         block=64 if quick else BLOCK,
@@ -81,25 +90,24 @@ def prepare(settings: Settings) -> Bench:
         held_out=4 if quick else 64,
         test=8 if quick else 384,
     )
-    recipe = TrimRecipe(model=BUNDLED_MOE, text=DEMO, training=training)
-    model, tokenizer = load_base(BUNDLED_MOE, dtype="float32", device="cpu")
+    recipe = TrimRecipe(model=model_name, text=text_name, training=training)
+    model, tokenizer = load_base(model_name, dtype="float32", device="cpu")
     text = load_text(recipe, tokenizer)
     teachers = [
         teach(model, part, training.top, progress=settings.progress) for part in (text.train, text.held_out, text.test)
     ]
-    rescale, _ = find_rescale(
-        model, PlanSection(), lambda rule: kl_drop(model, text.held_out, teachers[1], rescale=rule)
-    )
+    plan = even(plan_of(model), plan_of(model).act / 2)
+    drops = {r: kl_drop(model, text.held_out, teachers[1], rescale=r) for r in rules_asked(model, "auto")}
     bench = Bench(
         model,
         text,
         Material(text.train, teachers[0], text.held_out, teachers[1]),
         teachers[2],
         Scorer(model, tokenizer),
-        uniform(plan_of(model), 1),
-        rescale,
+        plan,
+        best_rule(drops, plan)[0],
     )
-    for domain in DOMAINS:
+    for domain in DOMAINS if model_name == BUNDLED_MOE else ():
         data = load_domain(domain, [f"demo:{domain}"], tokenizer=tokenizer, limit=20 if quick else None)
         bench.documents[domain] = list(data.reported.open(FrozenChoice("bench hookmoe")))
         bench.graders[domain] = data.graders
@@ -113,7 +121,7 @@ class Row:
     Attributes:
         quality: On text, per block.
         wrong: (documents,) 1 for a wrong answer, over its domain's documents and the number of domains: the sum is one minus
-            the mean accuracy of the domains.
+            the mean accuracy of the domains. Without documents (blocks,): wrong next tokens, over all tokens.
         parameters: Trained ones.
     """
 
@@ -123,7 +131,7 @@ class Row:
 
     @property
     def accuracy(self) -> float:
-        """Mean over the benchmark's domains of the share of right answers."""
+        """Mean over the benchmark's domains of the share of right answers, or the share of right next tokens."""
         return 1 - float(self.wrong.sum())
 
     def losses(self, what: str) -> Tensor:
@@ -144,6 +152,8 @@ def look(bench: Bench, context: AbstractContextManager[Any], parameters: int = 0
             scores = Evaluator(bench.scorer, bench.graders[domain]).score(documents)
             right = torch.tensor([score.value for score in scores], dtype=torch.float64)
             wrong.append((1 - right) / len(right) / len(bench.documents))
+    if not wrong:
+        wrong.append((quality.tokens - quality.right) / quality.tokens.sum())
     return Row(quality, torch.cat(wrong), parameters)
 
 
@@ -151,12 +161,16 @@ def free_rows(bench: Bench) -> dict[str, Row]:
     """What needs no training: full model, plan under the model's own rule, compensators."""
     model, plan = bench.model, bench.plan
     fit = fit_scale_bias(model, plan, bench.text.train.rows(range(min(64, len(bench.text.train)))))
-    return {
-        "full": look(bench, contextlib.nullcontext()),
-        "plan": look(bench, applied(model, plan)),
-        "kept mass": look(bench, applied(model, plan, "kept_mass")),
-        "scale and bias": look(bench, _fitted(bench, fit)),
-    }
+    rows = {"full": look(bench, contextlib.nullcontext()), "plan": look(bench, applied(model, plan))}
+    rows["scale and bias"] = look(bench, _fitted(bench, fit))
+    # The rule that is not the router's own.
+    other = rules_asked(model, "auto")[1]
+    rows[OTHER_RULE[other]] = look(bench, applied(model, plan, other))
+    return rows
+
+
+OTHER_RULE = {"kept_mass": "kept mass", "renorm": "renormalised"}
+"""How a rule for router weights is called in the table."""
 
 
 @contextlib.contextmanager
@@ -175,14 +189,23 @@ def residual_of(bench: Bench, rescale: str) -> dict[int, float]:
     }
 
 
-def trained_rows(bench: Bench, residuals: dict[str, dict[int, float]], seed: int, settings: Settings) -> dict[str, Row]:
-    """Hooks and their rivals, trained with one seed, where `residual_of` each rule for router weights places them."""
+def trained_rows(
+    bench: Bench, residuals: dict[str, dict[int, float]], seed: int, settings: Settings, papers: bool = True
+) -> dict[str, Row]:
+    """Hooks and their rivals, trained with one seed, where `residual_of` each rule for router weights places them.
+
+    ``papers``: also the paper's own hook and losses on the text, which the bundled mixture alone is worth.
+    """
     model, plan, rows = bench.model, bench.plan, {}
-    steps = 4 if settings.quick else STEPS
-    residual, papers = residuals[bench.rescale], residuals["none"]
-    units = default_units(model)
+    hidden = moe_layers(model)[0].hidden
+    steps = 4 if settings.quick else STEPS if papers else MIXTURE_STEPS
+    residual, theirs = residuals[bench.rescale], residuals["none"]
+    units = default_units(model, plan)
     several, one = allocate(units, residual), {max(residual, key=lambda n: residual[n]): units}
-    whole = {max(papers, key=lambda n: papers[n]): paper_units(model)}
+    whole = {max(theirs, key=lambda n: theirs[n]): paper_units(model)}
+
+    def schedule(loss: str, rate: float = RATE) -> Schedule:
+        return Schedule(loss, steps, ROWS, rate / hidden, EVERY, seed)
 
     def work(
         name: str, widths: dict[int, int], loss: str = "kd", position: str = "parallel", to: Plan | None = None
@@ -195,33 +218,106 @@ def trained_rows(bench: Bench, residuals: dict[str, dict[int, float]], seed: int
             ridge_start(model, plan, hooks, bench.text.train, rescale)
             if name == "several hooks":
                 rows["several hooks, closed form alone"] = look(bench, trimmed.attached(model), hooks.size)
-        rate = RATE if position == "parallel" else PAPER_RATE
-        schedule = Schedule(loss, steps, ROWS, rate, EVERY, seed)
-        train(
-            model,
-            own,
-            hooks,
-            bench.material,
-            schedule,
-            rescale=rescale,
-            progress=settings.progress,
-            name=f"{name}, seed {seed}",
-        )
+        asked = schedule(loss, RATE if position == "parallel" else PAPER_RATE)
+        shown = f"{name}, seed {seed}"
+        train(model, own, hooks, bench.material, asked, rescale=rescale, progress=settings.progress, name=shown)
         rows[name] = look(bench, trimmed.attached(model), hooks.size)
 
     work("one hook", one)
     work("several hooks", several)
-    work("several hooks, lm", several, "lm")
     work("control: full k, lm", several, "lm", to=plan_of(model))
-    work("the paper's hook, kd", whole, position="pre")
-    work("the paper's hook, lm", whole, "lm", position="pre")
+    if papers:
+        work("several hooks, lm", several, "lm")
+        work("the paper's hook, kd", whole, position="pre")
+        work("the paper's hook, lm", whole, "lm", position="pre")
     lora = LowRank(model, new_hooks(model, several, "block", "parallel").size, seed)
-    schedule = Schedule("kd", steps, ROWS, RATE, EVERY, seed)
-    name = f"LoRA, seed {seed}"
-    train(model, plan, lora, bench.material, schedule, rescale=bench.rescale, progress=settings.progress, name=name)
+    shown = f"LoRA, seed {seed}"
+    train(
+        model, plan, lora, bench.material, schedule("kd"), rescale=bench.rescale, progress=settings.progress, name=shown
+    )
     with applied(model, plan, bench.rescale):
         rows["LoRA"] = look(bench, lora.attached(model), sum(p.numel() for p in lora.parameters()))
     return rows
+
+
+def run(bench: Bench, settings: Settings, name: str = "") -> tuple[list[Figure], dict[str, Any]]:
+    """Train every rival with every seed on one mixture, and say what each wins back.
+
+    Args:
+        bench: The mixture.
+        settings: Of the benchmark.
+        name: Of a mixture that is not the bundled one; stands in its figures' names.
+    """
+    free = free_rows(bench)
+    full, plan = free["full"], free["plan"]
+    seeds = SEEDS[: 1 if settings.quick else 3]
+    residual = {rule: residual_of(bench, rule) for rule in {"none": 0, bench.rescale: 0}}
+    by_seed = {s: trained_rows(bench, residual, s, settings, papers=not name) for s in seeds}
+    rows = {row: [found[row] for found in by_seed.values()] for row in by_seed[seeds[0]]}
+    rows |= {row: [free[row]] for row in free if row not in ("full", "plan")}
+    figures: list[Figure] = []
+    shares: dict[str, dict[str, Any]] = {row: {} for row in rows}
+    for what, title in (("ce", "lost loss"), ("kl", "KL"), ("accuracy", "lost accuracy")):
+        lost = float((plan.losses(what) - full.losses(what)).sum())
+        lost = 100 * lost if what == "accuracy" else lost / float(plan.quality.tokens.sum())
+        for row, found in rows.items():
+            control = row.startswith("control")
+            if control and what == "kl":
+                continue
+            won, each = share(full, plan, found, what, control)
+            shares[row][what] = {"interval": as_json(won), "seeds": each}
+            note = _note(won, each, found[0].parameters)
+            if row in JUDGED:
+                note += f"; lost: {lost:.3g} {'points' if what == 'accuracy' else 'nats'}"
+            shown = f"{row}, {name}" if name else row
+            figures.append(
+                Figure(
+                    f"{title} won back: {shown}",
+                    won.mean,
+                    RECOVERED if row in JUDGED else None,
+                    "higher",
+                    " %",
+                    0,
+                    note,
+                )
+            )
+            if row in JUDGED:
+                figures.append(Figure(f"{title} won back, lower end: {shown}", won.low, LEAST, "higher", " %", 0))
+    return figures, {
+        "plan": bench.plan.text(),
+        "base": plan_of(bench.model).text(),
+        "rescale": bench.rescale,
+        "shares": shares,
+        "free": {n: r.describe() for n, r in free.items()},
+        "trained": {s: {n: r.describe() for n, r in found.items()} for s, found in by_seed.items()},
+        "residual_kl": residual[bench.rescale],
+    }
+
+
+def _note(won: Interval, each: Sequence[float], parameters: int) -> str:
+    note = f"[{won.low:.0f}, {won.high:.0f}]"
+    if len(each) > 1:
+        note += f", seeds {', '.join(f'{v:.0f}' for v in each)}"
+    return note + (f"; {parameters:,} parameters" if parameters else "")
+
+
+def on_mixture(shape: str, settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
+    """The same on a mixture of another shape: one that is kept in the cache folder, else one that is trained now.
+
+    Without either, because there is no text to train on, the figure says so.
+    """
+    folder = mixtures.best_kept(settings.cache, shape, settings.quick)
+    if folder is None and settings.data_root is not None:
+        settings.progress.say(f"training a mixture of {shape}'s shape; kept in {settings.cache}")
+        steps = mixtures.QUICK_STEPS if settings.quick else mixtures.STEPS
+        folder = mixtures.folder_of(settings.cache, shape, steps=steps, quick=settings.quick)
+        mixtures.make_mixture(folder, settings.data_root, shape, steps=steps, quick=settings.quick)
+    if folder is None:
+        note = "needs real text to train the mixture on: --data-root FOLDER, or scripts/make_mixtures.py"
+        return [Figure(f"lost loss won back: several hooks, {shape}", math.nan, RECOVERED, "higher", " %", 0, note)], {}
+    bench = prepare(settings, str(folder / "model"), str(folder / "unseen.jsonl"))
+    figures, details = run(bench, settings, shape)
+    return figures, {**details, "mixture": mixtures.kept(folder)}
 
 
 def share(full: Row, plan: Row, seeds: Sequence[Row], what: str, control: bool = False) -> tuple[Interval, list[float]]:

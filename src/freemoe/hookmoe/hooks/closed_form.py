@@ -26,7 +26,7 @@ OnLayer = Callable[[int, Tensor, Tensor, Tensor], None]
 
 
 @torch.no_grad()
-def walk(model: Any, plan: Plan, blocks: Blocks, on_layer: OnLayer, rescale: str = "none", rows: int = 8) -> None:
+def walk(model: Any, plan: Plan, blocks: Blocks, on_layer: OnLayer, rescale: str = "none") -> None:
     """Run the reduced model and call ``on_layer(layer, x, y, y_full)``, each (n, h), for every layer the plan cuts."""
     full = {layer.number: layer.k for layer in moe_layers(model)}
     inside: list[int] = []
@@ -54,7 +54,7 @@ def walk(model: Any, plan: Plan, blocks: Blocks, on_layer: OnLayer, rescale: str
         for layer in moe_layers(model):
             if plan.ks[layer.number] != full[layer.number]:
                 stack.enter_context(after(layer.block, listen(layer)))
-        for batch in blocks.batches(rows):
+        for batch in blocks.batches():
             logits_of(model, batch)
 
 

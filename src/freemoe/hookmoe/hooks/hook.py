@@ -54,8 +54,8 @@ class Hook(nn.Module):
         return self.up.out_features
 
     def shift(self, x: Tensor) -> Tensor:
-        """What the hook adds: (..., h) -> (..., h) in x's own type; computed in the type of the hook's weights."""
-        return (self.r * self.down(F.relu(self.up(x.to(self.up.weight.dtype))))).to(x.dtype)
+        """What the hook adds: (..., h) -> (..., h) as x is; computed in the type of the hook's weights, where they are."""
+        return (self.r * self.down(F.relu(self.up(x.to(self.up.weight))))).to(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Eq. 6: (..., h) -> (..., h)."""
@@ -102,6 +102,14 @@ class Hooks(nn.Module):
         """Parameters of all hooks together."""
         return sum(p.numel() for p in self.parameters())
 
+    def beside(self, model: Any) -> Hooks:
+        """Moved to where their layers are; layers whose weights lie on the disk run on the model's own device."""
+        for layer in moe_layers(model):
+            if str(layer.number) in self.by_layer:
+                device = layer.device
+                self.by_layer[str(layer.number)].to(model.device if device.type == "meta" else device)
+        return self
+
     @contextmanager
     def attached(self, model: Any) -> Iterator[None]:
         """While open, the model runs with these hooks; afterwards it is bit-equal to before.
@@ -129,7 +137,7 @@ class Hooks(nn.Module):
 def new_hooks(
     model: Any, widths: Mapping[int, int], scope: str, position: str, bias: bool = False, seed: int = 0
 ) -> Hooks:
-    """Fresh hooks in fp32 on the model's device; W1 is drawn layer by layer from one seeded generator.
+    """Fresh hooks in fp32, each on its layer's device; W1 is drawn layer by layer from one seeded generator.
 
     Args:
         model: A mixture model.
@@ -142,7 +150,7 @@ def new_hooks(
     generator = torch.Generator().manual_seed(seed)
     hidden = {layer.number: layer.hidden for layer in moe_layers(model)}
     made = {n: Hook(hidden[n], d, bias, generator) for n, d in sorted(widths.items()) if d > 0 and n in hidden}
-    return Hooks(made, scope, position).to(model.device)
+    return Hooks(made, scope, position).beside(model)
 
 
 def _attached(layer: MoELayer, hook: Hook, scope: str, position: str) -> AbstractContextManager[None]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freemoe.core.run.progress import Progress, Quiet
+from freemoe.evals.engine.output_head import Ending, ending_at
 from freemoe.text.blocks import Blocks
 
 
@@ -36,6 +37,14 @@ class Teacher:
         index = torch.as_tensor(which, dtype=torch.int64)
         return Teacher(self.tokens[index], self.logs[index], self.rest[index])
 
+    def at(self, places: Tensor) -> Teacher:
+        """What stands at the places where a (rows, length - 1) bool says so, in one row: (places, top)."""
+        return Teacher(self.tokens[places], self.logs[places], self.rest[places])
+
+    def part(self, some: slice, device: torch.device) -> Teacher:
+        """A run of rows, on a device."""
+        return Teacher(*(t[some].to(device) for t in (self.tokens, self.logs, self.rest)))
+
 
 def top_of(logits: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """The most likely tokens, their log-probabilities, and that of the rest: logits (..., vocabulary)."""
@@ -49,26 +58,36 @@ def top_of(logits: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def teach(
-    model: Any, blocks: Blocks, top: int, rows: int = 8, progress: Progress | None = None, name: str = "teacher"
-) -> Teacher:
+def teach(model: Any, blocks: Blocks, top: int, progress: Progress | None = None, name: str = "teacher") -> Teacher:
     """Run the model as it is over all blocks and keep what it says.
 
     Args:
         model: At full k.
         blocks: The text.
         top: Tokens kept per position.
-        rows: Rows of a batch.
         progress: Where to report.
         name: Of the stage.
     """
     found = []
     with (progress or Quiet()).stage(name, len(blocks)) as advance:
-        for batch in blocks.batches(rows):
-            logits = logits_of(model, batch)[:, :-1]
-            found.append([t.cpu() for t in top_of(logits, top)])
+        for batch in blocks.batches():
+            ending = ending_of(model, batch)
+            parts = [top_of(ending.logits(part), top) for part in ending.hidden.split(ending.rows)]
+            kept = (torch.cat(p).cpu() for p in zip(*parts, strict=True))
+            found.append([t.unflatten(0, (len(batch), -1)) for t in kept])
             advance(len(batch))
     return Teacher(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def ending_of(model: Any, batch: Blocks, **inputs: Any) -> Ending:
+    """The end of the model at every place of a batch but its rows' last: hidden states (rows (length - 1), h).
+
+    Logits are made of some places at a time: those of a large vocabulary would not fit.
+    """
+    device = model.device
+    given = inputs or {"input_ids": batch.ids.to(device)}
+    places = torch.arange(batch.ids.numel(), device=device).view_as(batch.ids)[:, :-1].flatten()
+    return ending_at(model, places, **given, position_ids=batch.positions.to(device), use_cache=False)
 
 
 def logits_of(model: Any, batch: Blocks, **inputs: Any) -> Tensor:
@@ -78,7 +97,7 @@ def logits_of(model: Any, batch: Blocks, **inputs: Any) -> Tensor:
 
 
 def divergence(teacher: Teacher, logits: Tensor) -> Tensor:
-    """KL(teacher || student) in nats: logits (rows, length - 1, vocabulary) -> (rows, length - 1).
+    """KL(teacher || student) in nats: logits (..., vocabulary) -> (...).
 
     Over the teacher's kept tokens and the rest as one outcome, so never above the KL over the whole vocabulary.
     """

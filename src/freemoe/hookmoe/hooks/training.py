@@ -8,8 +8,8 @@ above it only; the kept result is the one with the best held-out loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from freemoe.core.run.progress import Progress, Quiet
-from freemoe.hookmoe.hooks.teacher import Teacher, divergence, logits_of
-from freemoe.hookmoe.hooks.upper_half import inputs_of, upper
+from freemoe.hookmoe.hooks.teacher import Teacher, divergence, ending_of
+from freemoe.hookmoe.hooks.upper_half import inputs_of, remade, upper
 from freemoe.hookmoe.measure import measure
 from freemoe.hookmoe.plans.apply import applied
 from freemoe.hookmoe.plans.plan import Plan
 from freemoe.text.blocks import Blocks
 from freemoe.training.descent import descend, warm_cosine
+from freemoe.training.distillation import summed_in_chunks
 from freemoe.training.loop import Kept, Store
 from freemoe.training.loop import train as run
 from freemoe.training.states import Best, State, load_optimizer, optimizer_state, packed, put, unpacked
@@ -61,6 +62,7 @@ class Schedule:
         rate: Highest learning rate: reached after a twentieth of the steps, then a cosine down to zero.
         every: Steps between two looks at the held-out text.
         seed: Of the order of rows.
+        checkpointing: Make activations again in the backward pass.
     """
 
     loss: str = "kd"
@@ -69,6 +71,7 @@ class Schedule:
     rate: float = 1e-3
     every: int = 100
     seed: int = 0
+    checkpointing: bool = False
 
     def order(self, rows: int) -> Tensor:
         """(steps, rows of a step) int64: which rows each step sees, every row once per pass."""
@@ -160,14 +163,15 @@ def train(
         best.load(state)
 
     with frozen(model), (progress or Quiet()).stage(name, schedule.steps) as advance:
-        loss = _Loss(model, plan, compensation, material, schedule.loss, rescale)
+        loss = _Loss(model, plan, compensation, material, schedule, rescale)
 
         def clip() -> None:
             torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
 
         def step(number: int) -> None:
-            rows = map(loss, [order[number]])
-            descend(optimizer, rows, number, rates=[schedule.rate_at(number)], change=clip)
+            # Closed at once whatever happens: each part holds the model as it trains.
+            with closing(loss.parts(order[number])) as parts:
+                descend(optimizer, parts, number, rates=[schedule.rate_at(number)], change=clip)
 
         def look(done: int) -> bool:
             best.look(loss.held_out())
@@ -183,45 +187,71 @@ class _Loss:
     """The loss of some rows, with what does not change computed once."""
 
     def __init__(
-        self, model: Any, plan: Plan, compensation: Compensation, material: Material, kind: str, rescale: str
+        self, model: Any, plan: Plan, compensation: Compensation, material: Material, schedule: Schedule, rescale: str
     ) -> None:
         self.model, self.plan, self.compensation = model, plan, compensation
-        self.material, self.kind, self.rescale = material, kind, rescale
+        self.material, self.kind, self.rescale = material, schedule.loss, rescale
+        self.checkpointing = schedule.checkpointing
         self.start = compensation.lowest
         with torch.no_grad():
             # At layer 0 the embeddings are as quick as the cache.
             self.inputs = self._inputs() if self.start else None
-            self.states = self._states() if kind == "state" else None
+            self.states = self._states() if self.kind == "state" else None
 
     def _inputs(self) -> Tensor:
         with applied(self.model, self.plan, self.rescale):
             return inputs_of(self.model, self.material.train, self.start)
 
     def _states(self) -> Tensor:
-        parts = [_last_state(self.model, batch) for batch in self.material.train.batches(8)]
+        parts = [_last_state(self.model, batch) for batch in self.material.train.batches()]
         return torch.cat([p.cpu() for p in parts])
 
-    def __call__(self, which: Tensor) -> Tensor:
+    def parts(self, which: Tensor) -> Generator[Tensor, None, None]:
+        """The mean loss of some rows as a sum, some rows at a time; the model stays as it trains until the next is asked for."""
+        train = self.material.train
+        tokens = int(train.rows(which).predicted().sum())
+        for some in which.split(train.rows_at_once):
+            first = self.start if self.inputs is not None else 0
+            with (
+                upper(self.model, first),
+                remade(self.model, first) if self.checkpointing else nullcontext(),
+                applied(self.model, self.plan, self.rescale),
+                self.compensation.attached(self.model),
+            ):
+                yield (
+                    self._state_loss(some) * (len(some) / len(which))
+                    if self.kind == "state"
+                    else (self._token_loss(some) / max(1, tokens))
+                )
+
+    def _given(self, which: Tensor) -> dict[str, Tensor]:
+        return {} if self.inputs is None else {"inputs_embeds": self.inputs[which].to(self.model.device)}
+
+    def _state_loss(self, which: Tensor) -> Tensor:
+        assert self.states is not None
+        mine = _last_state(self.model, self.material.train.rows(which), **self._given(which)).float()
+        target = self.states[which].to(mine.device).float()
+        return ((mine - target).square().sum(-1) / target.square().sum(-1)).mean()
+
+    def _token_loss(self, which: Tensor) -> Tensor:
+        """Sum over the predicted tokens."""
         batch = self.material.train.rows(which)
-        device = self.model.device
-        given = {}
-        if self.inputs is not None:
-            given["inputs_embeds"] = self.inputs[which].to(device)
-        counted = batch.predicted().to(device)
-        with (
-            upper(self.model, self.start if self.inputs is not None else 0),
-            applied(self.model, self.plan, self.rescale),
-            self.compensation.attached(self.model),
-        ):
-            if self.states is not None:
-                target = self.states[which].to(device).float()
-                mine = _last_state(self.model, batch, **given).float()
-                return ((mine - target).square().sum(-1) / target.square().sum(-1)).mean()
-            logits = logits_of(self.model, batch, **given)[:, :-1]
-        if self.kind == "kd":
-            return divergence(self.material.train_teacher.rows(which), logits)[counted].mean()
-        target = batch.ids[:, 1:].to(device)
-        return F.cross_entropy(logits.float()[counted], target[counted])
+        counted = batch.predicted()
+        ending = ending_of(self.model, batch, **self._given(which))
+        hidden = ending.hidden[counted.flatten().to(ending.hidden.device)]
+        if self.kind == "lm":
+            target = batch.ids[:, 1:][counted].to(hidden.device)
+            return summed_in_chunks(
+                hidden,
+                lambda rows, at: F.cross_entropy(ending.logits(rows).float(), target[at], reduction="sum"),
+                ending.rows,
+            )
+        teacher = self.material.train_teacher.rows(which).at(counted)
+        return summed_in_chunks(
+            hidden,
+            lambda rows, at: divergence(teacher.part(at, rows.device), ending.logits(rows)).sum(),
+            ending.rows,
+        )
 
     def held_out(self) -> float:
         with applied(self.model, self.plan, self.rescale), self.compensation.attached(self.model):

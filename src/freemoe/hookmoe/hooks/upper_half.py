@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.hookmoe.hooks.teacher import logits_of
@@ -25,7 +27,7 @@ class _ReachedError(Exception):
 
 
 @torch.no_grad()
-def inputs_of(model: Any, blocks: Blocks, layer: int, rows: int = 8, progress: Progress | None = None) -> Tensor:
+def inputs_of(model: Any, blocks: Blocks, layer: int, progress: Progress | None = None) -> Tensor:
     """What enters a decoder layer, for the model as it stands: (rows, length, h) in its own type, on the CPU."""
     found: list[Tensor] = []
 
@@ -35,7 +37,7 @@ def inputs_of(model: Any, blocks: Blocks, layer: int, rows: int = 8, progress: P
 
     entering = before(decoder_layers(model)[layer], take, kwargs=True)
     with entering, (progress or Quiet()).stage(f"inputs of layer {layer}", len(blocks)) as advance:
-        for batch in blocks.batches(rows):
+        for batch in blocks.batches():
             try:
                 logits_of(model, batch)
             except _ReachedError:
@@ -56,6 +58,20 @@ def upper(model: Any, layer: int) -> Iterator[None]:
 
 def _pass_on(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return hidden_states
+
+
+@contextmanager
+def remade(model: Any, first: int = 0) -> Iterator[None]:
+    """While open, the layers from ``first`` on keep their inputs only, and make the rest again in the backward pass.
+
+    It must still be open then, and whatever else changes the model too. The model's own way needs training mode, in which some
+    routers add noise.
+    """
+    with ExitStack() as stack:
+        for module in decoder_layers(model)[first:]:
+            stack.callback(_put_back, module, vars(module).get("forward"))
+            vars(module)["forward"] = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False)
+        yield
 
 
 def _put_back(module: nn.Module, replaced: Any) -> None:

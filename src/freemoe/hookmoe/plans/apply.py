@@ -64,34 +64,38 @@ def applied(model: Any, plan: Plan, rescale: str = "none") -> Iterator[None]:
                 if rescale == "none" or k >= full:
                     layer.set_k(k)
                 else:
-                    stack.enter_context(after(layer.gate, _truncate(k, rescale == "renorm")))
+                    stack.enter_context(after(layer.gate, _truncate(layer, k, rescale == "renorm")))
             yield
         finally:
             for layer, full in zip(layers, old, strict=True):
                 layer.set_k(full)
 
 
-def _truncate(k: int, renorm: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+def _truncate(layer: MoELayer, k: int, renorm: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     def hook(gate: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         logits, weights, index = output
-        return logits, *truncated(weights, index, k, renorm)
+        return logits, *truncated(weights, index, k, renorm, layer.order(logits, weights, index))
 
     return hook
 
 
-def truncated(weights: Tensor, index: Tensor, k: int, renorm: bool) -> tuple[Tensor, Tensor]:
-    """Keep the k heaviest slots.
+def truncated(
+    weights: Tensor, index: Tensor, k: int, renorm: bool, order: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Keep the k slots that the gate chose first.
 
     Args:
         weights: (tokens, slots), in any order (DeepSeek-V2 does not sort).
         index: (tokens, slots) int64.
         k: Slots to keep.
         renorm: Scale what is kept to the sum of all.
+        order: (tokens, slots), the first choice largest; the weights if absent.
 
     Returns:
         Weights and index, each (tokens, k).
     """
-    kept, slot = weights.topk(k, dim=-1)
+    slot = (weights if order is None else order).topk(k, dim=-1).indices
+    kept = weights.gather(-1, slot)
     if renorm:
         kept = kept * (weights.sum(-1, keepdim=True) / kept.sum(-1, keepdim=True))
     return kept, index.gather(-1, slot)

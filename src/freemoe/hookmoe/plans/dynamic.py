@@ -99,7 +99,7 @@ def threshold_for(rule: str, weights: Tensor, act: float) -> float:
 
 
 @torch.no_grad()
-def router_weights(model: Any, blocks: Blocks, rows: int = 8) -> dict[int, Tensor]:
+def router_weights(model: Any, blocks: Blocks) -> dict[int, Tensor]:
     """Layer -> (tokens, k) router weights over a text, on the CPU."""
     seen: dict[int, list[Tensor]] = {}
     with ExitStack() as stack:
@@ -109,7 +109,7 @@ def router_weights(model: Any, blocks: Blocks, rows: int = 8) -> dict[int, Tenso
                 seen.setdefault(number, []).append(output[1].float().cpu())
 
             stack.enter_context(after(layer.gate, look))
-        for batch in blocks.batches(rows):
+        for batch in blocks.batches():
             logits_of(model, batch)
     return {n: torch.cat(parts) for n, parts in seen.items()}
 
@@ -156,16 +156,23 @@ class Dynamic:
                 stack.enter_context(skipping(model))
             for layer in moe_layers(model):
                 counts[layer.number] = [0, 0]
-                hook = self._hook(layer, renorm, skip, counts[layer.number])
+                order: list[Tensor] = []
+                if layer.correction is not None:
+                    stack.enter_context(after(layer.gate, _listen(layer, order)))
+                hook = self._hook(layer, renorm, skip, counts[layer.number], order)
                 stack.enter_context(before(layer.experts, hook))
             yield counts
 
-    def _hook(self, layer: MoELayer, renorm: bool, skip: bool, count: list[int]) -> Callable[..., tuple[Any, ...]]:
+    def _hook(
+        self, layer: MoELayer, renorm: bool, skip: bool, count: list[int], order: list[Tensor]
+    ) -> Callable[..., tuple[Any, ...]]:
         threshold = self.thresholds[layer.number]
 
         def cut(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             hidden, index, weights, *more = args
             keep = kept_slots(self.rule, weights, threshold)
+            if order:
+                keep = first_chosen(order.pop().reshape(keep.shape), keep.sum(-1))
             count[0] += int(keep.sum())
             count[1] += len(keep)
             kept = weights * keep
@@ -176,6 +183,26 @@ class Dynamic:
             return hidden, index, kept.to(weights.dtype), *more
 
         return cut
+
+
+def first_chosen(order: Tensor, many: Tensor) -> Tensor:
+    """(n, k) bool: of every token as many slots as are asked for, those that its gate chose first.
+
+    A rule says by weight how many experts run; which ones is the gate's own choice, as at a smaller k.
+
+    Args:
+        order: (n, k), the first choice largest.
+        many: (n,) int64.
+    """
+    place = order.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    return place < many[:, None]
+
+
+def _listen(layer: MoELayer, order: list[Tensor]) -> Callable[..., None]:
+    def look(gate: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        order[:] = [layer.order(*output)]
+
+    return look
 
 
 def act_of(counts: Mapping[int, Sequence[int]]) -> float:

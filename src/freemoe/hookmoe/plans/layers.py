@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from freemoe.core.errors import FamilyError
 from freemoe.models.spec import FAMILIES, family_of, find_layers
@@ -25,6 +26,7 @@ class MoELayer:
         count: Routed experts.
         width: Neurons of one routed expert.
         hidden: Width of the residual stream.
+        correction: See `models.spec.Gate`.
     """
 
     number: int
@@ -36,6 +38,27 @@ class MoELayer:
     count: int
     width: int
     hidden: int
+    correction: str | None = None
+
+    def order(self, logits: Tensor, weights: Tensor, index: Tensor) -> Tensor:
+        """What the gate chooses its experts by, of the slots that it chose: (tokens, slots), the first choice largest.
+
+        The weights themselves, but where a correction decides which experts run without counting in their weights.
+
+        Args:
+            logits: (tokens, experts), as the gate gives them out.
+            weights: (tokens, slots).
+            index: (tokens, slots) int64.
+        """
+        if self.correction is None:
+            return weights
+        scores = torch.sigmoid(logits.float()) + getattr(self.gate, self.correction)
+        return scores.gather(-1, index)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.block.parameters()).device
 
     @property
     def k(self) -> int:
@@ -45,6 +68,29 @@ class MoELayer:
     def set_k(self, value: int) -> None:
         """Let the gate run so many; `applied` puts the old number back."""
         setattr(self.gate, self.attribute, value)
+
+
+_PLAIN = (
+    "Plans and hooks are found on experts in bfloat16, float16 or float32: give the checkpoint in one of these, or in Python "
+    "a model that transformers has dequantised (from_pretrained(..., quantization_config=...(dequantize=True)))."
+)
+
+
+def require_plain(name: str, config: Any) -> None:
+    """Raise where a checkpoint's weights are stored in fewer bits: before it is loaded, which may need kernels and hours.
+
+    Raises:
+        FamilyError: It is; names the way.
+    """
+    how = getattr(config, "quantization_config", None)
+    if how is None:
+        return
+    kind = how if isinstance(how, dict) else vars(how)
+    method = str(getattr(kind.get("quant_method"), "value", kind.get("quant_method") or "an unnamed way"))
+    bits = next((f", {kind[key]} bits" for key in ("bits", "w_bit", "nbits") if isinstance(kind.get(key), int)), "")
+    bits = ", 4 bits" if kind.get("load_in_4bit") or kind.get("_load_in_4bit") else bits
+    if not kind.get("dequantize"):
+        raise FamilyError(f"{name} is quantised ({method}{bits}), and quantised experts cannot be trimmed. {_PLAIN}")
 
 
 def mixture_families() -> list[str]:
@@ -76,6 +122,10 @@ def moe_layers(model: Any) -> list[MoELayer]:
                 f"{path}.{number}.{family.experts.path} has no three-dimensional parameter {family.experts.up!r}: only fused "
                 "experts, as transformers 5 loads them, can be trimmed."
             )
+        if not up.dtype.is_floating_point or up.dtype.itemsize < 2:
+            raise FamilyError(
+                f"{path}.{number}.{family.experts.path} holds its weights as {str(up.dtype).removeprefix('torch.')}. {_PLAIN}"
+            )
         columns = family.experts.layout.endswith("columns")
         count, hidden, twice = up.shape if columns else (up.shape[0], up.shape[2], up.shape[1])
         block = family.gate.path.rpartition(".")[0]
@@ -90,6 +140,7 @@ def moe_layers(model: Any) -> list[MoELayer]:
                 count,
                 twice // 2,
                 hidden,
+                family.gate.correction,
             )
         )
     if not found:

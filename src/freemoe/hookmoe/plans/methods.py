@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,22 @@ from freemoe.hookmoe.hooks.hook import allocate
 from freemoe.hookmoe.hooks.teacher import Teacher
 from freemoe.hookmoe.measure import measure
 from freemoe.hookmoe.plans.apply import RESCALES, applied, expert_counts, plan_of
+from freemoe.hookmoe.plans.dynamic import RULES, renormalises
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.perturbation import perturbation_profile
 from freemoe.hookmoe.plans.plan import Plan, parse_plan, uniform
-from freemoe.hookmoe.plans.search import Drop, Point, candidates, choose, pareto, profile_units, two_stage
+from freemoe.hookmoe.plans.search import (
+    Drop,
+    Point,
+    Profile,
+    candidates,
+    choose,
+    even,
+    local_swaps,
+    pareto,
+    profile_units,
+    two_stage,
+)
 from freemoe.recipes import HookSection, PlanSection, TrimRecipe
 from freemoe.text.blocks import Blocks
 
@@ -27,11 +39,13 @@ class Found:
 
     Attributes:
         plan: The plan.
+        rescale: The rule for router weights under which it loses least, of those that were asked for.
         star: The layer where the paper's search wants its one hook; None for other ways.
         record: For `result.json`: profile, Pareto list, what was asked.
     """
 
     plan: Plan
+    rescale: str
     star: int | None
     record: dict[str, Any]
 
@@ -54,25 +68,39 @@ def kl_drop(
     return drop
 
 
-def find_rescale(model: Any, section: PlanSection, drop_under: Callable[[str], Drop]) -> tuple[str, dict[str, float]]:
-    """The rule for router weights that a recipe asks for; for ``auto`` the one of least held-out KL.
+Drops = Mapping[str, Drop]
+"""Rule for router weights -> the drop of plans under it."""
 
-    It is settled before the plan, on the plan that is given or else on one expert per layer, where rules differ most.
 
-    Args:
-        model: A mixture model.
-        section: What is asked for.
-        drop_under: From a rule to the drop of plans under it.
+def rules_asked(model: Any, rescale: str) -> tuple[str, ...]:
+    """The rules for router weights to be measured: the one that is asked for, or for ``auto`` those that differ.
 
-    Returns:
-        The rule, and what each one lost (empty where nothing was measured).
+    A router that renormalises its k weights has ``renorm`` for its own rule, any other ``kept_mass``.
     """
-    if section.rescale != "auto":
-        return section.rescale, {}
-    plan = given_plan(model, section.given) if section.given is not None else uniform(plan_of(model), 1)
-    # Two of the three are the same rule where a router always, or never, normalises: rounding keeps the first of equals.
-    found = {rule: round(drop_under(rule)(plan), 6) for rule in RESCALES}
-    return min(found, key=lambda rule: found[rule]), found
+    if rescale != "auto":
+        return (rescale,)
+    return ("none", "kept_mass" if renormalises(model) else "renorm")
+
+
+def best_rule(drops: Drops, plan: Plan) -> tuple[str, float]:
+    """The rule under which a plan loses least, and that drop; the first of those that are equal but for rounding."""
+    found = {rule: drop(plan) for rule, drop in drops.items()}
+    rule = min(found, key=lambda name: round(found[name], 6))
+    return rule, found[rule]
+
+
+def _rule_of(drops: Drops, plan: Plan) -> str:
+    """The best rule; where only one is asked for, nothing is measured."""
+    return next(iter(drops)) if len(drops) == 1 else best_rule(drops, plan)[0]
+
+
+def describe_rules(drops: Drops, found: Found) -> dict[str, Any]:
+    """For `result.json`: the chosen rule, and what the plan loses under every one (empty where none was to be chosen)."""
+    if len(drops) == 1:
+        return {"rule": found.rescale, "held_out_kl": {}}
+    losses = {rule: drop(found.plan) for rule, drop in drops.items()}
+    # The rule that is missing is the router's own.
+    return {"rule": found.rescale, "held_out_kl": {rule: losses.get(rule, losses["none"]) for rule in RESCALES}}
 
 
 def check_asked(model: Any, recipe: TrimRecipe) -> None:
@@ -87,10 +115,21 @@ def check_asked(model: Any, recipe: TrimRecipe) -> None:
         given_plan(model, recipe.plan.given)
     elif all(k in (None, 1) for k in plan_of(model).ks):
         raise RecipeError("The model runs 1 expert per token already: there is nothing to cut.")
+    longest, most = max(recipe.timing.prompts, default=0), _most_positions(model)
+    if longest and most is not None and longest + recipe.timing.new_tokens > most:
+        raise RecipeError(
+            f"timing.prompts asks for {longest} tokens and {recipe.timing.new_tokens} new ones, and the model has {most} positions: "
+            f"prompts of {max(0, most - recipe.timing.new_tokens)} tokens at most."
+        )
     if isinstance(recipe.hooks.layers, tuple):
         wrong = [n for n in recipe.hooks.layers if n not in layers]
         if wrong:
             raise RecipeError(f"hooks.layers names {wrong}, which are dense or absent; mixture layers: {layers}.")
+
+
+def _most_positions(model: Any) -> int | None:
+    """Tokens that a request may have, where the configuration says so."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def given_plan(model: Any, text: str) -> Plan:
@@ -100,6 +139,10 @@ def given_plan(model: Any, text: str) -> Plan:
         RecipeError: A plan that the model cannot run, that runs more than the model does, or that cuts nothing.
     """
     base = plan_of(model)
+    if text.partition(":")[0] in RULES:
+        raise RecipeError(
+            f"{text!r} chooses experts per token: no artefact holds such a rule. Measure it beside a plan: --compare {text!r}."
+        )
     plan = parse_plan(text, base, expert_counts(model))
     above = [i for i, (k, b) in enumerate(zip(plan.ks, base.ks, strict=True)) if k and b and k > b]
     if above:
@@ -111,61 +154,77 @@ def given_plan(model: Any, text: str) -> Plan:
     return plan
 
 
-def find_plan(model: Any, section: PlanSection, drop: Drop, progress: Progress, seed: int = 0) -> Found:
-    """The plan that a recipe asks for.
+def find_plan(model: Any, section: PlanSection, drops: Drops, progress: Progress, seed: int = 0) -> Found:
+    """The plan that a recipe asks for, with its rule for router weights.
+
+    Args:
+        model: A mixture model.
+        section: What is asked for.
+        drops: Under every rule that may be taken; each plan is held against others under its own best.
+        progress: Where to report.
+        seed: Of the random inputs of ``score: perturbation``.
 
     Raises:
         RecipeError: A plan that the model cannot run, that cuts nothing, or an Act that no plan has.
     """
     base = plan_of(model)
     if section.given is not None:
-        return Found(given_plan(model, section.given), None, {"by": "given"})
+        plan = given_plan(model, section.given)
+        return Found(plan, _rule_of(drops, plan), None, {"by": "given"})
     if section.search == "two_stage":
-        found = two_stage(base, drop, section.tolerance)
+        found = two_stage(base, lambda plan: best_rule(drops, plan)[1], section.tolerance)
         mixed = [layer.number for layer in moe_layers(model)]
         star = min((n for n in mixed if n >= found.layer), default=mixed[-1])
         asked = [{"plan": p.text(), "drop": d} for p, d in found.asked]
-        return Found(
-            found.deployed, star, {"by": "two_stage", "k_star": found.k, "l_star": found.layer, "asked": asked}
-        )
-    points, profile = pareto_list(model, section, drop, progress, seed)
-    front = pareto(points)
-    chosen = choose(front, section.act, section.tolerance)
-    if chosen.plan == base:
+        record = {"by": "two_stage", "k_star": found.k, "l_star": found.layer, "asked": asked}
+        return Found(found.deployed, _rule_of(drops, found.deployed), star, record)
+    points, profile = pareto_list(model, section, drops, progress, seed)
+    first = choose(pareto(points), section.act, section.tolerance)
+    if first.plan == base:
         raise RecipeError(
             f"No plan that runs fewer experts stays within the tolerance of {section.tolerance:g} nats; raise plan.tolerance, or "
             "give an Act."
         )
+    swaps = local_swaps(base, first, profile, drops[first.rescale], section.swaps)
+    front = pareto([*points, *swaps])
+    chosen = choose(front, section.act, section.tolerance)
     record = {
         "by": "knapsack",
         "score": section.score,
         "profile": [{"layer": n, "k": k, "drop": d} for (n, k), d in profile.items()],
-        "points": [describe_point(p) for p in points],
+        "points": [describe_point(p) for p in [*points, *swaps]],
         "pareto": [describe_point(p) for p in front],
         "chosen": describe_point(chosen),
+        "swaps": {"measured": len(swaps), "before": describe_point(first)},
     }
-    return Found(chosen.plan, None, record)
+    return Found(chosen.plan, _rule_of(drops, chosen.plan), None, record)
 
 
 def pareto_list(
-    model: Any, section: PlanSection, drop: Drop, progress: Progress, seed: int = 0
-) -> tuple[list[Point], dict[tuple[int, int], float]]:
-    """Profile every layer and k, then measure the plans that look best for every Act with all layers cut together."""
+    model: Any, section: PlanSection, drops: Drops, progress: Progress, seed: int = 0
+) -> tuple[list[Point], Profile]:
+    """Profile every layer and k, then measure the plans that look best for every Act with all layers cut together.
+
+    Single layers are profiled under the rule that loses least on an even plan of the Act that is asked for; whole plans are
+    measured under every rule, for which rule is best depends on how much is cut.
+    """
     base = plan_of(model)
     if section.score == "perturbation":
-        profile = perturbation_profile(model, seed)
+        profile: Profile = perturbation_profile(model, seed)
     else:
         units = profile_units(base)
-        profile = {}
+        rule = _rule_of(drops, even(base, section.act or (1 + base.act) / 2))
         with progress.stage("profile", len(units)) as advance:
+            profile = {}
             for layer, k in units:
-                profile[layer, k] = drop(base.with_k(layer, k))
+                profile[layer, k] = drops[rule](base.with_k(layer, k))
                 advance(1)
     asked = candidates(base, profile, section.best, section.act)
     points = []
     with progress.stage("plans", len(asked)) as advance:
         for plan, predicted, source in asked:
-            points.append(Point(plan, drop(plan), predicted, source))
+            rule, lost = best_rule(drops, plan)
+            points.append(Point(plan, lost, predicted, source, rule))
             advance(1)
     return points, profile
 
@@ -179,6 +238,7 @@ def describe_point(point: Point) -> dict[str, Any]:
         "drop": point.drop,
         "predicted": predicted,
         "source": point.source,
+        "rescale": point.rescale,
     }
 
 
@@ -194,7 +254,7 @@ def hook_widths(model: Any, section: HookSection, found: Found, drop: Drop) -> t
         wanted = list(section.layers)
     else:
         wanted = [layer.number for layer in moe_layers(model) if found.plan.ks[layer.number] != base.ks[layer.number]]
-    units = section.units or default_units(model)
+    units = units_of(model, section, found.plan)
     if section.layers == "one" and found.star is not None:
         return {found.star: units}, {}
     whole = drop(found.plan)
@@ -211,6 +271,25 @@ def paper_units(model: Any) -> int:
     return layer.width if layer.width >= layer.hidden or layer.count <= 8 else 2 * layer.width
 
 
-def default_units(model: Any) -> int:
-    """Half of the paper's: hooks beside the blocks win back more with half than its hook with all (docs/hookmoe.md)."""
-    return max(1, paper_units(model) // 2)
+def default_units(model: Any, plan: Plan | None = None) -> int:
+    """Hidden units of all hooks of a plan: a twelfth of the work that it saves, so that they grow with depth and with the cut.
+
+    An expert of width f has 3 h f weights, a hook of d units 2 h d: a twelfth of one expert is f / 8 units. Over four layers that
+    go from two experts to one this is half an expert's width, with which hooks beside the blocks won back more than the
+    paper's one hook of a whole width (docs/hookmoe.md).
+
+    Args:
+        model: The mixture model.
+        plan: Experts per layer; one expert everywhere if absent.
+    """
+    base = plan_of(model)
+    plan = plan or uniform(base, 1)
+    saved = sum((b or 0) - (k or 0) for b, k in zip(base.ks, plan.ks, strict=True))
+    return max(1, round(moe_layers(model)[0].width * saved / 8))
+
+
+def units_of(model: Any, section: HookSection, plan: Plan) -> int:
+    """Hidden units that hooks have together: as asked for, half of the paper's for one hook, else `default_units`."""
+    if section.units is not None:
+        return section.units
+    return max(1, paper_units(model) // 2) if section.layers == "one" else default_units(model, plan)

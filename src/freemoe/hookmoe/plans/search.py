@@ -30,13 +30,15 @@ class Point:
         plan: The plan.
         drop: Measured with all layers cut together.
         predicted: Sum of the layers' own drops; NaN for plans that did not come from a profile.
-        source: ``knapsack``, ``tlnle`` or ``full``.
+        source: ``knapsack``, ``tlnle``, ``swap`` or ``full``.
+        rescale: The rule for router weights under which it was measured.
     """
 
     plan: Plan
     drop: float
     predicted: float
     source: str
+    rescale: str = "none"
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,72 @@ def candidates(
             if all(own <= full for own, full in runs) and sum(own for own, _ in runs) in asked:
                 found.setdefault(plan, (math.nan, "tlnle"))
     return [(plan, *about) for plan, about in found.items()]
+
+
+def even(base: Plan, act: float) -> Plan:
+    """The plan of at most this Act whose layers differ least: what a rule is tried on before any plan is known."""
+    runs = [(layer, k) for layer, k in enumerate(base.ks) if k is not None]
+    ks = {layer: 1 for layer, _ in runs}
+    left = math.floor(act * len(runs) + 1e-9) - len(runs)
+    while left > 0 and any(ks[layer] < k for layer, k in runs):
+        for layer, k in runs:
+            if left > 0 and ks[layer] < k:
+                ks[layer], left = ks[layer] + 1, left - 1
+    return Plan(tuple(ks.get(layer) for layer in range(len(base.ks))))
+
+
+def neighbours(base: Plan, plan: Plan, profile: Profile) -> list[tuple[float, Plan]]:
+    """Every plan that runs one expert fewer in one layer and one more in another, the most promising first.
+
+    Returns:
+        Summed drop of the layers, and the plan.
+    """
+
+    def own(layer: int, k: int) -> float:
+        return 0.0 if k == base.ks[layer] else profile[layer, k]
+
+    runs = [(layer, k, full) for layer, (k, full) in enumerate(zip(plan.ks, base.ks, strict=True)) if k and full]
+    whole = sum(own(layer, k) for layer, k, _ in runs)
+    found = []
+    for giver, less, _ in runs:
+        for taker, more, most in runs:
+            if giver == taker or less == 1 or more == most:
+                continue
+            predicted = whole - own(giver, less) + own(giver, less - 1) - own(taker, more) + own(taker, more + 1)
+            found.append((predicted, plan.with_k(giver, less - 1).with_k(taker, more + 1)))
+    return sorted(found, key=lambda row: _rank((row[0], row[1].ks)))
+
+
+def local_swaps(base: Plan, start: Point, profile: Profile, drop: Drop, most: int) -> list[Point]:
+    """Plans of the same Act around one that was measured: an expert moves from a layer to another while that loses less.
+
+    Layers interact, so that the plan of least summed drop need not be the best; each swap is measured with all layers cut.
+
+    Args:
+        base: The model's own k per layer.
+        start: The plan to begin at.
+        profile: Drop of every (layer, k): swaps are tried in the order that it promises.
+        drop: Measures a plan.
+        most: Plans to measure at most.
+
+    Returns:
+        Every plan that was measured.
+    """
+    best, measured, tried = start, [], {start.plan}
+    improved = True
+    while improved:
+        improved = False
+        for predicted, plan in neighbours(base, best.plan, profile):
+            if plan in tried:
+                continue
+            if len(measured) >= most:
+                return measured
+            tried.add(plan)
+            measured.append(Point(plan, drop(plan), predicted, "swap", start.rescale))
+            if measured[-1].drop < best.drop:
+                best, improved = measured[-1], True
+                break
+    return measured
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:

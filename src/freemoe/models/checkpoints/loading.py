@@ -261,6 +261,26 @@ def load_own_base(
         ) from error
 
 
+def load_config(model: str | Path, revision: str | None = None, access: Access | None = None) -> Any:
+    """A model's configuration alone: before its weights are read.
+
+    Raises:
+        DataError: When there is no such model.
+    """
+    if (given := lent_model(model)) is not None:
+        return given[0].config
+    where = _where(model, revision, access, weights=False)
+    if "gguf_file" in where:
+        return None
+    from transformers import AutoConfig
+
+    _register(where["pretrained_model_name_or_path"])
+    try:
+        return AutoConfig.from_pretrained(**where)
+    except LOAD_ERRORS as error:
+        raise DataError(f"The base model {str(model)!r} could not be loaded: {_reason(model, error)}") from error
+
+
 def load_tokenizer(model: str | Path, revision: str | None = None) -> Any:
     """Load the tokenizer alone, before the weights: prompts that do not fit are found early.
 

@@ -235,7 +235,7 @@ class _Reduced:
         from freemoe.hookmoe.measure import measure
 
         test = self.text.test
-        teacher = teach(self.model, test, training.top, training.rows, progress, "full model, test")
+        teacher = teach(self.model, test, training.top, progress, "full model, test")
         quality = {"full": measure(self.model, test, teacher).describe()}
         with self.applied():
             quality["plan"] = measure(self.model, test, teacher).describe()

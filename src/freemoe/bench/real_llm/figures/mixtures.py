@@ -99,9 +99,7 @@ def _trimmed(finished: Finished) -> list[Figure]:
         return [Figure(name, math.nan, unit=" %", note="its cells are not done")]
     rows = trim["rows"]
     won: dict[str, list[float | None]] = {n: row["recovered_ce"] for n, row in rows.items() if "recovered_ce" in row}
-    shown = ", ".join(
-        f"{n} {_percent(won[n])}" for n in ("kept mass", "rescaled", "scale and bias", "control") if n in won
-    )
+    shown = ", ".join(f"{n} {_percent(won[n])}" for n in ("rescaled", "scale and bias", "control") if n in won)
     levels = ", ".join(f"{n} {math.exp(row['ce']):.2f}" for n, row in rows.items())
     best = won.get("hooks", [None])
     note = (
