@@ -271,7 +271,7 @@ def _load_trimmed(folder: Path, base: str | None, dtype: str, device: Placement,
     from freemoe.hookmoe.adapter import load_trimmed
 
     model, tokenizer, trimmed = load_trimmed(folder, base, dtype, device, access)
-    ways = {"trimmed": lambda: trimmed.attached(model), "base": nullcontext}
+    ways = {"trimmed": lambda: trimmed.attached(model, quick=True), "base": nullcontext}
     return Answering(model, tokenizer, ways, folder)
 
 

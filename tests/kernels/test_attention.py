@@ -12,7 +12,10 @@ from freemoe.kernels.attention import BLOCK, LEAST, narrow_applies, narrow_causa
 @torch.no_grad()
 @pytest.mark.parametrize("tokens", [1, BLOCK, BLOCK + 1, 2 * BLOCK + 17])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_equals_fused_attention(tokens: int, kv_heads: int) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_equals_fused_attention(tokens: int, kv_heads: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So many heads are computed at once.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     generator = torch.Generator().manual_seed(0)
     # Transposed, as a model hands them over.
     queries, keys, values = (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from freemoe.kernels import crossover
-from freemoe.kernels.crossover import Crossover, cache_file, known_crossover, measure_crossover
+from freemoe.kernels.crossover import Crossover, cache_file, default_crossover, known_crossover, measure_crossover
 from freemoe.kernels.experts import Plan
 from tests.kernels.test_experts import NEURONS, layer
 
@@ -25,37 +25,50 @@ def shape(seed: int = 0) -> tuple:
 
 
 def test_without_a_measurement_it_is_the_default() -> None:
-    assert known_crossover(*shape()) == Crossover()
+    weights, plan = shape()
+    assert known_crossover(weights, plan) == default_crossover(plan)
+
+
+def test_wide_experts_have_a_mask_between_few_tokens_and_many() -> None:
+    narrow, wide = (Plan(layer(share=share)[1], NEURONS) for share in (0.3, 0.9))
+    assert default_crossover(narrow) == Crossover(grouped=256, few=256)
+    assert default_crossover(wide) == Crossover(grouped=256, few=64)
 
 
 def test_a_measurement_is_kept_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Sorting wins from 128 tokens on.
-    monkeypatch.setattr(
-        crossover, "_fastest", lambda ways, repeats: [1.0, 2.0] if ways[0]().shape[0] >= 128 else [2.0, 1.0]
-    )
+    # A mask is better than rows from 32 tokens on, and sorting than both from 128.
+    def fastest(ways: tuple, repeats: int) -> list[float]:
+        tokens = ways[-1]().shape[0]
+        return [1.0 if tokens < 32 else 3.0, 2.0, 0.5 if tokens >= 128 else 4.0][-len(ways) :]
+
+    monkeypatch.setattr(crossover, "_fastest", fastest)
+    monkeypatch.setattr(crossover, "can_read_rows", lambda x, weights: True)
     found = measure_crossover(*shape())
-    assert found.grouped == 128
+    assert found == Crossover(grouped=128, few=32)
     assert known_crossover(*shape()) == found
     other = layer(parts=1)
-    assert known_crossover(other[0], Plan(other[1], NEURONS)) == Crossover()
+    plan = Plan(other[1], NEURONS)
+    assert known_crossover(other[0], plan) == default_crossover(plan)
 
 
 def test_real_timing_gives_one_of_the_sizes() -> None:
-    assert measure_crossover(*shape(), repeats=1).grouped in (*crossover.SIZES, 2 * crossover.SIZES[-1])
+    found = measure_crossover(*shape(), repeats=1)
+    assert {found.grouped, found.few} <= {*crossover.SIZES, 2 * crossover.SIZES[-1]}
+    assert found.few <= found.grouped
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"KEY": {"another": 3}}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"KEY": {"another": 3}}', '{"KEY": {"grouped": 3}}', '{"KEY": 3}'])
 def test_a_file_that_cannot_be_used_is_no_measurement(text: str) -> None:
     weights, plan = shape()
     cache_file().parent.mkdir(parents=True)
     cache_file().write_text(text.replace("KEY", crossover._key(weights, plan)))
-    assert known_crossover(weights, plan) == Crossover()
+    assert known_crossover(weights, plan) == default_crossover(plan)
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file in the way")
     measure_crossover(*shape(), repeats=1)
-    assert known_crossover(*shape()) == Crossover()
+    assert known_crossover(*shape()) == default_crossover(shape()[1])
 
 
 def test_measurements_of_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,7 @@ BENCHES.add("router", "freemoe.bench.speed.router", "accuracy and latency of the
 BENCHES.add(
     "hookmoe", "freemoe.bench.hookmoe.benchmark", "fewer experts per token: speed, and what hooks win back (T10)"
 )
+BENCHES.add("hookmoe-speed", "freemoe.bench.hookmoe.speed", "fewer experts per token: speed alone (part of T10)")
 BENCHES.add(
     "gain", "freemoe.bench.gain.benchmark", "held-out gain, and against LoRA and full tuning (T7, T7b, T7c, T7d)"
 )
@@ -145,13 +146,24 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "freemoe"
 
 
-def in_turns(sides: dict[str, Callable[[], Any]], repeats: int, warm: bool = True) -> dict[str, list[float]]:
+def one_clock(threads: int) -> Callable[[], float]:
+    """The clock for so many threads: of one the processor's time, which others on the machine do not lengthen."""
+    return time.process_time if threads == 1 else time.perf_counter
+
+
+def in_turns(
+    sides: dict[str, Callable[[], Any]],
+    repeats: int,
+    warm: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Time each side ``repeats`` times, one after the other in every round, the first side changing.
 
     Args:
         sides: Name -> what to time; called without arguments.
         repeats: Rounds.
         warm: Call every side once beforehand, unmeasured.
+        clock: Seconds.
 
     Returns:
         Seconds of every round, by side.
@@ -164,9 +176,9 @@ def in_turns(sides: dict[str, Callable[[], Any]], repeats: int, warm: bool = Tru
     for number in range(repeats):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            began = time.perf_counter()
+            began = clock()
             sides[name]()
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(clock() - began)
     return seconds
 
 

@@ -136,6 +136,25 @@ def gate_of(experts: Any) -> Gate:
     return attribute_of(experts, "_apply_gate", _PACKAGE, "know what the experts' down projection multiplies")
 
 
+def are_plain_experts(experts: Any) -> bool:
+    """Whether fused experts are act(gate x) * (up x), then down, gate above up: no bias, no norm, no gate of their own."""
+    wanted = {
+        "has_gate": True,
+        "has_bias": False,
+        "has_post_expert_norm": False,
+        "is_transposed": False,
+        "is_concatenated": True,
+    }
+    if any(getattr(experts, name, None) is not value for name, value in wanted.items()):
+        return False
+    default = name_of(
+        _PACKAGE,
+        "transformers.integrations.moe:_default_apply_gate",
+        "know what the experts' down projection multiplies",
+    )
+    return getattr(gate_of(experts), "__func__", None) is default
+
+
 @contextmanager
 def gate_replaced(experts: Any, gate: Gate) -> Iterator[None]:
     """While open, fused experts use another gate; it nests."""

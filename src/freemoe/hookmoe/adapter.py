@@ -25,6 +25,7 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import write_atomic
 from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS
+from freemoe.hookmoe.decoding.quick import quick_decoding
 from freemoe.hookmoe.hooks.hook import Hook, Hooks
 from freemoe.hookmoe.plans.apply import applied, plan_of, probe
 from freemoe.hookmoe.plans.layers import moe_layers
@@ -51,18 +52,25 @@ class Trimmed:
     rescale: str = "none"
 
     @contextmanager
-    def attached(self, model: Any) -> Iterator[None]:
-        """While open, the model runs trimmed; afterwards it is bit-equal to before. Nests with switched experts."""
+    def attached(self, model: Any, quick: bool = False) -> Iterator[None]:
+        """While open, the model runs trimmed; afterwards it is bit-equal to before. Nests with switched experts.
+
+        Args:
+            model: The base.
+            quick: Decode in compiled loops on a CPU (`quick_decoding`): equal within rounding, and much faster.
+        """
         with ExitStack() as stack:
             stack.enter_context(applied(model, self.plan, self.rescale))
             if self.hooks is not None:
                 stack.enter_context(self.hooks.attached(model))
+            if quick:
+                stack.enter_context(quick_decoding(model, self.plan, self.hooks, self.rescale))
             yield
 
-    def attach(self, model: Any) -> ExitStack:
+    def attach(self, model: Any, quick: bool = False) -> ExitStack:
         """The same without a block: call ``close()`` on what is returned to detach."""
         stack = ExitStack()
-        stack.enter_context(self.attached(model))
+        stack.enter_context(self.attached(model, quick))
         return stack
 
     def as_type(self, dtype: torch.dtype) -> Trimmed:

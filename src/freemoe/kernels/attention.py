@@ -6,6 +6,7 @@ was pruned is multiplied after all.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -38,22 +39,25 @@ def narrow_causal(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -
     """
     batch, heads, tokens, _ = queries.shape
     group = heads // keys.shape[1]
+    # As many heads as there are threads: each has a head to itself, and its scores in its own cache.
+    together = min(heads, torch.get_num_threads())
     output = queries.new_empty(batch, tokens, heads, values.shape[-1])
-    held = queries.new_empty(min(BLOCK, tokens) * tokens)
-    # A head's rows lie far apart in the output (and often in what comes in), often by a power of two, where products
-    # are slow to read and to write: they are copied.
-    summed = queries.new_empty(min(BLOCK, tokens), values.shape[-1])
+    held = queries.new_empty(together * min(BLOCK, tokens) * tokens)
     future = torch.full((BLOCK, BLOCK), -math.inf, dtype=queries.dtype).triu(1)
-    for row in range(batch):
-        for head in range(heads):
-            q = queries[row, head] * scale
-            k, v = keys[row, head // group].contiguous().T, values[row, head // group].contiguous()
-            for begin in range(0, tokens, BLOCK):
-                end = min(begin + BLOCK, tokens)
-                scores = held[: (end - begin) * end].view(end - begin, end)
-                torch.mm(q[begin:end], k[:, :end], out=scores)
-                scores[:, begin:end] += future[: end - begin, : end - begin]
-                torch.softmax(scores, dim=-1, out=scores)
-                torch.mm(scores, v[:end], out=summed[: end - begin])
-                output[row, begin:end, head] = summed[: end - begin]
+    for row, first in itertools.product(range(batch), range(0, heads, together)):
+        own = slice(first, min(first + together, heads))
+        # A head's rows lie far apart in the output (and often in what comes in), often by a power of two, where products
+        # are slow to read and to write: they are copied.
+        kv = torch.arange(own.start, own.stop) // group
+        q = (queries[row, own] * scale).contiguous()
+        k, v = (states[row].index_select(0, kv) for states in (keys, values))
+        summed = queries.new_empty(len(kv), tokens, values.shape[-1])
+        for begin in range(0, tokens, BLOCK):
+            end = min(begin + BLOCK, tokens)
+            scores = held[: len(kv) * (end - begin) * end].view(len(kv), end - begin, end)
+            torch.bmm(q[:, begin:end], k[:, :end].transpose(1, 2), out=scores)
+            scores[:, :, begin:end] += future[: end - begin, : end - begin]
+            torch.softmax(scores, dim=-1, out=scores)
+            torch.bmm(scores, v[:, :end], out=summed[:, begin:end])
+        output[row, :, own] = summed.transpose(0, 1)
     return output

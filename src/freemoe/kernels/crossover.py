@@ -1,5 +1,8 @@
 """At how many tokens a layer's experts are computed in which way: a default, or as measured on this machine.
 
+Few tokens are multiplied by the rows that they use, many are sorted by expert; between the two, where an expert has most of
+the neurons, the whole MLP with a mask is the quickest.
+
 What is measured is kept in ``$FREEMOE_CACHE/crossovers.json`` (else ``~/.cache/freemoe``), by processor, threads, type
 and shape.
 """
@@ -12,7 +15,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -20,8 +23,11 @@ from torch import Tensor
 
 from freemoe.kernels.experts import Plan, Weights, can_read_rows, few, grouped, masked
 
-SIZES = (32, 64, 128, 256, 512, 1024)
+SIZES = (16, 32, 64, 128, 256, 512, 1024)
 """Token counts that are tried."""
+
+_NARROW = 0.6
+"""Experts of such a share of the neurons are read row by row as long as they are not sorted; wider ones up to 64 tokens."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +36,17 @@ class Crossover:
 
     Attributes:
         grouped: The least number of tokens that are sorted by expert.
+        few: The least number of tokens for which rows are not read one by one; what is between has a mask.
     """
 
     grouped: int = 256
+    few: int = 256
+
+
+def default_crossover(plan: Plan) -> Crossover:
+    """What is likely, by the widths of the experts."""
+    widest = max(len(rows) for rows in plan.rows)
+    return Crossover(few=256 if widest <= _NARROW * plan.neurons else 64)
 
 
 def cache_file() -> Path:
@@ -66,15 +80,16 @@ def _known() -> dict[str, dict[str, int]]:
 
 def known_crossover(weights: Weights, plan: Plan) -> Crossover:
     """What was measured for this machine and shape, or the default."""
-    try:
-        return Crossover(**_known().get(_key(weights, plan), {}))
-    except TypeError:  # of another version
-        return Crossover()
+    found = _known().get(_key(weights, plan))
+    # One of another version lacks something, or has more.
+    if not isinstance(found, dict) or set(found) != {field.name for field in fields(Crossover)}:
+        return default_crossover(plan)
+    return Crossover(**found)
 
 
 @torch.no_grad()
 def measure_crossover(weights: Weights, plan: Plan, repeats: int = 3) -> Crossover:
-    """Time both ways with tokens routed at random, and keep the answer; a second or two for a large layer.
+    """Time all ways with tokens routed at random, and keep the answer; a second or two for a large layer.
 
     Args:
         weights: Of a layer.
@@ -84,35 +99,42 @@ def measure_crossover(weights: Weights, plan: Plan, repeats: int = 3) -> Crossov
     up = weights.up
     generator = torch.Generator().manual_seed(0)
     mask = plan.mask(up.dtype, up.device)
-    best = 2 * SIZES[-1]
-    for tokens in reversed(SIZES):
+
+    def seconds(tokens: int) -> list[float]:
+        """Of rows, mask and sorting."""
         x = torch.randn(tokens, up.shape[-1], generator=generator).to(up)
         expert = torch.randint(len(plan.rows), (tokens,), generator=generator).to(up.device)
-        ways: tuple[Callable[[], Tensor], ...] = (
-            lambda x=x, expert=expert: grouped(x, expert, weights, plan),
-            (lambda x=x, expert=expert: few(x, expert, weights, plan))
-            if can_read_rows(x, weights)
-            else (lambda x=x, expert=expert: masked(x, expert, weights, mask)),
-        )
-        sorted_by_expert, other = _fastest(ways, repeats)
-        if sorted_by_expert > other:
+        ways: list[Callable[[], Tensor]] = [
+            lambda: masked(x, expert, weights, mask),
+            lambda: grouped(x, expert, weights, plan),
+        ]
+        if can_read_rows(x, weights):
+            return _fastest((lambda: few(x, expert, weights, plan), *ways), repeats)
+        return [float("inf"), *_fastest(tuple(ways), repeats)]
+
+    timed = {tokens: seconds(tokens) for tokens in SIZES}
+    rows_end = next((tokens for tokens in SIZES if timed[tokens][0] > timed[tokens][1]), 2 * SIZES[-1])
+    best = 2 * SIZES[-1]
+    for tokens in reversed(SIZES):
+        if timed[tokens][2] > min(timed[tokens][:2]):
             break
         best = tokens
-    found = Crossover(grouped=best)
+    found = Crossover(grouped=best, few=min(rows_end, best))
     _keep(_key(weights, plan), found)
     return found
 
 
 def _fastest(ways: tuple[Callable[[], Tensor], ...], repeats: int) -> list[float]:
-    """Seconds of each way, in turns."""
+    """Seconds of each way, in turns; of one thread the processor's, which others on the machine do not lengthen."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     seconds = [float("inf")] * len(ways)
     for way in ways:
         way()
     for _ in range(repeats):
         for number, way in enumerate(ways):
-            began = time.perf_counter()
+            began = clock()
             way()
-            seconds[number] = min(seconds[number], time.perf_counter() - began)
+            seconds[number] = min(seconds[number], clock() - began)
     return seconds
 
 

@@ -24,7 +24,8 @@ COLUMNS = 512
 """Columns of eight rows that a core's first cache holds beside a token's."""
 
 
-def _jit(function: Callable[..., Any]) -> Any:
+def jit(function: Callable[..., Any]) -> Any:
+    """Compile a loop, and keep what was compiled where that can be done."""
     settings: dict[str, Any] = {"fastmath": True, "nogil": True, "error_model": "numpy"}
     try:
         return njit(cache=True, **settings)(function)
@@ -32,12 +33,12 @@ def _jit(function: Callable[..., Any]) -> Any:
         return njit(**settings)(function)
 
 
-def _number(weight):
+def number(weight):
     """A weight as float32."""
     raise NotImplementedError(f"{type(weight)} is only known to compiled code")
 
 
-@overload(_number, inline="always")
+@overload(number, inline="always")
 def _typed_number(weight):
     if isinstance(weight, types.Float):
         return lambda weight: weight
@@ -45,7 +46,7 @@ def _typed_number(weight):
     return lambda weight: np.uint32(np.uint32(weight) << np.uint32(16)).view(np.float32)
 
 
-@_jit
+@jit
 def act(value, kind):
     """The activation of a number in `rows.ACTIVATIONS`, of one float32."""
     one, half = np.float32(1), np.float32(0.5)
@@ -59,12 +60,12 @@ def act(value, kind):
     return max(value, np.float32(0))
 
 
-@_jit
+@jit
 def tile4(x, t0, t1, t2, t3, first, second, a, b):
     """Row a of one matrix and row b of another times four tokens."""
     p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = np.float32(0)
     for i in range(first.shape[1]):
-        f, s = _number(first[a, i]), _number(second[b, i])
+        f, s = number(first[a, i]), number(second[b, i])
         v0, v1, v2, v3 = x[t0, i], x[t1, i], x[t2, i], x[t3, i]
         p0 += f * v0
         p1 += f * v1
@@ -77,18 +78,18 @@ def tile4(x, t0, t1, t2, t3, first, second, a, b):
     return p0, p1, p2, p3, q0, q1, q2, q3
 
 
-@_jit
+@jit
 def tile1(x, token, first, second, a, b):
     """Row a of one matrix and row b of another times one token."""
     p = q = np.float32(0)
     for i in range(first.shape[1]):
         v = x[token, i]
-        p += _number(first[a, i]) * v
-        q += _number(second[b, i]) * v
+        p += number(first[a, i]) * v
+        q += number(second[b, i]) * v
     return p, q
 
 
-@_jit
+@jit
 def dots8(x, first, second, a, b, out):
     """Set out: four rows ``a`` of one matrix, then four rows ``b`` of another, times one token.
 
@@ -99,18 +100,18 @@ def dots8(x, first, second, a, b, out):
     p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = np.float32(0)
     for i in range(first.shape[1]):
         v = x[i]
-        p0 += v * _number(a0[i])
-        p1 += v * _number(a1[i])
-        p2 += v * _number(a2[i])
-        p3 += v * _number(a3[i])
-        q0 += v * _number(b0[i])
-        q1 += v * _number(b1[i])
-        q2 += v * _number(b2[i])
-        q3 += v * _number(b3[i])
+        p0 += v * number(a0[i])
+        p1 += v * number(a1[i])
+        p2 += v * number(a2[i])
+        p3 += v * number(a3[i])
+        q0 += v * number(b0[i])
+        q1 += v * number(b1[i])
+        q2 += v * number(b2[i])
+        q3 += v * number(b3[i])
     out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7] = p0, p1, p2, p3, q0, q1, q2, q3
 
 
-@_jit
+@jit
 def row_products(x, tokens, count, first, second, a, b, p, q):
     """Set p[t] = row a of one matrix times x[t], q[t] = row b of another, for the first ``count`` tokens of a list."""
     for j in range(0, count, 4):
@@ -123,7 +124,7 @@ def row_products(x, tokens, count, first, second, a, b, p, q):
             p[t0], p[t1], p[t2], p[t3], q[t0], q[t1], q[t2], q[t3] = tile4(x, t0, t1, t2, t3, first, second, a, b)
 
 
-@_jit
+@jit
 def _add_rows_to_one(matrix, rows, weights, out):
     """Add eight weighted rows to out (d,)."""
     m0, m1, m2, m3 = matrix[rows[0]], matrix[rows[1]], matrix[rows[2]], matrix[rows[3]]
@@ -131,12 +132,12 @@ def _add_rows_to_one(matrix, rows, weights, out):
     a, b, c, d = weights[0], weights[1], weights[2], weights[3]
     e, f, g, h = weights[4], weights[5], weights[6], weights[7]
     for i in range(len(out)):
-        first = (a * _number(m0[i]) + b * _number(m1[i])) + (c * _number(m2[i]) + d * _number(m3[i]))
-        second = (e * _number(m4[i]) + f * _number(m5[i])) + (g * _number(m6[i]) + h * _number(m7[i]))
+        first = (a * number(m0[i]) + b * number(m1[i])) + (c * number(m2[i]) + d * number(m3[i]))
+        second = (e * number(m4[i]) + f * number(m5[i])) + (g * number(m6[i]) + h * number(m7[i]))
         out[i] += first + second
 
 
-@_jit
+@jit
 def add_rows(matrix, rows, weights, tokens, count, out):
     """Add to out[t]: eight rows weighted by weights[:, t], for the first ``count`` tokens of a list."""
     if count == 1:
@@ -149,7 +150,7 @@ def add_rows(matrix, rows, weights, tokens, count, out):
         for k in range(8):
             row, to = matrix[rows[k], begin : begin + size], held[k]
             for i in range(size):
-                to[i] = _number(row[i])
+                to[i] = number(row[i])
         m0, m1, m2, m3, m4, m5, m6, m7 = held[0], held[1], held[2], held[3], held[4], held[5], held[6], held[7]
         for j in range(count):
             t = tokens[j]
@@ -168,7 +169,7 @@ def add_rows(matrix, rows, weights, tokens, count, out):
                 to[i] = total + h * m7[i]
 
 
-@_jit
+@jit
 def one_expert(x, member, first, second, bias, down, begin, end, kind, out):
     """As ``experts`` for one token (1, d), whose expert's neurons ``member`` (u,) names."""
     gated, biased = bias.shape[0] == 2, bias.shape[1] > 0
@@ -192,7 +193,7 @@ def one_expert(x, member, first, second, bias, down, begin, end, kind, out):
             filled = 0
 
 
-@_jit
+@jit
 def experts(x, owner, mask, first, second, bias, down, begin, end, kind, out):
     """Add to out[t]: what the neurons [begin, end) that token t's expert has contribute; ``mask`` (N, u) says who has what.
 
@@ -234,7 +235,7 @@ def experts(x, owner, mask, first, second, bias, down, begin, end, kind, out):
             filled = 0
 
 
-@_jit
+@jit
 def keepers(mask, dimension, own):
     """Write into ``own`` which tokens keep a dimension; returns how many."""
     count = 0
@@ -245,7 +246,7 @@ def keepers(mask, dimension, own):
     return count
 
 
-@_jit
+@jit
 def _one_heads_times(x, mask, matrix, bias, begin, end, out):
     """``heads_times`` for one token: eight heads at a time."""
     head_dim = mask.shape[1]
@@ -261,7 +262,7 @@ def _one_heads_times(x, mask, matrix, bias, begin, end, out):
                     out[0, rows[k]] = found[k] + bias[rows[k]] if len(bias) else found[k]
 
 
-@_jit
+@jit
 def heads_times(x, mask, matrix, bias, begin, end, out):
     """Set out[t, row] = matrix[row] x[t] + bias[row] for the dimensions [begin, end) of every head that mask[t] keeps.
 
@@ -286,7 +287,7 @@ def heads_times(x, mask, matrix, bias, begin, end, out):
                 out[t, row] = p[t] + bias[row] if len(bias) else p[t]
 
 
-@_jit
+@jit
 def heads_sum(weights, mask, matrix, begin, end, out):
     """Add to out[t]: weights[t, row] * matrix[row] over the dimensions [begin, end) of every head that mask[t] keeps."""
     tokens, head_dim = mask.shape

@@ -52,7 +52,7 @@ def experts_times(
         (T, d) of ``x``'s type.
     """
     loops = _loops()
-    matrices, last = _memory(up), _memory(down)
+    matrices, last = memory_of(up), memory_of(down)
     bias = np.zeros((len(up), 0), np.float32) if up_bias is None else up_bias.detach().float().numpy()
     values, owners, members = _apart(x), expert.numpy(), mask.numpy()
     kind = ACTIVATIONS[activation]
@@ -69,7 +69,7 @@ def experts_times(
             )
         return out
 
-    outputs = _in_threads(part, len(last), last.size)
+    outputs = in_threads(part, len(last), last.size)
     return torch.from_numpy(sum(outputs[1:], outputs[0])).to(x.dtype)
 
 
@@ -86,7 +86,7 @@ def heads_times(x: Tensor, mask: Tensor, matrix: Tensor, bias: Tensor | None) ->
         (T, heads * head_dim) of ``x``'s type, zero where a token wants nothing.
     """
     loops = _loops()
-    values, wanted, memory = _apart(x), mask.numpy(), _memory(matrix)
+    values, wanted, memory = _apart(x), mask.numpy(), memory_of(matrix)
     own = np.zeros(0, np.float32) if bias is None else bias.detach().float().numpy()
     out = np.zeros((len(x), len(matrix)), np.float32)
 
@@ -94,7 +94,7 @@ def heads_times(x: Tensor, mask: Tensor, matrix: Tensor, bias: Tensor | None) ->
         for some in _token_blocks(values):
             loops.heads_times(values[some], wanted[some], memory, own, begin, end, out[some])
 
-    _in_threads(part, mask.shape[1], matrix.numel())
+    in_threads(part, mask.shape[1], matrix.numel())
     return torch.from_numpy(out).to(x.dtype)
 
 
@@ -110,7 +110,7 @@ def heads_sum(weights: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
         (T, d) of ``weights``' type.
     """
     loops = _loops()
-    values, wanted, memory = _floats(weights), mask.numpy(), _memory(matrix)
+    values, wanted, memory = _floats(weights), mask.numpy(), memory_of(matrix)
 
     def part(begin: int, end: int) -> np.ndarray:
         out = np.zeros((len(values), memory.shape[1]), np.float32)
@@ -118,7 +118,7 @@ def heads_sum(weights: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
             loops.heads_sum(values[some], wanted[some], memory, begin, end, out[some])
         return out
 
-    outputs = _in_threads(part, mask.shape[1], matrix.numel())
+    outputs = in_threads(part, mask.shape[1], matrix.numel())
     return torch.from_numpy(sum(outputs[1:], outputs[0])).to(weights.dtype)
 
 
@@ -141,7 +141,7 @@ def _token_blocks(values: np.ndarray) -> list[slice]:
     return [slice(begin, begin + size) for begin in range(0, len(values), size)]
 
 
-def _memory(tensor: Tensor) -> np.ndarray:
+def memory_of(tensor: Tensor) -> np.ndarray:
     """A tensor's own memory; numpy has no bfloat16, so that its bits are seen as integers."""
     tensor = tensor.detach()
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -158,7 +158,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "freemoe-rows")
 
 
-def _in_threads(part: Callable[[int, int], Any], rows: int, weights: int) -> list[Any]:
+def in_threads(part: Callable[[int, int], Any], rows: int, weights: int) -> list[Any]:
     """Call ``part`` on ranges of rows, in as many threads as torch uses; the loops hold no lock of Python's."""
     threads = max(1, min(torch.get_num_threads(), weights // _WORTH_A_THREAD))
     if threads == 1:

@@ -109,3 +109,8 @@ def has_hooks(module: nn.Module) -> bool:
 def has_hooks_after(module: nn.Module) -> bool:
     """Whether a hook stands behind a module's forward, and may change what comes out of it."""
     return bool(module._forward_hooks)
+
+
+def hook_count(module: nn.Module) -> int:
+    """How many hooks stand before and behind a module's forward."""
+    return len(module._forward_hooks) + len(module._forward_pre_hooks)

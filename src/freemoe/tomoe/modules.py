@@ -21,8 +21,15 @@ from freemoe.kernels.gates import route, top_k_mask, value_scores
 from freemoe.kernels.rows import heads_sum, heads_times, rows_available
 from freemoe.kernels.triton_experts import triton_available, triton_experts
 
-SPARSE_TOKENS = 64
-"""Up to so many tokens, each is multiplied by the value dimensions it keeps; beyond, all are computed and masked."""
+
+def sparse_tokens(kept: int, width: int) -> int:
+    """Up to so many tokens, each is multiplied by the value dimensions it keeps; beyond, all are computed and masked.
+
+    Args:
+        kept: Dimensions that a token keeps.
+        width: Of how many.
+    """
+    return 64 if kept <= 0.6 * width else 16
 
 
 class ValueGate(nn.Module):
@@ -176,7 +183,9 @@ class Attention(nn.Module):
     def _reads_rows(self, x: Tensor) -> bool:
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or self.config.tomoe["mode"] == "pseudo":
             return False
-        if x.device.type != "cpu" or x.numel() > SPARSE_TOKENS * x.shape[-1]:
+        gate = self.value_gate
+        limit = 0 if gate is None else sparse_tokens(gate.keep, self.value_width)
+        if x.device.type != "cpu" or x.numel() > limit * x.shape[-1]:
             return False
         return rows_available(x.dtype)
 
@@ -281,7 +290,8 @@ class MixtureMLP(nn.Module):
         if self.mode == "pseudo" or x.device.type != "cpu":
             return masked(x, expert, weights, self.plan().mask(x.dtype, x.device))
         compiled, crossover = can_read_rows(x, weights), self.crossover()
-        if compiled and len(x) < crossover.grouped:
+        # Copies of every expert's neurons together are no dense MLP.
+        if compiled and len(x) < (crossover.grouped if self.mode == "materialised" else crossover.few):
             return few(x, expert, weights, self.plan())
         if self.mode == "materialised" or len(x) >= crossover.grouped:
             return grouped(x, expert, weights, self.plan())

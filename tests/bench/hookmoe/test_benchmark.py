@@ -10,10 +10,9 @@ import torch
 
 from freemoe.assets import demo_model_path, demo_moe_path, tiny_moe
 from freemoe.bench.harness import Settings, run_bench
-from freemoe.bench.hookmoe import benchmark as hookmoe
+from freemoe.bench.hookmoe import speed as trim_speed
 from freemoe.bench.hookmoe.quality import Row, share
 from freemoe.bench.hookmoe.rivals import LowRank
-from freemoe.bench.speed.shapes import random_model
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.measure import Quality
 from freemoe.hookmoe.plans.plan import Plan
@@ -74,17 +73,44 @@ def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path) -> Non
 
 
 def test_ceilings_are_what_flops_and_bytes_allow() -> None:
-    model = random_model("mixtral", 0, **hookmoe.SHAPE | hookmoe.SMALL)
-    first, further = hookmoe.ceilings(model, Trimmed(Plan((1, 1))), 64)
+    model = trim_speed.shaped("Mixtral shape", Settings(quick=True))
+    first, further = trim_speed.ceilings(model, Trimmed(Plan((1, 1))), 64)
     # Half of the experts' work is gone, attention and head are not.
     assert 1 < first < 2
     assert 1 < further < 2
-    assert hookmoe.ceilings(model, Trimmed(Plan((2, 2))), 64) == (1.0, 1.0)
-    assert hookmoe.ceilings(model, Trimmed(Plan((1, 1))), 512)[0] < first
+    assert trim_speed.ceilings(model, Trimmed(Plan((2, 2))), 64) == (1.0, 1.0)
+    assert trim_speed.ceilings(model, Trimmed(Plan((1, 1))), 512)[0] < first
+
+
+def test_what_is_reachable_beside_time_without_weights() -> None:
+    # A millisecond of calls and two of reading; half of the reading is left, and half a millisecond of calls is new.
+    assert trim_speed.reachable(3.0, 1.0, 1.0, 2.0) == pytest.approx(1.5)
+    assert trim_speed.reachable(3.0, 1.0, 1.5, 2.0) == pytest.approx(1.2)
+    assert trim_speed.reachable(3.0, 0.0, 0.0, 1.6) == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize("name", [*trim_speed.SHAPES])
+def test_the_shapes_are_large_enough_and_halved(name: str) -> None:
+    with torch.device("meta"):
+        model = trim_speed.shaped(name, Settings())
+        trimmed = trim_speed.halved(model)
+    assert sum(p.numel() for p in model.parameters()) >= 25_000_000
+    assert trimmed.plan.act == model.config.num_experts_per_tok / 2
+    first, further = trim_speed.ceilings(model, trimmed, 256)
+    assert min(first, further) > 1.3
+
+
+def test_both_sides_of_a_request_are_timed() -> None:
+    outcome = trim_speed.run(Settings(quick=True))
+    names = [figure.name for figure in outcome.figures]
+    assert len(names) == len(set(names)) == 4 * (len(trim_speed.SHAPES) + 1)
+    assert all(figure.value > 0 for figure in outcome.figures)
+    # The trim's gain is judged with both sides run in the same way.
+    assert all("both" in figure.name for figure in outcome.figures if figure.target is not None)
 
 
 def test_lora_begins_as_nothing_and_has_at_least_the_size() -> None:
-    model = random_model("mixtral", 0, **hookmoe.SHAPE | hookmoe.SMALL)
+    model = trim_speed.shaped("Mixtral shape", Settings(quick=True))
     lora = LowRank(model, 5000, seed=0)
     size = sum(p.numel() for p in lora.parameters())
     assert 5000 <= size < 5000 + size / lora.rank

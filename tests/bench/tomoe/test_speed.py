@@ -10,9 +10,11 @@ import torch
 from freemoe.bench.harness import Settings
 from freemoe.bench.speed.shapes import random_model
 from freemoe.bench.tomoe import speed as tomoe_speed
+from freemoe.bench.tomoe.alone import seconds_alone
 from freemoe.bench.tomoe.speed import QUICK_SHAPE, QUICK_TOKENS, ceilings, random_masks, run, tiled
-from freemoe.core.errors import NumericError
+from freemoe.core.errors import FreeMoEError, NumericError
 from freemoe.models.sublayers import find_sublayers
+from freemoe.tomoe import export as exporting
 from freemoe.tomoe.structures.structure import active_parameters, check, dense_parameters, whole
 from tests.tiny import tiny_model
 from tests.tomoe.random_structures import random_structure
@@ -30,13 +32,24 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_quick_run_has_every_figure() -> None:
     outcome = run(Settings(quick=True))
     names = [f.name for f in outcome.figures]
-    assert len(names) == len(set(names)) == len(tomoe_speed.SOURCES) * (len(QUICK_TOKENS) + 2)
+    assert len(names) == len(set(names)) == len(tomoe_speed.SOURCES) * (len(QUICK_TOKENS) + 4)
     assert all(f.value > 0 for f in outcome.figures)
     shares = {f.name: f.value for f in outcome.figures if f.name.startswith("active weights")}
     assert shares["active weights, random masks"] == pytest.approx(50.0)
     # The quick shape has fewer layers than the small model, and they are not equally wide.
     assert 30 < shares["active weights, trained masks"] < 75
     assert outcome.details["threads"] == torch.get_num_threads()
+
+
+def test_a_folder_that_needs_freemoe_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = model()
+    base.save_pretrained(tmp_path / "dense")
+    own = exporting.remote_code()
+    code = {name: text.replace("from .rows import", "from freemoe.kernels.rows import") for name, text in own.items()}
+    monkeypatch.setattr(exporting, "remote_code", lambda: code)
+    exporting.export(base, random_masks(Settings(), find_sublayers(base)), tmp_path / "ours")
+    with pytest.raises(FreeMoEError, match="does not run without freemoe"):
+        seconds_alone(tmp_path / "dense", tmp_path / "ours", (1,), 1, Settings(quick=True))
 
 
 def test_the_full_shape_is_large_enough() -> None:

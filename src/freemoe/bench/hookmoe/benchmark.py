@@ -1,62 +1,37 @@
 """T10: fewer experts per token, and what hooks win back; plans against each other; baselines; bit-equality.
 
-Speed: a random Mixtral of 93 million parameters, batch 1, k = 2 against k = 1 with hooks on, in turns in one process. Both
-sides run their experts by `compact_mm`, our own, and then both as transformers does. The ceiling beside each ratio is what its
-FLOPs (first token) or bytes (further tokens) allow. Quality: the bundled mixture, and mixtures of two other shapes
-that were trained on real text (`mixtures`).
+Speed is `speed`'s, which runs alone as `freemoe bench hookmoe-speed`. Quality: the bundled mixture, and mixtures of two other
+shapes that were trained on real text (`mixtures`).
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, ratio
-from freemoe.bench.hookmoe import mixtures
+from freemoe.bench.harness import Figure, Outcome, Settings
+from freemoe.bench.hookmoe import mixtures, speed
 from freemoe.bench.hookmoe import quality as trim_quality
-from freemoe.bench.speed.shapes import random_model
-from freemoe.compat.transformers import experts_way
-from freemoe.hookmoe.adapter import Trimmed
-from freemoe.hookmoe.hooks.hook import allocate, new_hooks
 from freemoe.hookmoe.measure import measure
-from freemoe.hookmoe.metrics import count_parameters, request
 from freemoe.hookmoe.plans.apply import applied, plan_of
-from freemoe.hookmoe.plans.compact import NAME, skipping
 from freemoe.hookmoe.plans.dynamic import Dynamic, act_of, kept_slots, ramp, router_weights, tuned
-from freemoe.hookmoe.plans.methods import default_units, describe_point, kl_drop, pareto_list
-from freemoe.hookmoe.plans.plan import Plan, tlnle, uniform
+from freemoe.hookmoe.plans.methods import describe_point, kl_drop, pareto_list
+from freemoe.hookmoe.plans.plan import Plan, tlnle
 from freemoe.hookmoe.plans.search import pareto
 from freemoe.recipes import PlanSection
-
-TTFT, ITL = 1.42, 1.3
-SHAPE = {
-    "hidden_size": 512,
-    "intermediate_size": 1792,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "vocab_size": 2048,
-    "max_position_embeddings": 2048,
-}
-SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-NEW = 33
 
 
 def run(settings: Settings) -> Outcome:
     """Measure speed, quality, plans, baselines and bit-equality."""
     figures: list[Figure] = []
     details: dict[str, Any] = {"threads": torch.get_num_threads()}
-    model = random_model("mixtral", settings.seed, **SHAPE | (SMALL if settings.quick else {}))
+    model = speed.shaped("Mixtral shape", settings)
     figures.append(_undone(model))
-    for length in (16,) if settings.quick else (256, 1024):
-        found, details[f"speed at {length} tokens"] = _speed(model, length, settings)
-        figures += found
+    timed = speed.run(settings)
+    figures += timed.figures
+    details["speed"] = timed.details
     figures.append(_formulas())
     bench = trim_quality.prepare(settings)
     figures.append(_undone(bench.model, "bundled mixture"))
@@ -70,80 +45,6 @@ def run(settings: Settings) -> Outcome:
         found, details[f"quality, {shape}"] = trim_quality.on_mixture(shape, settings)
         figures += found
     return Outcome(tuple(figures), details)
-
-
-def ceilings(model: Any, trimmed: Trimmed, length: int) -> tuple[float, float]:
-    """Largest possible ratios: FLOPs of a prompt, bytes of the weights that one new token reads."""
-    base, config = plan_of(model), model.config
-    # The input embedding is looked up, not multiplied; the head reads one position of a prompt.
-    embedding = config.vocab_size * config.hidden_size
-    head = embedding
-    attention = 2 * length * length * config.hidden_size * config.num_hidden_layers
-
-    def flops(active: int) -> float:
-        return 2.0 * length * (active - 2 * embedding) + 2.0 * head + attention
-
-    full = count_parameters(model, base).active
-    cut = count_parameters(model, trimmed.plan, trimmed.hooks).active
-    return flops(full) / flops(cut), (full - embedding) / (cut - embedding)
-
-
-def _speed(model: Any, length: int, settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
-    """TTFT and ITL of one prompt length, both sides with the same way of running experts: ours, then transformers'."""
-    layers = int(model.config.num_hidden_layers)
-    hooks = new_hooks(model, allocate(default_units(model), dict.fromkeys(range(layers), 1.0)), "block", "parallel")
-    trimmed = Trimmed(uniform(plan_of(model), 1), hooks, "kept_mass")
-    generator = torch.Generator().manual_seed(settings.seed)
-    prompt = torch.randint(3, model.config.vocab_size, (1, length), generator=generator)
-    own = experts_way(model.config)
-
-    def side(new: int, leaner: bool, compact: bool) -> Callable[[], None]:
-        def work() -> None:
-            with trimmed.attached(model) if leaner else nullcontext(), skipping(model) if compact else nullcontext():
-                request(model, prompt, new)
-
-        return work
-
-    sides = {
-        f"{name} {what} {experts}": side(new, name == "trimmed", experts == NAME)
-        for experts in (NAME, own)
-        for what, new in (("first", 1), ("all", NEW))
-        for name in ("full", "trimmed")
-    }
-    # One request takes a fraction of a second, and this ratio is the first thing that people look at.
-    seconds = in_turns(sides, 3 * settings.rounds)
-    first, further = ceilings(model, trimmed, length)
-    figures = []
-    for experts, judged in ((NAME, True), (own, False)):
-        between = {
-            name: [
-                (a - b) / (NEW - 1)
-                for a, b in zip(seconds[f"{name} all {experts}"], seconds[f"{name} first {experts}"], strict=True)
-            ]
-            for name in ("full", "trimmed")
-        }
-        ttft = [1000 * statistics.median(seconds[f"{name} first {experts}"]) for name in ("full", "trimmed")]
-        itl = [1000 * statistics.median(between[name]) for name in ("full", "trimmed")]
-        figures += [
-            Figure(
-                f"TTFT, top-2 over top-1 with hooks, {length} tokens, {experts}",
-                ratio(seconds, f"full first {experts}", f"trimmed first {experts}"),
-                TTFT if judged else None,
-                note=f"{ttft[0]:.0f} -> {ttft[1]:.0f} ms; FLOPs allow {first:.2f}x",
-            ),
-            Figure(
-                f"ITL, top-2 over top-1 with hooks, {length} tokens, {experts}",
-                itl[0] / itl[1],
-                ITL if judged else None,
-                note=f"{itl[0]:.1f} -> {itl[1]:.1f} ms; bytes allow {further:.2f}x",
-            ),
-        ]
-    return figures, {
-        "parameters": count_parameters(model, plan_of(model)).describe(),
-        "trimmed": count_parameters(model, trimmed.plan, hooks).describe(),
-        "ceilings": [first, further],
-        "seconds": {name: [round(s, 5) for s in values] for name, values in seconds.items()},
-    }
 
 
 def _undone(model: Any, name: str = "93M shape") -> Figure:

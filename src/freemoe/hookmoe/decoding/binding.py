@@ -1,0 +1,104 @@
+"""A transformers decoder layer as the kernels take it; None where it holds anything that they do not know.
+
+What is read here is the layout that Mixtral, OLMoE and Qwen3-MoE share. Nothing is taken on trust: `quick` holds the first
+tokens of every layer against the layer's own forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from freemoe.compat.transformers import are_plain_experts
+from freemoe.hookmoe.hooks.hook import Hook
+from freemoe.hookmoe.plans.layers import MoELayer
+from freemoe.kernels.one_token import Attention, Bottleneck, Layer, Linear, Mixture, Norm, one_token_available
+from freemoe.kernels.rows import ACTIVATIONS
+from freemoe.models.spec import family_of
+
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_CHILDREN = {"self_attn", "mlp", *_NORMS}
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def layer_of(
+    model: Any, layer: nn.Module, own: MoELayer, kept: int, renormalise: bool, hook: Hook | None, before: bool
+) -> Layer | None:
+    """A layer's tensors, or None.
+
+    Args:
+        model: The mixture model.
+        layer: One of its decoder layers.
+        own: The same layer's mixture.
+        kept: Experts that run.
+        renormalise: Whether their weights are scaled to the sum of all that the gate chooses.
+        hook: The layer's hook.
+        before: Whether it bends what the mixture sees.
+    """
+    children = dict(layer.named_children())
+    if set(children) != _CHILDREN or children["mlp"] is not own.block:
+        return None
+    found, mixture = _attention(children["self_attn"]), _mixture(model, own, kept, renormalise)
+    norms = [_norm(children[name]) for name in _NORMS]
+    if found is None or mixture is None or norms[0] is None or norms[1] is None:
+        return None
+    made = Layer(norms[0], found, norms[1], mixture, None if hook is None else _bottleneck(hook, before))
+    return made if one_token_available(made) else None
+
+
+def _attention(attention: nn.Module) -> Attention | None:
+    children = dict(attention.named_children())
+    if not children.keys() >= set(_PROJECTIONS) or children.keys() - set(_PROJECTIONS) - {"q_norm", "k_norm"}:
+        return None
+    projections = [children[name] for name in _PROJECTIONS]
+    if any(type(part) is not nn.Linear for part in projections):
+        return None
+    norms = []
+    for name in ("q_norm", "k_norm"):
+        norms.append(_norm(children.get(name)))
+        if name in children and norms[-1] is None:
+            return None
+    head_dim, scale = getattr(attention, "head_dim", None), getattr(attention, "scaling", None)
+    if not isinstance(head_dim, int) or not isinstance(scale, float):
+        return None
+    clip = getattr(attention.config, "clip_qkv", None) or 0.0
+    query, key, value, output = (_linear(part) for part in projections)
+    return Attention(query, key, value, output, norms[0], norms[1], head_dim, scale, float(clip))
+
+
+def _mixture(model: Any, own: MoELayer, kept: int, renormalise: bool) -> Mixture | None:
+    family = family_of(model)
+    experts: Any = own.experts
+    gate: Any = own.gate
+    if not are_plain_experts(experts):
+        return None
+    # Shared experts, and gates with a bias or groups of experts, have more than these.
+    more = [
+        dict(own.block.named_children()).keys() - {"gate", "experts"},
+        dict(own.gate.named_parameters()).keys() - {"weight"},
+    ]
+    config = model.config.get_text_config()
+    activation = getattr(config, "hidden_act", None)
+    if any(more) or activation not in ACTIVATIONS or family.gate is None:
+        return None
+    rule = family.gate.renormalised
+    normalise = rule == "always" or (rule != "never" and bool(getattr(config, rule, False)))
+    return Mixture(
+        gate.weight, experts.gate_up_proj, experts.down_proj, activation, own.k, min(kept, own.k), normalise, renormalise
+    )  # fmt: skip
+
+
+def _norm(norm: nn.Module | None) -> Norm | None:
+    eps = getattr(norm, "variance_epsilon", None)
+    if norm is None or eps is None or set(dict(norm.named_parameters())) != {"weight"}:
+        return None
+    return Norm(norm.weight, float(eps))  # pyright: ignore[reportArgumentType]
+
+
+def _linear(linear: Any) -> Linear:
+    return Linear(linear.weight, linear.bias)
+
+
+def _bottleneck(hook: Hook, before: bool) -> Bottleneck:
+    return Bottleneck(_linear(hook.up), _linear(hook.down), float(hook.r), before)

@@ -1,0 +1,327 @@
+"""A mixture's decoder layer for one token on a CPU: a reference in torch, and the same in a few compiled loops.
+
+A token that is decoded multiplies every weight once, so that reading them is all the work there is. torch's matrix times
+vector reads them at a third of what the memory gives, and a layer of a small model spends as long again between its
+calls. Letters: d hidden, N experts, f neurons of one, k experts that run, u units of a hook, T tokens in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from freemoe.kernels.rows import ACTIVATIONS, DTYPES, in_threads, memory_of
+
+_tanh = partial(F.gelu, approximate="tanh")
+_ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_new": _tanh, "gelu_pytorch_tanh": _tanh, "relu": F.relu}
+
+Update = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Takes a token's keys and values (1, key heads, 1, width), and gives those of all tokens, (1, key heads, T, width)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """``weight`` (out, in) and ``bias`` (out,) or None."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out), in float32."""
+        return F.linear(x, self.weight.float(), None if self.bias is None else self.bias.float())
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """An RMS norm."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., n) -> (..., n)."""
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight.float()
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Attention with rotary embedding.
+
+    Attributes:
+        query: With ``key`` and ``value``, what multiplies the normed hidden state; ``output`` ends the sublayer.
+        query_norm: Of each head, or of all together; None for none. So is ``key_norm``.
+        head_dim: Width of a head.
+        scale: Of the scores.
+        clip: Largest size of queries, keys and values; 0 for none.
+    """
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    query_norm: Norm | None
+    key_norm: Norm | None
+    head_dim: int
+    scale: float
+    clip: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """A router and its experts.
+
+    Attributes:
+        router: (N, d).
+        up: (N, 2f, d), gate above up.
+        down: (N, d, f).
+        activation: A name in ``rows.ACTIVATIONS``.
+        asked: Experts that the router chooses.
+        kept: How many of them run, the heaviest.
+        normalise: Whether the weights of those that it chooses sum to one.
+        renormalise: Whether the weights of those that run are scaled to the sum of all that it chose.
+    """
+
+    router: Tensor
+    up: Tensor
+    down: Tensor
+    activation: str
+    asked: int
+    kept: int
+    normalise: bool
+    renormalise: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Bottleneck:
+    """factor * down(relu(up(x))): added to what the mixture sees (``before``), or to what it gives."""
+
+    up: Linear
+    down: Linear
+    factor: float
+    before: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A decoder layer: norm, attention, residual, norm, mixture, residual."""
+
+    first_norm: Norm
+    attention: Attention
+    second_norm: Norm
+    mixture: Mixture
+    hook: Bottleneck | None = None
+
+
+def reference(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, update: Update) -> Tensor:
+    """One token through a layer: slow and plain.
+
+    Args:
+        layer: The layer.
+        x: (d,).
+        cos: (r,), the rotary embedding of the token's place; so is ``sin``.
+        sin: (r,).
+        update: Of the cache.
+
+    Returns:
+        (d,) float32.
+    """
+    own, x = layer.attention, x.float()
+    inner = layer.first_norm(x)
+    parts = [linear(inner) for linear in (own.query, own.key, own.value)]
+    for number, norm in enumerate((own.query_norm, own.key_norm)):
+        if norm is not None:
+            parts[number] = norm(parts[number].view(-1, len(norm.weight))).flatten()
+    if own.clip:
+        parts = [part.clamp(-own.clip, own.clip) for part in parts]
+    query, key, value = (part.view(-1, own.head_dim) for part in parts)
+    keys, values = update(_turned(key, cos, sin)[None, :, None], value[None, :, None])
+    group = len(query) // keys.shape[1]
+    keys, values = (t[0].float().repeat_interleave(group, dim=0) for t in (keys, values))
+    scores = torch.einsum("hi,hti->ht", _turned(query, cos, sin), keys) * own.scale
+    x = x + own.output(torch.einsum("ht,hti->hi", scores.softmax(-1), values).flatten())
+    inner = layer.second_norm(x)
+    shift = torch.zeros_like(x)
+    if layer.hook is not None:
+        shift = layer.hook.factor * layer.hook.down(F.relu(layer.hook.up(inner)))
+        if layer.hook.before:
+            inner, shift = inner + shift, torch.zeros_like(x)
+    return x + shift + reference_mixture(layer.mixture, inner)
+
+
+def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of (heads, width), of whose dimensions the first are turned."""
+    turned, rest = heads[:, : len(cos)], heads[:, len(cos) :]
+    first, second = turned.chunk(2, dim=-1)
+    return torch.cat([turned * cos + torch.cat([-second, first], dim=-1) * sin, rest], dim=-1)
+
+
+def reference_mixture(own: Mixture, x: Tensor) -> Tensor:
+    """The mixture alone: (d,) -> (d,) float32."""
+    shares = F.linear(x, own.router.float()).softmax(-1)
+    chosen, index = shares.topk(own.asked)
+    if own.normalise:
+        chosen = chosen / chosen.sum()
+    kept = chosen[: own.kept]
+    if own.renormalise:
+        kept = kept * chosen.sum() / kept.sum()
+    result = torch.zeros_like(x)
+    for weight, expert in zip(kept, index.tolist(), strict=False):
+        gate, up = F.linear(x, own.up[expert].float()).chunk(2)
+        result = result + weight * F.linear(_ACTIVATIONS[own.activation](gate) * up, own.down[expert].float())
+    return result
+
+
+def one_token_available(layer: Layer) -> bool:
+    """Whether the compiled loops can be used here for a layer's types, devices and activation."""
+    return (
+        layer.mixture.activation in ACTIVATIONS
+        and all(t.device.type == "cpu" and t.dtype in DTYPES and t.is_contiguous() for t in _tensors(layer))
+        and _loops_or_none() is not None
+    )
+
+
+def _tensors(part: Any) -> list[Tensor]:
+    if isinstance(part, Tensor):
+        return [part]
+    return [t for value in getattr(part, "__dict__", {}).values() for t in _tensors(value)]
+
+
+class Compiled:
+    """``reference`` in compiled loops, over the layer's own memory: weights that are changed in place are seen.
+
+    Args:
+        layer: For which ``one_token_available`` says yes.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        own, mixture, hook = layer.attention, layer.mixture, layer.hook
+        self.loops = _loops()
+        self.attention = own
+        self.heads = len(own.query.weight) // own.head_dim
+        self.rows = [len(linear.weight) for linear in (own.query, own.key, own.value)]
+        linears = own.query, own.key, own.value
+        self.projections = (
+            memory_of(layer.first_norm.weight), np.float32(layer.first_norm.eps),
+            *(memory_of(linear.weight) for linear in linears), *(_bias(linear, self._kind(own)) for linear in linears),
+        )  # fmt: skip
+        norms = [_norm(norm, self._kind(own)) for norm in (own.query_norm, own.key_norm)]
+        self.norms = (norms[0][0], norms[1][0], norms[0][1], norms[1][1], np.float32(own.clip))
+        self.output, self.output_bias = memory_of(own.output.weight), _bias(own.output, self._kind(own))
+        self.hook = _hook(hook, layer.second_norm.weight)
+        self.before, self.units = hook is not None and hook.before, 0 if hook is None else len(hook.up.weight)
+        self.second_norm = memory_of(layer.second_norm.weight), np.float32(layer.second_norm.eps)
+        self.router = memory_of(mixture.router), mixture.asked, mixture.kept, mixture.normalise, mixture.renormalise
+        self.kept = mixture.kept
+        self.experts = memory_of(mixture.up), memory_of(mixture.down), ACTIVATIONS[mixture.activation]
+        self.width = mixture.down.shape[2]
+        self.weight = 3 * self.width * mixture.down.shape[1] * mixture.kept
+
+    @staticmethod
+    def _kind(own: Attention) -> np.ndarray:
+        return memory_of(own.query.weight)
+
+    def step(self, x: Tensor, cos: Tensor, sin: Tensor, update: Update) -> Tensor:
+        """As ``reference``; the result is of ``x``'s type."""
+        loops, own = self.loops, self.attention
+        hidden = x.detach().to(torch.float32, copy=True).numpy()
+        projected = np.empty(sum(self.rows), np.float32)
+
+        def project(begin: int, end: int) -> None:
+            loops.project(hidden, *self.projections, begin, end, projected)
+
+        in_threads(project, len(projected), len(projected) * len(hidden))
+        edge, last = self.rows[0], self.rows[0] + self.rows[1]
+        query, key, value = projected[:edge], projected[edge:last], projected[last:]
+        loops.turn(query, key, value, *self.norms, _floats(cos), _floats(sin), own.head_dim)
+        states = (torch.from_numpy(part).view(1, -1, 1, own.head_dim).to(x.dtype) for part in (key, value))
+        keys, values = (memory_of(state[0]) for state in update(*states))
+        attended = np.empty((self.heads, own.head_dim), np.float32)
+        query = query.reshape(self.heads, own.head_dim)
+
+        def attend(begin: int, end: int) -> None:
+            loops.attend(query, keys, values, np.float32(own.scale), begin, end, attended)
+
+        in_threads(attend, len(keys), 2 * keys.size)
+        return torch.from_numpy(self._after(hidden, attended.reshape(-1))).to(x.dtype)
+
+    def _after(self, hidden: np.ndarray, attended: np.ndarray) -> np.ndarray:
+        """Everything behind the attention's sums; ``hidden`` is written over."""
+        loops, summed, inner = self.loops, np.empty_like(hidden), np.empty_like(hidden)
+        index, weights = np.empty(self.kept, np.int64), np.empty(self.kept, np.float32)
+
+        def output(begin: int, end: int) -> None:
+            loops.times(attended, self.output, begin, end, summed)
+
+        in_threads(output, len(summed), self.output.size)
+        loops.settle(
+            hidden, summed, self.output_bias, *self.second_norm, *self.hook, self.before, *self.router,
+            inner, index, weights,
+        )  # fmt: skip
+
+        def experts(begin: int, end: int) -> np.ndarray:
+            # One of the threads takes the residual with it.
+            out = np.zeros_like(hidden) if begin else hidden
+            loops.experts(inner, index, weights, *self.experts, begin, end, out)
+            if self.units and not self.before:
+                first, last = (self.units * edge // self.width for edge in (begin, end))
+                loops.bent(inner, *self.hook, first, last, out)
+            return out
+
+        parts = in_threads(experts, self.width, self.weight)
+        total = parts[0]
+        for other in parts[1:]:
+            total += other
+        return total
+
+
+def times(x: Tensor, linear: Linear) -> Tensor:
+    """One token (d,) through a linear layer, in compiled loops: (out,) of x's type."""
+    loops, values, matrix = _loops(), _floats(x), memory_of(linear.weight)
+    out = np.empty(len(matrix), np.float32)
+    in_threads(lambda begin, end: loops.times(values, matrix, begin, end, out), len(out), matrix.size)
+    result = torch.from_numpy(out)
+    return (result if linear.bias is None else result.add_(linear.bias)).to(x.dtype)
+
+
+def _floats(x: Tensor) -> np.ndarray:
+    return x.detach().float().contiguous().numpy()
+
+
+def _bias(linear: Linear, kind: np.ndarray) -> np.ndarray:
+    return np.zeros(0, kind.dtype) if linear.bias is None else memory_of(linear.bias)
+
+
+def _norm(norm: Norm | None, kind: np.ndarray) -> tuple[np.ndarray, np.float32]:
+    return (np.zeros(0, kind.dtype), np.float32(0)) if norm is None else (memory_of(norm.weight), np.float32(norm.eps))
+
+
+def _hook(hook: Bottleneck | None, like: Tensor) -> tuple[Any, ...]:
+    """Matrices, biases and factor as the loops take them; of no unit where there is no hook."""
+    if hook is None:
+        hook = Bottleneck(Linear(like.new_zeros(0, len(like))), Linear(like.new_zeros(len(like), 0)), 0.0, False)
+    up, down = memory_of(hook.up.weight), memory_of(hook.down.weight)
+    return up, down, _bias(hook.up, up), _bias(hook.down, up), np.float32(hook.factor)
+
+
+def _loops() -> ModuleType:
+    loops = _loops_or_none()
+    assert loops is not None, "ask one_token_available first"
+    return loops
+
+
+@cache
+def _loops_or_none() -> ModuleType | None:
+    """The compiled loops, or None without numba; loaded late, because numba takes a second to load."""
+    try:
+        from freemoe.kernels.token_loops import LOOPS
+    except ImportError:
+        return None
+    return LOOPS

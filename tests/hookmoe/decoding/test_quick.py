@@ -1,0 +1,218 @@
+"""Quick decoding: the same tokens and logits as the model's own forward, and left alone wherever it does not know better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from freemoe.hookmoe.adapter import Trimmed
+from freemoe.hookmoe.decoding import quick
+from freemoe.hookmoe.decoding.quick import quick_decoding
+from freemoe.hookmoe.hooks.hook import new_hooks
+from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.plan import uniform
+from freemoe.kernels.one_token import Compiled
+from freemoe.kernels.rows import rows_available
+from freemoe.models.hooks import after
+from tests.hookmoe.conftest import logits
+from tests.tiny import tiny_model
+
+needs_numba = pytest.mark.skipif(not rows_available(torch.float32), reason="numba is not installed")
+KNOWN = ["mixtral", "qwen3_moe", "olmoe"]
+PROMPT = torch.arange(5, 17)[None]
+
+
+@pytest.fixture(autouse=True)
+def _whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Which of two ways is the faster one on so small a model is left to chance.
+    monkeypatch.setattr(quick, "_SLOWER", 1e9)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry per step of the loops."""
+    found: list[int] = []
+    own = Compiled.step
+
+    def step(self: Compiled, *args: Any) -> Tensor:
+        found.append(1)
+        return own(self, *args)
+
+    monkeypatch.setattr(Compiled, "step", step)
+    return found
+
+
+def decoded(model: Any, prompt: Tensor = PROMPT, **more: Any) -> tuple[Tensor, Tensor]:
+    """Eight greedy tokens, and their logits."""
+    out = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, min_new_tokens=8, max_new_tokens=8,
+        return_dict_in_generate=True, output_logits=True, **more,
+    )  # fmt: skip
+    return out.sequences, torch.stack(out.logits)
+
+
+def trimmed_of(model: Any, position: str = "parallel", scope: str = "block", rescale: str = "kept_mass") -> Trimmed:
+    hooks = new_hooks(model, dict.fromkeys(range(len(plan_of(model).ks)), 6), scope, position)
+    for _, hook in hooks.items():
+        torch.nn.init.normal_(hook.down.weight, std=0.3, generator=torch.Generator().manual_seed(1))
+    return Trimmed(uniform(plan_of(model), 1), hooks, rescale)
+
+
+@needs_numba
+@pytest.mark.parametrize("family", KNOWN)
+@pytest.mark.parametrize("rescale", ["none", "kept_mass", "renorm"])
+def test_known_families_decode_the_same(family: str, rescale: str, steps: list[int]) -> None:
+    model = tiny_model(family, num_hidden_layers=3)
+    trimmed = trimmed_of(model, rescale=rescale)
+    with trimmed.attached(model):
+        want = decoded(model)
+    assert not steps
+    with trimmed.attached(model, quick=True):
+        got = decoded(model)
+    assert len(steps) >= 3 * 7
+    assert torch.equal(got[0], want[0])
+    torch.testing.assert_close(got[1], want[1], rtol=1e-4, atol=1e-5)
+
+
+@needs_numba
+@pytest.mark.parametrize("scope", ["block", "routed"])
+def test_hooks_before_the_block(scope: str, steps: list[int]) -> None:
+    model = tiny_model("mixtral", num_hidden_layers=3)
+    trimmed = trimmed_of(model, "pre", scope)
+    with trimmed.attached(model):
+        want = decoded(model)
+    with trimmed.attached(model, quick=True):
+        got = decoded(model)
+    assert steps
+    torch.testing.assert_close(got[1], want[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_every_family_decodes_the_same(mixture: Any, full: bool) -> None:
+    trimmed = trimmed_of(mixture)
+    if full:
+        want = decoded(mixture)
+        with quick_decoding(mixture):
+            got = decoded(mixture)
+    else:
+        with trimmed.attached(mixture):
+            want = decoded(mixture)
+        with trimmed.attached(mixture, quick=True):
+            got = decoded(mixture)
+    assert torch.equal(got[0], want[0])
+    torch.testing.assert_close(got[1], want[1], rtol=1e-4, atol=1e-5)
+
+
+def test_all_is_as_before(mixtral: Any) -> None:
+    before = logits(mixtral)
+    with quick_decoding(mixtral):
+        # A prompt goes the model's own way.
+        assert torch.equal(logits(mixtral), before)
+        with quick_decoding(mixtral):
+            decoded(mixtral)
+    assert not any("forward" in vars(module) for module in mixtral.modules())
+    with pytest.raises(ZeroDivisionError), quick_decoding(mixtral):
+        1 / 0  # noqa: B018
+    assert not any("forward" in vars(module) for module in mixtral.modules())
+
+
+@needs_numba
+def test_batches_gradients_and_masks_go_the_models_own_way(mixtral: Any, steps: list[int]) -> None:
+    prompt = torch.stack([PROMPT[0], PROMPT[0] + 1])
+    with quick_decoding(mixtral):
+        decoded(mixtral, prompt)
+        padded = torch.ones_like(PROMPT)
+        padded[0, :2] = 0
+        mixtral.generate(PROMPT, attention_mask=padded, do_sample=False, max_new_tokens=3)
+        cache = mixtral(input_ids=PROMPT, use_cache=True).past_key_values
+        mixtral(input_ids=PROMPT[:, :1], past_key_values=cache, use_cache=True).logits.sum().backward()
+    assert not steps
+    assert mixtral.model.layers[0].mlp.gate.weight.grad is not None
+
+
+@needs_numba
+def test_a_hook_of_somebody_else_is_called(mixtral: Any, steps: list[int]) -> None:
+    seen: list[int] = []
+    with quick_decoding(mixtral):
+        decoded(mixtral)
+        before = len(steps)
+        with after(mixtral.model.layers[1].mlp.gate, lambda *_: seen.append(1)):
+            decoded(mixtral)
+        # One layer of three is left to the model.
+        assert len(steps) - before == 2 * 7
+    assert len(seen) == 8
+
+
+@needs_numba
+def test_loops_that_compute_something_else_are_not_used(
+    mixtral: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = decoded(mixtral)
+    own = quick.layer_of
+
+    def wrong(*args: Any) -> Any:
+        layer = own(*args)
+        layer.mixture.__dict__["normalise"] = False
+        return layer
+
+    monkeypatch.setattr(quick, "layer_of", wrong)
+    with quick_decoding(mixtral):
+        got = decoded(mixtral)
+    # Each layer is tried once, and its first token says no.
+    assert len(steps) == 3
+    torch.testing.assert_close(got[1], want[1], rtol=1e-5, atol=1e-5)
+
+
+@needs_numba
+def test_places_that_turn_the_other_way_are_noticed(
+    mixtral: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Compiled.step
+    monkeypatch.setattr(Compiled, "step", lambda self, x, cos, sin, update: own(self, x, cos, -sin, update))
+    with quick_decoding(mixtral):
+        decoded(mixtral)
+    # Not one of them was taken.
+    assert len(steps) < 3 * quick.TRIED
+
+
+@needs_numba
+def test_loops_that_are_slower_are_not_used(mixtral: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick, "_SLOWER", 0.0)
+    with quick_decoding(mixtral):
+        decoded(mixtral)
+        assert len(steps) == 3 * quick.TRIED
+
+
+@needs_numba
+def test_what_was_found_once_is_not_tried_again(mixtral: Any, steps: list[int]) -> None:
+    trimmed = trimmed_of(mixtral)
+    counts = []
+    for leaner in (True, True, False):
+        before = len(steps)
+        with trimmed.attached(mixtral, quick=True) if leaner else quick_decoding(mixtral):
+            decoded(mixtral)
+        counts.append(len(steps) - before)
+    assert counts == [3 * (7 + quick.TRIED), 3 * 7, 3 * (7 + quick.TRIED)]
+
+
+@needs_numba
+def test_weights_put_elsewhere_are_noticed(mixtral: Any) -> None:
+    with quick_decoding(mixtral):
+        decoded(mixtral)
+        with torch.no_grad():
+            for layer in mixtral.model.layers:
+                layer.mlp.experts.gate_up_proj.data = 2 * layer.mlp.experts.gate_up_proj.data
+        got = decoded(mixtral)
+    torch.testing.assert_close(got[1], decoded(mixtral)[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_other_types(mixtral: Any, dtype: torch.dtype) -> None:
+    mixtral.to(dtype)
+    want = decoded(mixtral)
+    with quick_decoding(mixtral):
+        got = decoded(mixtral)
+    torch.testing.assert_close(got[1][:2].float(), want[1][:2].float(), rtol=0.05, atol=0.05)
