@@ -153,6 +153,8 @@ def test_a_family_and_a_router_from_outside_build_route_and_load(world, added: N
 PLUGIN = """
 from freemoe.domain_experts.rank.importance import METRICS, Metric
 METRICS.add("theirs", Metric(lambda weight, norm, gradient, generator=None: weight.float().abs(), "nothing"), "size")
+from freemoe.bench.rivals.rival import Rival, add
+add(Rival("their-rival", "nothing at all", "-", "nothing", ("adaptation",), "plugin:fit", ("dense", "mixture")))
 """
 
 
@@ -167,13 +169,16 @@ def test_an_entry_point_brings_its_rows_along(tmp_path, module: str) -> None:
 from freemoe.recipes import BuildRecipe
 recipe = BuildRecipe(model="m", domains={"a": ["b"]}, search={"metrics": ["theirs"]})
 from freemoe.domain_experts.rank.importance import METRICS
-print(METRICS.about("theirs"), recipe.search.metrics)
+from freemoe.bench.rivals.plan import cells
+planned = [c.name for c in cells(None, None, quick=True) if c.method == "their-rival"]
+print(METRICS.about("theirs"), recipe.search.metrics, planned)
 """
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     if module == "plugin":
-        assert done.stdout.strip() == "size ('theirs',)", done.stderr
+        planned = ["adaptation/freemoe-demo/demo-text/their-rival/s0"]
+        assert done.stdout.strip() == f"size ('theirs',) {planned}", done.stderr
     else:
         assert "Unknown metric 'theirs'" in done.stderr
         assert "What 'mine' adds to freemoe is left out: plugin_missing cannot be imported" in done.stderr

@@ -73,3 +73,13 @@ def test_a_dry_run_runs_nothing(seen: list[Settings], freemoe: Freemoe) -> None:
     done = freemoe("bench", "all", "--dry-run", "--json")
     assert list(document(done, "bench-plan")["benchmarks"]) == names_of(["all"])
     assert not seen
+
+
+def test_the_cells_of_rivals_are_listed_with_their_time(freemoe: Freemoe, folder: Path) -> None:
+    rows = document(freemoe("bench", "rivals", "--quick", "--list", "--cells", "kept", "--json"), "bench-cells")
+    names = [row["name"] for row in rows["cells"]]
+    assert "adaptation/freemoe-demo/demo-text/lora-r1-lr0.01/s0" in names
+    assert rows["missing_seconds"] == sum(row["seconds"] for row in rows["cells"])
+    done = freemoe("bench", "rivals", "--quick", "--list", "--only", "*/lorra*", "--cells", "kept")
+    assert done.code == 2
+    assert "names no cell" in done.err

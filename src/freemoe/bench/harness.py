@@ -75,9 +75,9 @@ class Settings:
         repeats: How often each side is timed.
         data_root: Folder with the real benchmark files and the real model, for the figures that need them.
         model: A base to measure on, where a benchmark can take one, and the real LLM of `real`: folder, file or hub id.
-        cells: Where `real` keeps its finished cells.
-        only: Pattern of the names of the cells that `real` runs.
-        minutes: After so many `real` begins no further cell.
+        cells: Where `real` and `rivals` keep their finished cells.
+        only: Pattern of the names of the cells that they run.
+        minutes: After so many they begin no further cell.
         cache: Where bases that take long to train are kept.
         progress: Where to report.
     """
@@ -135,6 +135,11 @@ BENCHES.add(
 BENCHES.add("purify-step", "freemoe.bench.speed.purify_step", "a step of learned switches against LoRA's (T18)")
 BENCHES.add(
     "real", "freemoe.bench.real_llm.running", "a real LLM: switches, LoRA and others, cell by cell (T13, T14, T17)"
+)
+BENCHES.add(
+    "rivals",
+    "freemoe.bench.rivals.running",
+    "LoRA, DoRA, LASER, wanda, SparseGPT and others, each a row, on equal terms",
 )
 
 
@@ -237,9 +242,18 @@ def missed(results: Sequence[dict[str, Any]]) -> int:
     return sum(f["verdict"] == "missed" for r in results for f in r["figures"])
 
 
+def listing(name: str, settings: Settings) -> list[dict[str, Any]]:
+    """A benchmark's cells in order: name, whether it is done, and the seconds that it took, or about will; none for most."""
+    module = importlib.import_module(BENCHES.get(name))
+    return module.listing(settings) if hasattr(module, "listing") else []
+
+
 def save_result(result: dict[str, Any], folder: Path) -> Path:
-    """Write ``NAME.json``."""
+    """Write ``NAME.json``, and the table and the picture of a benchmark whose module can ``draw`` them."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result['bench']}.json"
     write_atomic(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    module = importlib.import_module(BENCHES.get(result["bench"]))
+    if hasattr(module, "draw"):
+        module.draw(result["details"], folder)
     return path

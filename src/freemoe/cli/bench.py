@@ -25,6 +25,7 @@ Examples:
   freemoe bench gain --data-root ./data
   freemoe bench real --model MODEL --data-root ./data --list
   freemoe bench real --model MODEL --data-root ./data --only "text/wikitext/*" --minutes 60
+  freemoe bench rivals --data-root ./data --only "*/lora*,*/switches*,*/base/*"
   freemoe bench all --quick
 """
 
@@ -65,13 +66,15 @@ def _command(
         None, "--model", help="A base to measure on, for benchmarks that can take one; real needs it."
     ),
     cells: Path = typer.Option(
-        None, help="real and tomoe-quality: folder of finished cells, which are never measured twice."
+        None, help="real, rivals, tomoe-quality: folder of finished cells, which are never measured twice."
     ),
     only: str = typer.Option(
-        None, help="real and tomoe-quality: run cells of these names only, e.g. 'text/wikitext/*'."
+        None, help="real, rivals, tomoe-quality: run cells of these names only, e.g. '*/wikitext/*'."
     ),
-    minutes: float = typer.Option(None, min=0, help="real and tomoe-quality: begin no cell after so many minutes."),
-    listing: bool = typer.Option(False, "--list", help="real: name its cells with their time; do nothing."),
+    minutes: float = typer.Option(
+        None, min=0, help="real, rivals, tomoe-quality: begin no cell after so many minutes."
+    ),
+    listing: bool = typer.Option(False, "--list", help="real, rivals: name the cells with their time; do nothing."),
     quick: bool = typer.Option(False, "--quick", help="Small sizes: shows that it runs, judges nothing."),
     repeats: int = typer.Option(5, min=1, help="Times each side is measured."),
     seed: int = typer.Option(0, min=0, help="Seed of shapes and draws."),
@@ -106,7 +109,7 @@ def _command(
         progress=progress_of(quiet),
     )
     if listing:
-        _list_cells(settings, as_json)
+        _list_cells(wanted, settings, as_json)
     else:
         _run(wanted, settings, output, as_json)
 
@@ -135,10 +138,10 @@ def _run(wanted: list[str], settings: Any, output: Path, as_json: bool) -> None:
     raise typer.Exit(1 if missed(results) else 0)
 
 
-def _list_cells(settings: Any, as_json: bool) -> None:
-    from freemoe.bench.real_llm.running import listing
+def _list_cells(wanted: list[str], settings: Any, as_json: bool) -> None:
+    from freemoe.bench.harness import listing
 
-    rows = listing(settings)
+    rows = [row for name in wanted for row in listing(name, settings)]
     missing = sum(row["seconds"] for row in rows if not row["done"])
     if as_json:
         print_json("bench-cells", {"cells": rows, "missing_seconds": missing})

@@ -10,17 +10,26 @@ from freemoe.compat.names import name_of
 _PACKAGE = "peft"
 
 
-def with_lora_beside(model: Any, names: list[str], rank: int) -> Any:
+def with_lora_beside(model: Any, names: list[str], rank: int, *, lengths: bool = False) -> Any:
     """The model with PEFT's LoRA beside each of the named linears; scaling is 1, dropout none, nothing else is trained.
 
     Args:
         model: A causal LM; its own modules are changed.
         names: Paths of linears.
         rank: Of every pair.
+        lengths: Train the length of every output's weights beside their direction (DoRA).
     """
     purpose = "train its rival, LoRA"
     make, wrap = name_of(_PACKAGE, "peft:LoraConfig", purpose), name_of(_PACKAGE, "peft:get_peft_model", purpose)
-    config = make(r=rank, lora_alpha=rank, lora_dropout=0.0, bias="none", target_modules=names, task_type="CAUSAL_LM")
+    config = make(
+        r=rank,
+        lora_alpha=rank,
+        lora_dropout=0.0,
+        bias="none",
+        target_modules=names,
+        task_type="CAUSAL_LM",
+        use_dora=lengths,
+    )
     with warnings.catch_warnings():
         # PEFT asks transformers for a property under its old name.
         warnings.simplefilter("ignore", FutureWarning)

@@ -14,8 +14,8 @@ from freemoe.bench.gain import benchmark as gain
 from freemoe.bench.gain.bases import SEEDS, base_folder, benchmark_specs, eval_seed, is_ready
 from freemoe.bench.gain.contest import Job, compete, side_by_side
 from freemoe.bench.gain.materials import MATERIALS
-from freemoe.bench.gain.rivals import Schedule
 from freemoe.bench.harness import Settings
+from freemoe.bench.rivals.training import Schedule
 from freemoe.core.errors import DataError
 from freemoe.core.run.progress import Quiet
 from freemoe.evals.engine.scorer import Scorer

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from freemoe.bench.gain.rivals import Schedule
 from freemoe.bench.real_llm.cells import Cell, Store
 from freemoe.bench.real_llm.plan import cells, estimates, needs
 from freemoe.bench.real_llm.protocol import Protocol, files_digest, identity, model_digest
+from freemoe.bench.rivals.training import Schedule
 from freemoe.core.errors import DataError
 
 CELL = Cell("text", "wikitext", "lora", rank=1, rate=2e-3)

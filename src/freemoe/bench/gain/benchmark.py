@@ -19,8 +19,8 @@ import numpy as np
 
 from freemoe.bench.gain.bases import SEEDS, benchmark_specs, fresh_bases
 from freemoe.bench.gain.contest import Job, compete, side_by_side
-from freemoe.bench.gain.rivals import Schedule
 from freemoe.bench.harness import Figure, Outcome, Settings
+from freemoe.bench.rivals.training import Schedule
 from freemoe.domain_experts.prove.evidence import gains, mean_gain
 from freemoe.evals.statistics import Interval, cluster_bootstrap, over_seeds, ratio_bootstrap
 

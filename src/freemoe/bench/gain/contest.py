@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from freemoe.bench.gain.materials import MATERIALS, MODEL, needed
-from freemoe.bench.gain.rivals import Schedule, tune, with_lora
+from freemoe.bench.rivals.training import Schedule, train_lora, tune
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run.progress import Progress
 from freemoe.domain_experts.expert import switch_expert
@@ -112,10 +112,12 @@ def compete(job: Job) -> dict[str, Any]:
             after = _score(scorer, material.reported)
     else:
         if job.method == "lora":
-            model, parameters = with_lora(model, weights, job.rank, job.seed)
+            model, parameters, losses = train_lora(
+                model, weights, gradient, stop, job.rank, job.rate, job.schedule, job.seed
+            )
         else:
             parameters = [w.parameter for w in weights]
-        losses = tune(model, parameters, gradient, stop, job.rate, job.schedule, job.seed)
+            losses = tune(model, parameters, gradient, stop, job.rate, job.schedule, job.seed)
         found["seconds"] = time.perf_counter() - began
         numbers = sum(p.numel() for p in parameters)
         # Two bytes each: what a checkpoint in bfloat16 ships, though training was in float32.

@@ -128,8 +128,9 @@ def halved(model: Any) -> Trimmed:
     """Half of every layer's experts, with the default hooks beside the blocks."""
     base = plan_of(model)
     layers = {number: 1.0 for number, k in enumerate(base.ks) if k is not None}
-    hooks = new_hooks(model, allocate(default_units(model), layers), "block", "parallel")
-    return Trimmed(uniform(base, max(1, max(k or 0 for k in base.ks) // 2)), hooks, "kept_mass")
+    plan = uniform(base, max(1, max(k or 0 for k in base.ks) // 2))
+    hooks = new_hooks(model, allocate(default_units(model, plan), layers), "block", "parallel")
+    return Trimmed(plan, hooks, "kept_mass")
 
 
 def ceilings(model: Any, trimmed: Trimmed, length: int) -> tuple[float, float]:

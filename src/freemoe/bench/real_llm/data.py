@@ -109,7 +109,9 @@ def load_parts(name: str, root: Path, tokenizer: Any, protocol: Protocol, seed: 
 # -------------------------------------------------------------------------------------------- text
 
 
-def _text(name: str, files: tuple[str, ...], about: str, read: Callable[[Path], Texts]) -> Material:
+def text_material(name: str, files: tuple[str, ...], about: str, read: Callable[[Path], Texts]) -> Material:
+    """A material of text: ``read`` gives its reference and its reported documents from the data folder."""
+
     def load(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> DomainData:
         reference, reported = read(root)
         caps = {"reference": protocol.reference, "reported": protocol.blocks}
@@ -252,16 +254,16 @@ def replace_limit(task: MatchingTask) -> MatchingTask:
 
 
 TEXTS = (
-    _text("wikitext", ("wikitext-2-raw/wikitext2_train_5k.txt", "wikitext-2-raw/wiki.test.raw"),
+    text_material("wikitext", ("wikitext-2-raw/wikitext2_train_5k.txt", "wikitext-2-raw/wiki.test.raw"),
           "WikiText-2: reference from train, reported from test", _wikitext),
-    _text("gsm8k", ("gsm8k/train.jsonl", "gsm8k/test.jsonl"),
+    text_material("gsm8k", ("gsm8k/train.jsonl", "gsm8k/test.jsonl"),
           "GSM8K, question and worked solution: reference from train, reported from test", _gsm8k),
-    _text("c4", ("c4/*.json", "c4/*.jsonl"),
+    text_material("c4", ("c4/*.json", "c4/*.jsonl"),
           "C4: reference two samples of it, reported a third", _c4),
-    _text("code", ("mbpp/mbpp.jsonl",),
+    text_material("code", ("mbpp/mbpp.jsonl",),
           "MBPP's sentences and solutions: reference its train and validation ids, reported its test ids", _code),
 )  # fmt: skip
-HOME_TEXT = _text(
+HOME_TEXT = text_material(
     "tinystories", ("tinystories/*.txt",), "TinyStories: reference from train, reported from validation", _stories
 )
 TASKS = (

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from freemoe.bench.gain.rivals import Schedule
 from freemoe.bench.real_llm.cells import Cell
+from freemoe.bench.rivals.training import Schedule
 from freemoe.core.errors import DataError
 from freemoe.core.files import write_atomic
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 import multiprocessing
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
@@ -29,7 +30,7 @@ from freemoe.bench.real_llm.protocol import (
     quick_protocol,
 )
 from freemoe.bench.real_llm.work import Job
-from freemoe.core.errors import DataError, FreeMoEError
+from freemoe.core.errors import DataError
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.units import end_with_parent
 
@@ -93,11 +94,14 @@ class Bench:
         known = {c.name: self.finished[c.name]["identity"] for c in below}
         return identity(cell, self.terms(cell), self._model(self.base(cell)), self._data(cell), known)
 
-    def _model(self, model: str) -> str:
-        key = f"model|{model}"
+    def digest(self, key: str, work: Callable[[], str]) -> str:
+        """A digest that is made once."""
         if key not in self._digests:
-            self._digests[key] = model_digest(model)
+            self._digests[key] = work()
         return self._digests[key]
+
+    def _model(self, model: str) -> str:
+        return self.digest(f"model|{model}", lambda: model_digest(model))
 
     def _data(self, cell: Cell) -> str:
         if cell.family == "null":
@@ -108,10 +112,14 @@ class Bench:
             names = [m for m in MATERIALS if m != "tinystories"]
         else:
             names = [n for n in (cell.material, cell.other) if n]
-        key = "data|" + ",".join(names)
-        if key not in self._digests:
-            self._digests[key] = ",".join(files_digest(self.root, find_material(n).files) for n in names)
-        return self._digests[key]
+        return self.digest(
+            "data|" + ",".join(names),
+            lambda: ",".join(files_digest(self.root, find_material(n).files) for n in names),
+        )
+
+    def measured(self, job: Job) -> dict[str, Any]:
+        """Run a cell in a fresh process."""
+        return in_own_process(job)
 
     def run(self, cell: Cell, known: dict[str, Any]) -> None:
         """Measure one cell in a fresh process and write its record.
@@ -124,7 +132,7 @@ class Bench:
         self.store.folder.mkdir(parents=True, exist_ok=True)
         job = Job(cell, self.terms(cell), self.base(cell), str(self.root), str(self.store.tensors(cell)), paths)
         began = time.perf_counter()
-        record = in_own_process(job)
+        record = self.measured(job)
         record["wall_seconds"] = time.perf_counter() - began
         self.finished[cell.name] = self.store.save(cell, known, record)
 
@@ -155,18 +163,19 @@ class Bench:
             if cell.name in self.finished or known is None:
                 return
             self.run(cell, known)
-        # One cell's trouble (no memory, a killed process, a NaN) must not cost the cells behind it.
-        except (FreeMoEError, RuntimeError, MemoryError, ValueError) as error:
+        # One cell's trouble (no memory, a killed process, a NaN, a fault of another package's method) must not cost the
+        # cells behind it.
+        except Exception as error:
             self.failed[cell.name] = f"{type(error).__name__}: {error}"
             progress.say(f"{cell.name}: failed ({self.failed[cell.name]})")
             return
         progress.say(f"{cell.name}: {time.perf_counter() - began:.0f} s")
 
 
-def in_own_process(job: Job) -> dict[str, Any]:
+def in_own_process(job: Job, work: Callable[[Job], dict[str, Any]] = run_cell) -> dict[str, Any]:
     """Run a cell in a fresh process, so that its time and memory are its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as pool:
-        return pool.submit(run_cell, job).result()
+        return pool.submit(work, job).result()
 
 
 def matches(cell: Cell, only: str | None) -> bool:

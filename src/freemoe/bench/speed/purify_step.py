@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from freemoe.bench.gain.rivals import with_lora
 from freemoe.bench.harness import Figure, Outcome, Settings, in_own_process, in_turns, ratio
+from freemoe.bench.rivals.training import with_lora
 from freemoe.bench.speed.shapes import random_model
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.domain_experts.purify.activations import parts

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from freemoe.bench.gain.rivals import Schedule
 from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.real_llm.data import Parts
 from freemoe.bench.real_llm.methods.structured import FREE, METHODS, SETTINGS, tiny_cells
 from freemoe.bench.real_llm.methods.weights import Stand
 from freemoe.bench.real_llm.plan import cells, needs
 from freemoe.bench.real_llm.protocol import Protocol
+from freemoe.bench.rivals.training import Schedule
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.evals.tasks.text_tasks import TextTask
 from freemoe.models.weights import find_weights

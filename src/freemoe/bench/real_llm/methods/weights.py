@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.bench.gain.rivals import Schedule, tune, with_lora
 from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.real_llm.data import Parts
 from freemoe.bench.real_llm.protocol import Protocol
+from freemoe.bench.rivals.training import Schedule, train_lora, tune, with_lora
 from freemoe.core.registry import Registry
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, gold_rows
 from freemoe.domain_experts.purify.methods import METHODS as PURIFICATIONS
@@ -223,10 +223,18 @@ def lora(stand: Stand) -> Trained:
     """PEFT's LoRA beside every linear, at one rate."""
     cell = stand.cell
     gradient, stop = stand.batches(stand.data.gradient), stand.batches(stand.data.stop)
-    # The adapter itself is fp32.
-    with trained_in(stand):
-        tuned, parameters = with_lora(stand.model, stand.weights, cell.rank, cell.seed)
-        losses = tune(tuned, parameters, gradient, stop, cell.rate, stand.schedule, cell.seed)
+    schedule, number_format = stand.schedule, stand.protocol.train
+    tuned, parameters, losses = train_lora(
+        stand.model,
+        stand.weights,
+        gradient,
+        stop,
+        cell.rank,
+        cell.rate,
+        schedule,
+        cell.seed,
+        number_format=number_format,
+    )
     kept = {f"lora|{i}": p.detach().clone() for i, p in enumerate(parameters)}
     _merge(stand, tuned)
     return _values(losses, parameters, kept)

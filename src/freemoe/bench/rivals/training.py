@@ -16,6 +16,7 @@ from torch import nn
 from freemoe.compat.peft import with_lora_beside
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, mean_loss
 from freemoe.domain_experts.purify.learned import draw
+from freemoe.models.precision import held_in
 from freemoe.models.weights import Weight
 from freemoe.training.descent import descend
 from freemoe.training.loop import train
@@ -74,11 +75,42 @@ def tune(
     return best.losses
 
 
-def with_lora(model: Any, weights: Sequence[Weight], rank: int, seed: int) -> tuple[Any, list[nn.Parameter]]:
+def with_lora(
+    model: Any, weights: Sequence[Weight], rank: int, seed: int, *, lengths: bool = False
+) -> tuple[Any, list[nn.Parameter]]:
     """Put PEFT's LoRA of one rank beside every one of ``weights``; returns the model and the new parameters.
 
-    Scaling is 1 (``lora_alpha`` equal to the rank), so that the learning rate alone sets the pace.
+    Scaling is 1 (``lora_alpha`` equal to the rank), so that the learning rate alone sets the pace. ``lengths`` makes it
+    DoRA.
     """
     torch.manual_seed(seed)
-    tuned = with_lora_beside(model, [w.name.removesuffix(".weight") for w in weights], rank)
+    tuned = with_lora_beside(model, [w.name.removesuffix(".weight") for w in weights], rank, lengths=lengths)
     return tuned, [p for p in tuned.parameters() if p.requires_grad]
+
+
+def train_lora(
+    model: Any,
+    weights: Sequence[Weight],
+    gradient: Sequence[AnswerBatch],
+    stop: Sequence[AnswerBatch],
+    rank: int,
+    rate: float,
+    schedule: Schedule,
+    seed: int,
+    *,
+    number_format: str = "float32",
+    lengths: bool = False,
+) -> tuple[Any, list[nn.Parameter], list[float]]:
+    """Train a LoRA (or DoRA) on a model that is held in a number format meanwhile; the pairs themselves are fp32.
+
+    Returns:
+        The wrapped model, to be merged; the new parameters, at their best; the stopping losses, the base's first.
+    """
+    with held_in(model, getattr(torch, number_format)):
+        tuned, parameters = with_lora(model, weights, rank, seed, lengths=lengths)
+        try:
+            losses = tune(tuned, parameters, gradient, stop, rate, schedule, seed)
+        except BaseException:
+            tuned.unload()
+            raise
+    return tuned, parameters, losses

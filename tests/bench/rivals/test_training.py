@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from freemoe.bench.gain.rivals import Schedule, tune, with_lora
+from freemoe.bench.rivals.training import Schedule, tune, with_lora
 from freemoe.domain_experts.purify.batches import answer_batches, answer_loss, mean_loss
 from freemoe.models.weights import find_weights
 from tests.tiny import tiny_model

@@ -1,0 +1,1 @@
+"""`freemoe bench rivals`: what else fits or shrinks a model, one row each, on equal terms."""
