@@ -196,7 +196,7 @@ def test_every_extra_has_code_behind_it() -> None:
     import tomllib
 
     extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
-    assert set(extras) == {"eval", "gguf", "devices", "dev", "docs"}
+    assert set(extras) == {"eval", "gguf", "devices", "math", "dev", "docs"}
 
 
 def test_the_citation_names_this_version() -> None:

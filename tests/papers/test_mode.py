@@ -1,4 +1,4 @@
-"""MoDE's tables run to their end at the smallest scale."""
+"""MoDE's and Free-MoE's tables run to their end at the smallest scale."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from freemoe.papers.table import Table, find
 from tests.papers.conftest import check_runs
 
 
-@pytest.mark.parametrize("table", [t for t in find(["mode"]) if not t.absent], ids=lambda t: t.name)
+@pytest.mark.parametrize("table", [t for t in find(["mode", "free-moe"]) if not t.absent], ids=lambda t: t.name)
 def test_a_table_runs(table: Table, records: Records, tmp_path: Path) -> None:
     check_runs(table, records, 16, tmp_path)

@@ -15,6 +15,7 @@ from freemoe.domain_experts.purify.batches import AnswerBatch, Row, answer_batch
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.select.scores import ReportedScores
 from freemoe.evals.engine.evaluator import Evaluator, Score
+from freemoe.evals.engine.sampling import sampling_of
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
 from freemoe.evals.tasks.domains import load_domains
@@ -67,9 +68,9 @@ class Workbench:
             documents: Those to score.
         """
 
-        def work() -> list[list[float]]:
+        def work() -> list[list[Any]]:
             with switched_off(self.weights, off()):
-                return [list(s) for s in self.evaluators[domain].score(documents)]
+                return [_as_row(s) for s in self.evaluators[domain].score(documents)]
 
         if self.run is None:
             return [_score(s) for s in work()]
@@ -81,9 +82,14 @@ class Workbench:
         return ReportedScores(self.scores(domain, f"reported|{unit}", off, documents))
 
 
-def _score(row: list[float]) -> Score:
-    value, loglikelihood, tokens = row
-    return Score(value, loglikelihood, int(tokens))
+def _as_row(score: Score) -> list[Any]:
+    """A score as the journal has it."""
+    return [*score[:3], *([list(score.also)] if score.also else [])]
+
+
+def _score(row: list[Any]) -> Score:
+    value, loglikelihood, tokens, *also = row
+    return Score(value, loglikelihood, int(tokens), tuple((name, figure) for name, figure in (also[0] if also else ())))
 
 
 def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Workbench:
@@ -105,7 +111,8 @@ def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Workbench:
             require_in_memory(weights, f"--metric {metric}")
     scorer = Scorer(model, tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
     gold = recipe.search.objective == "loglikelihood"
-    evaluators = {name: Evaluator(scorer, data.graders, gold) for name, data in domains.items()}
+    sampling = sampling_of(recipe)
+    evaluators = {name: Evaluator(scorer, data.graders, gold, sampling) for name, data in domains.items()}
     bench = Workbench(
         recipe, model, scorer, weights, domains, evaluators, fingerprint(model), progress=progress or Quiet()
     )

@@ -25,6 +25,7 @@ from freemoe.core.run.progress import Progress, Quiet
 from freemoe.core.version import __version__
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.evals.engine.evaluator import Evaluator, Score
+from freemoe.evals.engine.sampling import Sampling, sampling_of
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.guessing import against_guessing, vocabulary_of
 from freemoe.evals.held_out import read_record, seeded, set_aside
@@ -135,10 +136,15 @@ def evaluate(
     opened = subject(recipe.model_copy(update={"artefact": place}))
     loaded = {name: set_aside(data, record) for name, data in load_domains(recipe, opened.tokenizer).items()}
     scorer = Scorer(opened.model, opened.tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
+    sampling = sampling_of(recipe)
     # Nothing is chosen here, so the reported split may be read at once.
     choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
     found = [
-        {"name": name, "set_aside": apart, **_domain(opened, scorer, name, data, choice, recipe.seed or 0, progress)}
+        {
+            "name": name,
+            "set_aside": apart,
+            **_domain(opened, scorer, name, data, choice, recipe.seed or 0, progress, sampling),
+        }
         for name, (data, apart) in loaded.items()
     ]
     result = {
@@ -166,12 +172,13 @@ def _domain(
     choice: FrozenChoice,
     seed: int,
     progress: Progress,
+    sampling: Sampling,
 ) -> dict[str, Any]:
     """One domain in every way."""
     for note in data.notes:
         progress.say(f"{name}: {note}")
     documents = data.reported.open(choice)
-    evaluator = Evaluator(scorer, data.graders)
+    evaluator = Evaluator(scorer, data.graders, sampling=sampling)
     rows: dict[str, Sequence[Score]] = {}
     routed: Sequence[str] = ()
     with progress.stage(name, len(opened.rows)) as advance:

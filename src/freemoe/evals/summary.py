@@ -49,6 +49,8 @@ def summary(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[
         }
     gain = cluster_bootstrap(gains, keys, seed).scaled(100)
     row = {"score": figure(scores, documents), "gain": interval_as_json(gain), "documents": len(scores)}
+    if also := _also(scores, base, keys, seed):
+        row["also"] = also
     if all(s.value in (0.0, 1.0) for s in [*scores, *base]):
         won, lost, p = mcnemar([s.value for s in base], [s.value for s in scores])
         row |= {"won": won, "lost": lost, "mcnemar_p": p}
@@ -75,6 +77,17 @@ def average(domains: Sequence[Mapping[str, Any]], seed: int) -> dict[str, dict[s
         gain = mean_of_bootstraps(parts, seed).scaled(100)
         score = sum(d["rows"][way]["score"] for d in scored) / len(scored)
         found[way] = {"score": score, "gain": interval_as_json(gain), "domains": len(scored)}
+    return found
+
+
+def _also(scores: Sequence[Score], base: Sequence[Score], keys: Sequence[str], seed: int) -> dict[str, Any]:
+    """The same of every other figure that all documents have: pass@10 from the samples of pass@1."""
+    mine, theirs = [dict(s.also) for s in scores], [dict(s.also) for s in base]
+    shared = [n for n in mine[0] if all(n in found for found in (*mine, *theirs))] if mine else []
+    found = {}
+    for name in shared:
+        gain = cluster_bootstrap([a[name] - b[name] for a, b in zip(mine, theirs, strict=True)], keys, seed).scaled(100)
+        found[name] = {"score": 100 * float(np.mean([a[name] for a in mine])), "gain": interval_as_json(gain)}
     return found
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from freemoe.report.figures.drawing import new_figure, style, styled
+from freemoe.report.figures.drawing import new_figure, styled
+from freemoe.report.figures.paper_figures import Words, as_file
 from freemoe.report.palette import BASE, EXPERT, RIVAL
 
 Filled = Mapping[str, Any]
@@ -30,15 +29,7 @@ def values(filled: Filled, column: str, who: str) -> list[float | None]:
 
 def standalone(figure: Figure | None, filled: Filled, text: str) -> str:
     """An SVG that shows itself outside of a page, with its title and ``text`` for those who do not see it."""
-    assert figure is not None
-    stream = io.StringIO()
-    with style():
-        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
-    svg = stream.getvalue()
-    svg = svg[svg.index("<svg") :]
-    told = f"<title>{html.escape(filled['title'])}</title><desc>{html.escape(text)}</desc>"
-    end = svg.index(">") + 1
-    return f'{svg[: end - 1]} role="img">\n{told}{svg[end:]}'
+    return as_file(figure, Words(filled["table"].replace("/", "-"), filled["title"], text))
 
 
 @styled

@@ -208,7 +208,8 @@ class Table:
 
 PAPERS: Registry[str] = Registry("paper")
 """Name of a paper -> module whose ``TABLES`` are its tables and figures."""
-PAPERS.add("mode", "freemoe.papers.mode.tables", "MoDE: domain experts (DENoise)")
+PAPERS.add("mode", "freemoe.papers.mode.mode", "MoDE: domain experts (DENoise)")
+PAPERS.add("free-moe", "freemoe.papers.mode.free_moe", "Free-MoE: domain experts (DOWP)")
 PAPERS.add("hookmoe", "freemoe.papers.hookmoe.tables", "HookMoE: fewer experts per token, and small hooks")
 
 

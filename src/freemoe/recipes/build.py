@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from freemoe.core.registry import check_name
-from freemoe.recipes.sections import BatchTokens, Chat, Devices, Dtype, Model, Output, Revision, Section, Seed, Threads
+from freemoe.recipes.data import DataSection
+from freemoe.recipes.sections import BatchTokens, Devices, Dtype, Model, Output, Revision, Section, Seed, Threads
 
 METRICS = ["saliency", "wanda", "magnitude", "random"]
 """Names that ``search.metrics`` may hold; a metric that is registered elsewhere adds its own."""
@@ -24,28 +25,6 @@ ROUTERS = ["linear", "centroid"]
 
 def _one_of(kind: str, names: list[str]) -> AfterValidator:
     return AfterValidator(lambda name: check_name(kind, name, names))
-
-
-class DataSection(Section):
-    """Where documents come from and how many are read."""
-
-    root: str | None = Field(default=None, description="Folder with the benchmarks' original files; hub if absent.")
-    limit: int | None = Field(default=None, ge=1, description="Documents per task and split.")
-    fewshot: int | None = Field(default=None, ge=0, description="Few-shot examples; each task's own default if absent.")
-    overflow: Literal["truncate", "error"] = Field(
-        default="truncate", description="Prompts longer than the context: cut from the left as lm-eval does, or refuse."
-    )
-    allow_code_execution: bool = Field(default=False, description="Run generated code in the sandbox.")
-    chat: Chat = "auto"
-    text_given: int = Field(
-        default=0,
-        ge=0,
-        description="Tokens at the start of a block of text that are context only; 0: the beginning-of-text token "
-        "stands before the block, as lm-eval has it.",
-    )
-    task_folder: str | None = Field(
-        default=None, description="Folder of further lm-eval tasks: YAML files for lm_eval:NAME."
-    )
 
 
 class SubdomainSection(Section):

@@ -122,6 +122,9 @@ def evaluation_table(result: dict[str, Any]) -> Table:
             gain = gain_text(row, domain["unit"]) if number_ else ""
             cells = (domain["name"], expert, decimals(row["score"], 2), gain, str(row["documents"]), aside)
             table.add_row(*(Text(cell) for cell in cells))
+            for name, other in row.get("also", {}).items():
+                gain = gain_text(other, domain["unit"]) if number_ else ""
+                table.add_row("", Text(f"{expert}, {name}"), decimals(other["score"], 2), Text(gain), "", "")
     for number_, (expert, row) in enumerate(result.get("average", {}).items()):
         gain = gain_text(row, "points") if number_ else ""
         name = f"average of {row['domains']}"

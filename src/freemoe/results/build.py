@@ -26,6 +26,13 @@ class BaseFacts(Part):
     layers: int
 
 
+class Other(Part):
+    """Another figure of the same answers, such as pass@10 beside pass@1."""
+
+    score: float = Field(description="Per cent.")
+    gain: Interval = Field(description="Points over the base.")
+
+
 class Row(Part):
     """One row of a domain's table; what it is held against is the base's, on the same documents."""
 
@@ -37,6 +44,7 @@ class Row(Part):
     lost: int | None = None
     mcnemar_p: float | None = None
     seeds: list[float] | None = Field(None, description="Gains of the controls' single draws.")
+    also: dict[str, Other] | None = Field(None, description="Other figures of the same generated answers, by name.")
 
 
 class Verdict(Part):

@@ -7,7 +7,8 @@ from freemoe.compat.lm_eval import official_config
 from freemoe.core.errors import DataError, SandboxError
 from freemoe.evals.sandbox.code_metric import SandboxedCodeEval, sandboxed_code_eval
 from freemoe.evals.tasks import benchmark_files as files
-from freemoe.evals.tasks.benchmarks import BENCHMARKS, TABLE, Sources, find_benchmark
+from freemoe.evals.tasks.benchmark import Sources
+from freemoe.evals.tasks.benchmarks import BENCHMARKS, TABLE, find_benchmark
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain, make_task
 from freemoe.evals.tasks.splits import carve, draw
@@ -33,7 +34,7 @@ def test_rows_name_two_splits_and_their_files(row):
 @pytest.mark.parametrize("row", [r for r in TABLE if r.yaml], ids=[r.name for r in TABLE if r.yaml])
 def test_rows_agree_with_lm_evals_yaml(row):
     with sandboxed_code_eval(SandboxedCodeEval()):
-        config = official_config(row.yaml.format(subject="anatomy"))
+        config = official_config(row.yaml.format(subject=row.subjects[0] if row.subjects else ""))
     kinds = {"multiple_choice": ("choice",), "generate_until": ("generate", "code")}
     assert row.kind in kinds[config["output_type"]]
     metrics = [m["metric"] if isinstance(m["metric"], str) else m["metric"].__name__ for m in config["metric_list"]]
@@ -284,7 +285,7 @@ SIZES = {
 
 
 @pytest.mark.realdata
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SIZES)
 def test_real_files(name, data_root, stories):
     limit = 60 if name not in ("wikitext", "mmlu", "humaneval") else {"mmlu": 57}.get(name)
     domain = load_domain("d", [name], tokenizer=stories[1], data_root=data_root, limit=limit)

@@ -37,6 +37,7 @@ def mean_scores(runs: Sequence[Sequence[Score]]) -> list[Score]:
             float(np.mean([s.value for s in column])),
             float(np.mean([s.loglikelihood for s in column])),
             column[0].tokens,
+            tuple((name, float(np.mean([dict(s.also)[name] for s in column]))) for name, _ in column[0].also),
         )
         for column in zip(*runs, strict=True)
     ]

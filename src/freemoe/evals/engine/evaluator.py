@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from freemoe.evals.engine.sampling import GREEDY, Sampling
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.task import Grader
@@ -17,11 +18,13 @@ class Score(NamedTuple):
         value: The reported figure, higher is better: 1 or 0 for right or wrong, the log-likelihood per token for text.
         loglikelihood: Of the gold answer in nats, or NaN where it was not asked for.
         tokens: Tokens that the log-likelihood sums over.
+        also: Other figures of a generated answer, by name: pass@10 beside pass@1, the strict filter beside the flexible one.
     """
 
     value: float
     loglikelihood: float
     tokens: int
+    also: tuple[tuple[str, float], ...] = ()
 
 
 class Evaluator:
@@ -31,9 +34,13 @@ class Evaluator:
         scorer: Scores token sequences on the model as it stands.
         graders: Graders by the name of their task.
         gold: Also score the gold answers of generated tasks (needed for the log-likelihood objective).
+        sampling: How answers are drawn of tasks that report pass@k; other answers are greedy.
     """
 
-    def __init__(self, scorer: Scorer, graders: dict[str, Grader], gold: bool = False) -> None:
+    def __init__(
+        self, scorer: Scorer, graders: dict[str, Grader], gold: bool = False, sampling: Sampling = GREEDY
+    ) -> None:
+        self.sampling = sampling
         self.scorer = scorer
         self.graders = graders
         self.gold = gold
@@ -67,16 +74,18 @@ class Evaluator:
     def _generated(self, documents: Sequence[Document], wanted: list[int], results: list[Score | None]) -> None:
         groups: dict[tuple, list[int]] = {}
         for i in wanted:
-            groups.setdefault((documents[i].until, documents[i].max_new_tokens), []).append(i)
-        for (until, most), members in groups.items():
-            texts = self.scorer.generate([documents[i].prompt for i in members], until, most)
+            sampled = self.graders[documents[i].task].metric.startswith("pass@")
+            how = self.sampling if sampled else GREEDY
+            groups.setdefault((documents[i].until, documents[i].max_new_tokens, how), []).append(i)
+        for (until, most, sampling), members in groups.items():
+            texts = self.scorer.samples([documents[i].prompt for i in members], until, most, sampling)
             gold: dict[int, Any] = {}
             if self.gold:
                 scored = self.scorer.score([self.scorer.gold_pair(documents[i]) for i in members])
                 gold = dict(zip(members, scored, strict=True))
-            for i, text in zip(members, texts, strict=True):
+            for i, answers in zip(members, texts, strict=True):
                 grader = self.graders[documents[i].task]
-                value = float(grader.grade(documents[i], [text])[grader.metric])
-                results[i] = Score(
-                    value, gold[i].loglikelihood if gold else float("nan"), gold[i].tokens if gold else 0
-                )
+                graded = {name: float(value) for name, value in grader.grade(documents[i], answers).items()}
+                value = graded.pop(grader.metric)
+                likelihood, tokens = (gold[i].loglikelihood, gold[i].tokens) if gold else (float("nan"), 0)
+                results[i] = Score(value, likelihood, tokens, tuple(graded.items()))

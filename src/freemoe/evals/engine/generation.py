@@ -1,4 +1,4 @@
-"""Greedy generation: prompts that begin alike share that beginning's keys and values, finished rows leave the batch.
+"""Generation: prompts that begin alike share that beginning's keys and values, finished rows leave the batch.
 
 Shapes: B rows that are still running, P prefix tokens, L longest prompt behind it.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from freemoe.evals.engine.likelihoods import fill_prefix
 from freemoe.evals.engine.row_plan import Ids, shared_prefixes
+from freemoe.evals.engine.sampling import GREEDY, Sampling
 from freemoe.evals.engine.shared_cache import SharedCache
 
 # A decoding step holds one token per row, so many more rows fit than when whole prompts are scored.
@@ -27,8 +29,8 @@ def cut_at_stop(text: str, until: Sequence[str]) -> str:
     return text
 
 
-class Greedy:
-    """Greedy decoding of one model.
+class Decoding:
+    """Decoding with one model, greedy or sampled.
 
     Args:
         model: A causal LM in eval mode.
@@ -38,20 +40,30 @@ class Greedy:
         window: Tokens that a layer with sliding attention sees. It counts places of the cache, padding included, so
             padding must not stand between a prefix and its prompts where the window does not hold them all.
         forward_cost: Tokens that one more forward pass is worth.
+        sampling: How a token is picked.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, batch_tokens: int, share: bool, window: int | None, forward_cost: int
+        self,
+        model: Any,
+        tokenizer: Any,
+        batch_tokens: int,
+        share: bool,
+        window: int | None,
+        forward_cost: int,
+        sampling: Sampling = GREEDY,
     ) -> None:
+        self.sampling = sampling
         self.model, self.tokenizer, self.batch_tokens = model, tokenizer, batch_tokens
         self.share, self.window, self.forward_cost = share, window, forward_cost
         eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
         self.eos = eos
         self.pad = pad if pad is not None else (eos or 0)
 
-    def texts(self, prompts: Sequence[Ids], until: Sequence[str], new: int) -> list[str]:
-        """Continuations of at most ``new`` tokens, cut at the first stop string, in the order of ``prompts``."""
-        found: dict[int, str] = {}
+    def texts(self, prompts: Sequence[Ids], until: Sequence[str], new: int) -> list[list[str]]:
+        """Continuations of at most ``new`` tokens, cut at the first stop string: for each prompt its samples, in order."""
+        count = self.sampling.samples
+        found: dict[int, list[str]] = {}
         for prefix, members in self._groups(prompts, new):
             order = sorted(members, key=lambda i: -len(prompts[i]))
             room = len(prompts[order[0]]) + new
@@ -61,13 +73,23 @@ class Greedy:
             elif self.share:
                 cache = SharedCache(room)
             while order:
-                size = max(1, _DECODE_ROWS * self.batch_tokens // (len(prompts[order[0]]) + new))
+                size = max(1, _DECODE_ROWS * self.batch_tokens // (count * (len(prompts[order[0]]) + new)))
                 chunk, order = order[:size], order[size:]
                 if cache is not None:
                     cache.rewind()
                 rows = [prompts[i][len(prefix) :] for i in chunk]
-                found.update(zip(chunk, self._batch(rows, len(prefix), cache, until, new), strict=True))
+                chances = self._chances([prompts[i] for i in chunk], new)
+                texts = self._batch(rows, len(prefix), cache, until, new, chances)
+                found |= {i: texts[k * count : (k + 1) * count] for k, i in enumerate(chunk)}
         return [found[i] for i in range(len(prompts))]
+
+    def _chances(self, prompts: Sequence[Ids], new: int) -> Tensor:
+        """The random numbers ``(B, new)`` of all samples, a prompt's one after the other; none where nothing is drawn."""
+        count = self.sampling.samples
+        if self.sampling.is_greedy:
+            return torch.zeros(len(prompts) * count, new)
+        drawn = [self.sampling.chances(p, i, new) for p in prompts for i in range(count)]
+        return torch.from_numpy(np.stack(drawn))
 
     def _groups(self, prompts: Sequence[Ids], new: int) -> list[tuple[Ids, list[int]]]:
         if not self.share:
@@ -85,25 +107,34 @@ class Greedy:
         return [*fit, ((), left)] if left else fit
 
     def _batch(
-        self, rows: list[Ids], prefix: int, cache: SharedCache | None, until: Sequence[str], new: int
+        self, rows: list[Ids], prefix: int, cache: SharedCache | None, until: Sequence[str], new: int, chances: Tensor
     ) -> list[str]:
-        """Prompts padded on the left, behind the prefix; a row that stopped is fed padding until it is dropped."""
-        device = self.model.device
-        step, mask = self._padded(rows, prefix)
+        """Prompts padded on the left, behind the prefix; a row that stopped is fed padding until it is dropped.
+
+        Samples of a prompt part ways at their first token: until then they are one row where the cache can be copied.
+        """
+        device, count = self.model.device, self.sampling.samples
+        copies = torch.arange(len(rows), device=device).repeat_interleave(count)
+        together = cache is not None and count > 1
+        step, mask = self._padded(rows if together else [rows[i] for i in copies.tolist()], prefix)
         # A new stop string ends in the newest tokens; a few more guard against tokens that are parts of a character.
         tail = max((len(stop) for stop in until), default=0) + 8
-        produced: list[list[int]] = [[] for _ in rows]
-        running = list(range(len(rows)))  # the rows of the batch
-        done = [False] * len(rows)
+        produced: list[list[int]] = [[] for _ in copies]
+        running = list(range(len(copies)))  # the rows of the batch
+        done = [False] * len(copies)
         past: Any = cache
-        for _ in range(new):
+        for number in range(new):
             positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -step.shape[1] :]
             extra = {} if self.model.config.model_type == "opt" else {"position_ids": positions}
             out = self.model(
                 input_ids=step, attention_mask=mask, past_key_values=past, use_cache=True, logits_to_keep=1, **extra
             )
             past = out.past_key_values
-            tokens = out.logits[:, -1].float().argmax(-1).tolist()
+            logits = out.logits[:, -1].float()
+            if cache is not None and together and number == 0:
+                cache.keep(copies)
+                logits, mask = logits[copies], mask[copies]
+            tokens = self.sampling.pick(logits, chances[running, number]).tolist()
             for i, token in zip(running, tokens, strict=True):
                 if done[i] or token == self.eos:
                     done[i] = True

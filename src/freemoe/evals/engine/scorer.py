@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from freemoe.core.errors import NumericError
-from freemoe.evals.engine.generation import Greedy, cut_at_stop
+from freemoe.evals.engine.generation import Decoding, cut_at_stop
 from freemoe.evals.engine.likelihoods import Work, run, tensors_of
 from freemoe.evals.engine.row_plan import Ids, Request, plan
+from freemoe.evals.engine.sampling import GREEDY, Sampling
 from freemoe.evals.engine.sharing import FORWARD_COST, masks_are_dense, sliding_window, why_not
 from freemoe.evals.engine.tokens import Pair, Tokens, context_length
 
@@ -100,11 +101,21 @@ class Scorer(Tokens):
             RecipeError: When ``max_new_tokens`` leaves no room for a prompt.
             DataError: When ``overflow="error"`` and a prompt is too long.
         """
+        return [texts[0] for texts in self.samples(prompts, until, max_new_tokens, GREEDY)]
+
+    @torch.no_grad()
+    def samples(
+        self, prompts: Sequence[str], until: Sequence[str], max_new_tokens: int, sampling: Sampling
+    ) -> list[list[str]]:
+        """For each prompt its continuations; drawn ones are the same however prompts are batched.
+
+        Errors as of `generate`.
+        """
         rows = [self.prompt(text, max_new_tokens) for text in prompts]
         share = any(rows) and self.shares(max(rows, key=len))
         window = sliding_window(self.model)
-        greedy = Greedy(self.model, self.tokenizer, self.batch_tokens, share, window, self._forward_cost)
-        return greedy.texts(rows, until, max_new_tokens)
+        decoding = Decoding(self.model, self.tokenizer, self.batch_tokens, share, window, self._forward_cost, sampling)
+        return decoding.texts(rows, until, max_new_tokens)
 
     # ------------------------------------------------------------------- plans
 

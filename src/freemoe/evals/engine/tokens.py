@@ -110,14 +110,16 @@ class Tokens:
                 given = document.given
                 self._blocks[ids, given] = Pair(ids[:given], ids[given:]) if given else self.text_pair(ids)
             return [self._blocks[ids, document.given]]
-        return [self.pair(document.prompt, answer) for answer in document.answers]
+        contexts = document.contexts or (document.prompt,) * len(document.answers)
+        return [self.pair(context, answer) for context, answer in zip(contexts, document.answers, strict=True)]
 
     def gold_pair(self, document: Document) -> Pair:
         """Prompt and gold answer: what calibration reads and what the loss of signed purification is taken on."""
         if document.kind == "text":
             return self.document_pairs(document)[0]
         if document.kind in ("choice", "target") and document.gold is not None:
-            return self.pair(document.prompt, document.answers[document.gold])
+            context = document.contexts[document.gold] if document.contexts else document.prompt
+            return self.pair(context, document.answers[document.gold])
         if not document.reference:
             raise DataError(
                 f"Task {document.task!r}, document {document.id!r} has no gold answer, which calibration and signed "

@@ -26,6 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -40,6 +41,9 @@ GRACE = 2.0
 """Seconds beyond the program's own for starting the interpreter, before the whole group is killed."""
 MESSAGE = 4096
 """Bytes of the child's last word that are read."""
+
+PASS_AT = (1, 10, 100)
+"""The k of every pass@k that is reported, as far as there are samples."""
 
 Status = Literal["passed", "failed", "timeout", "exited", "killed"]
 
@@ -158,6 +162,22 @@ def _judge(code: int | None, message: str, token: str, timeout: float) -> Result
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         return Result(False, "killed", name, isolated)
     return Result(False, "exited", f"ended with status {code} before its tests were through", isolated)
+
+
+def passed_at(passed: Sequence[bool], k: int, estimator: str = "unbiased") -> float:
+    """pass@k of one problem's samples, in the order in which they were drawn.
+
+    Args:
+        passed: Whether each sample passed its tests.
+        k: How many one may try.
+        estimator: ``unbiased``: the chance that one of k samples of these passes (Chen et al. 2021); ``first``: whether one
+            of the first k did, as MoDE Eq. 12 counts.
+
+    Raises:
+        ValueError: Unless ``1 <= k <= len(passed)``.
+    """
+    counted = passed[:k] if estimator == "first" else passed
+    return pass_at_k(len(counted), sum(counted), k)
 
 
 def pass_at_k(n: int, c: int, k: int, *, unbiased: bool = True) -> float:

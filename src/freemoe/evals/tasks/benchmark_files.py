@@ -138,3 +138,53 @@ def _lettered(joined: str) -> tuple[list[str], list[str]]:
             labels.append(label)
             texts.append(text.strip())
     return labels, texts
+
+
+def boolq_jsonl(path: Path) -> list[Row]:
+    """SuperGLUE's BoolQ: the label is true or false there, and a number in the data set that lm-eval reads."""
+    rows = _rows(path, read_json_lines(path), ("question", "passage", "label"))
+    return [{"question": r["question"], "passage": r["passage"], "label": int(r["label"])} for r in rows]
+
+
+def piqa_jsonl(path: Path) -> list[Row]:
+    """PIQA's goals with the labels that lie beside them, one a line, in ``NAME-labels.lst``."""
+    rows = _rows(path, read_json_lines(path), ("goal", "sol1", "sol2"))
+    beside = path.with_name(f"{path.stem}-labels.lst")
+    if not beside.is_file():
+        raise DataError(f"{path}: its labels are not beside it; {beside.name} holds one 0 or 1 a line.")
+    labels = read_text_file(beside).split()
+    if len(labels) != len(rows) or not set(labels) <= {"0", "1"}:
+        raise DataError(f"{beside}: {len(labels)} labels for {len(rows)} goals; one 0 or 1 a line is needed.")
+    kept = ("goal", "sol1", "sol2")
+    return [{**{k: r[k] for k in kept}, "label": int(n)} for r, n in zip(rows, labels, strict=True)]
+
+
+def truthfulqa_json(path: Path) -> list[Row]:
+    """TruthfulQA's two sets of choices: there answer -> 1 or 0, here two lists, what is true before what is not."""
+    names = ("mc1_targets", "mc2_targets")
+    rows = []
+    for number, row in enumerate(json_list("question", *names)(path), start=1):
+        made: Row = {"question": row["question"]}
+        for name in names:
+            pairs = sorted(row[name].items(), key=lambda pair: -pair[1])
+            if not pairs or pairs[0][1] != 1 or (name == "mc1_targets" and sum(n for _, n in pairs) != 1):
+                raise DataError(f"{path}, question {number}: {name} must mark true answers with 1, of mc1 just one.")
+            made[name] = {"choices": [text for text, _ in pairs], "labels": [mark for _, mark in pairs]}
+        rows.append(made)
+    return rows
+
+
+def math_folder(path: Path) -> list[Row]:
+    """MATH: one JSON file a problem, in the order of their numbers; the answer stands in the solution's last box."""
+    found = sorted(path.glob("*.json"), key=lambda file: (len(file.stem), file.stem))
+    rows = []
+    for file in found:
+        try:
+            rows.append((0, json.loads(read_text_file(file))))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{file}:{error.lineno}: not JSON ({error.msg}). Fetch the file again.") from None
+    kept = _rows(path, rows, ("problem", "solution"))
+    for file, row in zip(found, kept, strict=True):
+        if "\\boxed" not in row["solution"] and "\\fbox" not in row["solution"]:
+            raise DataError(f"{file}: its solution has no \\boxed answer, so nothing could be graded.")
+    return [{"problem": r["problem"], "solution": r["solution"]} for r in kept]

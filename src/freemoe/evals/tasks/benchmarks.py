@@ -8,108 +8,14 @@ content key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from typing import Any
 
 from freemoe.core.errors import RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.evals.tasks import benchmark_files as files
-from freemoe.evals.tasks.benchmark_files import Reader, Row
-from freemoe.evals.tasks.documents import Kind
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Which source split plays which part; the same one twice means that it is carved by content key.
-
-    Attributes:
-        reference: Source split that may be searched on, or several joined by ``+``; empty when another
-            benchmark lends its own.
-        reported: Source split that is only reported on.
-        shots: Source split of the few-shot examples; empty when lm-eval's YAML holds them.
-    """
-
-    reference: str
-    reported: str
-    shots: str = ""
-
-    @property
-    def references(self) -> list[str]:
-        """The source splits that may be searched on."""
-        return [s for s in self.reference.split("+") if s]
-
-    @property
-    def carved(self) -> bool:
-        """Whether one source split is cut in two by content key."""
-        return self.reported in self.references
-
-    def needed(self, shots: bool) -> list[str]:
-        """The source splits to be read, each once."""
-        wanted = [*self.references, self.reported, self.shots if shots else ""]
-        return [s for s in dict.fromkeys(wanted) if s]
-
-    def plus(self, extra: Sequence[str]) -> Sources:
-        """The same with more source splits to search on."""
-        more = [s for s in extra if s not in self.references]
-        return replace(self, reference="+".join([*self.references, *more])) if self.reference else self
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """One row.
-
-    Attributes:
-        name: Name of the task.
-        about: One line for ``freemoe ls``.
-        yaml: lm-eval's file, below its folder of tasks; ``{subject}`` is filled in.
-        kind: How its documents are scored.
-        metric: The reported metric, as `grade` names it.
-        paths: Source split -> file below ``data_root``; ``{subject}`` is filled in.
-        read: Reader of these files.
-        local: The splits when documents come from files.
-        hub: The splits when they come from the hub, in the hub's names.
-        key: What a document is about, for its content key.
-        gold: Gold answer as text, where lm-eval's target is not one (code).
-        scored: lm-eval's name of the metric, where it differs.
-        filter: lm-eval's filter whose answer is the reported one; empty when there is one only.
-        num_fewshot: Few-shot examples unless told otherwise (the papers': MMLU 5, others 0).
-        lender: Benchmark that lends its reference documents.
-        overrides: Entries of the YAML that do not hold for the files' format.
-        subjects: Sub-tasks; empty when there are none.
-    """
-
-    name: str
-    about: str
-    yaml: str
-    kind: Kind
-    metric: str
-    paths: dict[str, str]
-    read: Reader
-    local: Sources
-    hub: Sources
-    key: Callable[[Row], tuple[str, ...]]
-    gold: Callable[[Row], str] | None = None
-    scored: str = ""
-    filter: str = ""
-    num_fewshot: int = 0
-    lender: str = ""
-    overrides: dict[str, object] = field(default_factory=dict)
-    subjects: tuple[str, ...] = ()
-
-    @property
-    def split_note(self) -> str:
-        """Which split is reference and which is reported, for files."""
-        return describe(self.local, self.lender)
-
-
-def describe(sources: Sources, lender: str = "") -> str:
-    """In words: which split is reference, which is reported, what is carved."""
-    if lender:
-        return f"reference borrowed from {lender} (no split of its own), reported {sources.reported}"
-    if sources.carved:
-        return f"reference and reported carved from {sources.reported} by content key, one half each"
-    return f"reference {sources.reference}, reported {sources.reported}"
-
+from freemoe.evals.tasks.benchmark import Benchmark, Sources
+from freemoe.evals.tasks.benchmark_files import Row
+from freemoe.evals.tasks.choice_benchmarks import CHOICES
 
 _SUBJECTS = """
     abstract_algebra anatomy astronomy business_ethics clinical_knowledge college_biology college_chemistry
@@ -126,27 +32,43 @@ _SUBJECTS = """
 """
 MMLU_SUBJECTS = tuple(_SUBJECTS.split())
 
+_MATH_FOLDERS = {
+    "counting_and_prob": "counting_and_probability",
+    "num_theory": "number_theory",
+    "precalc": "precalculus",
+}
+MATH_SUBJECTS = (
+    "algebra",
+    "counting_and_prob",
+    "geometry",
+    "intermediate_algebra",
+    "num_theory",
+    "prealgebra",
+    "precalc",
+)
 
-def _labelled_answer(row: Row) -> str:
-    """Text of the right choice where choices have labels."""
-    return row["choices"]["text"][row["choices"]["label"].index(row["answerKey"].strip())]
+
+def _minerva_gold(row: Row) -> str:
+    """The solution with its answer said as lm-eval's examples say it, which is what its grader looks for."""
+    return f" {row['solution']}\nFinal Answer: The final answer is ${row['answer']}$. I hope it is correct."
 
 
-def _arc(name: str, folder: str) -> Benchmark:
+def _math(name: str, about: str, **more: Any) -> Benchmark:
     return Benchmark(
         name=name,
-        about=f"Grade-school science questions ({folder}), likelihood of the answer's text",
-        yaml=f"arc/{name}.yaml",
-        kind="choice",
-        metric="acc",
-        paths={
-            split: f"arc/{folder}/{folder}-{part}.jsonl"
-            for split, part in (("train", "Train"), ("validation", "Dev"), ("test", "Test"))
-        },
-        read=files.arc_jsonl,
-        local=Sources("validation", "test", "train"),
-        hub=Sources("validation", "test", "train"),
-        key=lambda row: (row["question"], _labelled_answer(row)),
+        about=about,
+        yaml=f"{name}/{name}_{{subject}}.yaml",
+        kind="generate",
+        metric="exact_match",
+        paths={split: f"math/{split}/{{subject}}" for split in ("train", "test")},
+        read=files.math_folder,
+        local=Sources("train", "test", "train"),
+        hub=Sources("train", "test", "train"),
+        key=lambda row: (row["problem"],),
+        subjects=MATH_SUBJECTS,
+        folders=_MATH_FOLDERS,
+        origin="MATH.tar of github.com/hendrycks/math, unpacked as math/: 12,500 JSON files, 20 MB packed",
+        **more,
     )
 
 
@@ -224,49 +146,19 @@ TABLE: tuple[Benchmark, ...] = (
         key=lambda row: (row["text"],),
         gold=lambda row: row["code"].replace("\r\n", "\n") + "\n[DONE]",
     ),
-    _arc("arc_easy", "ARC-Easy"),
-    _arc("arc_challenge", "ARC-Challenge"),
-    Benchmark(
-        name="hellaswag",
-        about="Which of four endings follows, likelihood of the ending",
-        yaml="hellaswag/hellaswag.yaml",
-        kind="choice",
-        metric="acc",
-        paths={"validation": "hellaswag/hellaswag_val_olmes1000.jsonl"},
-        read=files.hellaswag_jsonl,
-        local=Sources("validation", "validation", "validation"),
-        hub=Sources("train", "validation", "train"),
-        key=lambda row: (row["query"] if "query" in row else row["activity_label"] + ": " + row["ctx"],),
-        overrides={"process_docs": None},
+    _math(
+        "hendrycks_math",
+        "Competition mathematics (MATH), generated; the text between dollar signs is compared (also hendrycks_math_SUBJECT)",
     ),
-    Benchmark(
-        name="openbookqa",
-        about="Elementary science, four choices, likelihood of the answer's text",
-        yaml="openbookqa/openbookqa.yaml",
-        kind="choice",
-        metric="acc",
-        paths={
-            split: f"openbookqa/{part}.tsv"
-            for split, part in (("train", "train"), ("validation", "dev"), ("test", "test"))
-        },
-        read=files.openbookqa_tsv,
-        local=Sources("validation", "test", "train"),
-        hub=Sources("validation", "test", "train"),
-        key=lambda row: (row["question_stem"], _labelled_answer(row)),
+    _math(
+        "minerva_math",
+        "The same with four worked examples; the final answer is compared as an expression (also minerva_math_SUBJECT)",
+        num_fewshot=4,
+        gold=_minerva_gold,
+        extra="math",
+        needs=("sympy", "antlr4", "math_verify"),
     ),
-    Benchmark(
-        name="rte",
-        about="Does the first sentence entail the second, likelihood of True and False",
-        yaml="glue/rte/default.yaml",
-        kind="choice",
-        metric="acc",
-        paths={"validation": "rte/dev.jsonl"},
-        read=files.jsonl("sentence1", "sentence2", "label"),
-        local=Sources("validation", "validation", "validation"),
-        hub=Sources("train", "validation", "train"),
-        # Several hypotheses may share a premise.
-        key=lambda row: (row["sentence1"],),
-    ),
+    *CHOICES,
     Benchmark(
         name="wikitext",
         about="WikiText-2, raw text in blocks of 256 tokens, nats per token (no rolling word perplexity)",
@@ -285,7 +177,7 @@ BENCHMARKS: dict[str, Benchmark] = {row.name: row for row in TABLE}
 
 
 def find_benchmark(spec: str) -> tuple[Benchmark, tuple[str, ...], int | None, tuple[str, ...]]:
-    """Read ``task``, ``task@N`` or ``mmlu_SUBJECT``, each also as ``task+train`` to search on train too.
+    """Read ``task``, ``task@N`` or ``task_SUBJECT``, each also as ``task+train`` to search on train too.
 
     Returns:
         The row, the subjects that are meant, the few-shot count if the spec has one, and the added splits.
@@ -299,11 +191,12 @@ def find_benchmark(spec: str) -> tuple[Benchmark, tuple[str, ...], int | None, t
     if at and not count.isdecimal():
         raise RecipeError(f"Task {spec!r}: {count!r} is no few-shot count; write {name}@5 for five examples.")
     shots = int(count) if at else None
-    if name.startswith("mmlu_"):
-        subject = name.removeprefix("mmlu_")
-        if subject not in MMLU_SUBJECTS:
-            raise unknown_name("task", name, [f"mmlu_{s}" for s in MMLU_SUBJECTS])
-        row, subjects = BENCHMARKS["mmlu"], (subject,)
+    whole = next((b for b in TABLE if b.subjects and name.startswith(f"{b.name}_")), None)
+    if whole is not None:
+        subject = name.removeprefix(f"{whole.name}_")
+        if subject not in whole.subjects:
+            raise unknown_name("task", name, [f"{whole.name}_{s}" for s in whole.subjects])
+        row, subjects = whole, (subject,)
     elif name in BENCHMARKS:
         row = BENCHMARKS[name]
         subjects = row.subjects

@@ -30,6 +30,8 @@ class Document:
             equal to the target), ``generate`` and ``code`` (generated until a stop string, then graded),
             ``text`` (likelihood of plain text, or of a response after its prompt).
         prompt: All text before the answer, few-shot examples included; empty for plain text.
+        contexts: For ``choice`` only, where the choices are different contexts of one continuation (WinoGrande): what stands
+            before each answer in the place of ``prompt``, which then has a blank for the choice.
         answers: Continuations to score: the choices, or the one target; for ``text`` the text itself, or the response.
         gold: Index of the right answer, where there is one.
         reference: Gold answer as text, used for calibration and for the loss of signed purification.
@@ -58,6 +60,7 @@ class Document:
     index: int = 0
     tokens: tuple[int, ...] = ()
     given: int = 0
+    contexts: tuple[str, ...] = ()
 
 
 def content_key(*parts: str) -> str:

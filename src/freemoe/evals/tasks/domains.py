@@ -5,7 +5,8 @@ A task is named by
 ``mbpp+train`` to search on train too), ``lm_eval:sciq`` (any other task of lm-eval, see `harness.any_task`),
 ``FILE`` (carved; JSONL, JSON, CSV, TSV, parquet, or plain text), ``REFERENCE::TEST``, a folder with ``reference.jsonl`` and
 ``test.jsonl``, ``hf:owner/name:split`` (a data set), any of these after the shape its rows have (``chat:FILE``, ``text:FILE``;
-recognised otherwise), ``demo:math`` (``code``, ``general``: the bundled benchmark).
+recognised otherwise), ``demo:math`` (``code``, ``general``: the bundled benchmark), ``sampled:FILE`` (prompts with targets that
+are answered as code tasks are, by samples, and reported as pass@k).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSplit, check_disjoint
 from freemoe.evals.tasks.task import DomainData, Grader, Task
 from freemoe.evals.tasks.text_tasks import text_task
-from freemoe.evals.tasks.user_tasks import FOLDER_FILES, Reading, UserTask
+from freemoe.evals.tasks.user_tasks import FOLDER_FILES, Reading, SampledTask, UserTask
 from freemoe.recipes import BuildRecipe, EvalRecipe
 from freemoe.text.chat import as_prompt, uses_template
 from freemoe.text.documents import split_shape
@@ -34,6 +35,7 @@ from freemoe.text.shapes import recognise
 DEMO = "demo:"
 TEXT_SUFFIXES = (".txt", ".md")
 LM_EVAL = "lm_eval:"
+SAMPLED = "sampled:"
 PAIR = "::"
 
 
@@ -63,7 +65,7 @@ def is_file_spec(spec: str) -> bool:
     # A benchmark's name stays one in a folder that has a folder of that name.
     if re.split(r"[@+]", spec)[0] in BENCHMARKS or spec.startswith(LM_EVAL):
         return False
-    shape, source = split_shape(spec)
+    shape, source = split_shape(spec.removeprefix(SAMPLED))
     return (
         shape is not None
         or source.startswith((DEMO, HUB))
@@ -125,6 +127,8 @@ def make_task(
     text_given: int = 0,
     chat: str = "auto",
     task_folder: str | None = None,
+    pass_at: int = 1,
+    estimator: str = "unbiased",
 ) -> Task:
     """Build the task that a spec names; arguments as in `load_domain`."""
     if spec.startswith(LM_EVAL):
@@ -142,7 +146,10 @@ def make_task(
             seed=seed,
             num_fewshot=num_fewshot,
             allow_code_execution=allow_code_execution,
+            pass_at=pass_at,
+            estimator=estimator,
         )
+    sampled, spec = spec.startswith(SAMPLED), spec.removeprefix(SAMPLED)
     data = _data(spec)
     name = source_name(data.first)
     if spec.startswith(DEMO):
@@ -152,7 +159,8 @@ def make_task(
     if (data.shape or _recognised(data.first)) == "text":
         return text_task(name, data.first, data.second, tokenizer=tokenizer, limit=limit, given=text_given)
     how = Reading(data.shape, tokenizer, chat)
-    return UserTask(name, data.first, data.second, limit=limit, seed=seed, how=how)
+    task = UserTask(name, data.first, data.second, limit=limit, seed=seed, how=how)
+    return SampledTask(task, tokenizer, pass_at, estimator) if sampled else task
 
 
 def _recognised(source: str) -> str:
@@ -173,6 +181,8 @@ def load_domain(
     text_given: int = 0,
     chat: str = "auto",
     task_folder: str | None = None,
+    pass_at: int = 1,
+    estimator: str = "unbiased",
 ) -> DomainData:
     """Load a domain's tasks into its two splits.
 
@@ -189,6 +199,8 @@ def load_domain(
         text_given: Tokens at the start of a block of text that are context only; 0 for the beginning-of-text token.
         chat: ``auto``, ``on`` or ``off``: whether the tokenizer's chat template is used (`freemoe.text.chat`).
         task_folder: Folder of further lm-eval tasks (YAML files) for ``lm_eval:NAME``.
+        pass_at: The k of the pass@k that code tasks report.
+        estimator: ``unbiased``, or ``first`` (`passed_at`).
 
     Raises:
         UnknownNameError: When no benchmark has that name.
@@ -215,6 +227,8 @@ def load_domain(
             text_given=text_given,
             chat=chat,
             task_folder=task_folder,
+            pass_at=pass_at,
+            estimator=estimator,
         )
         if task.name in tasks:
             raise DataError(
@@ -235,9 +249,13 @@ def _as_message(tokenizer: Any) -> Callable[[Document], Document]:
         if document.kind == "text":
             return document
         where = f"{document.task} {document.id}"
-        prompt = as_prompt(tokenizer, [{"role": "user", "content": document.prompt}], where)
+        prompt, *contexts = (
+            as_prompt(tokenizer, [{"role": "user", "content": text}], where)
+            for text in (document.prompt, *document.contexts)
+        )
         answers = tuple(answer.removeprefix(" ") for answer in document.answers)
-        return replace(document, prompt=prompt, answers=answers, reference=document.reference.removeprefix(" "))
+        reference = document.reference.removeprefix(" ")
+        return replace(document, prompt=prompt, contexts=tuple(contexts), answers=answers, reference=reference)
 
     return change
 
@@ -256,6 +274,8 @@ def domain_of(recipe: BuildRecipe | EvalRecipe, name: str, tokenizer: Any) -> Do
         text_given=recipe.data.text_given,
         chat=recipe.data.chat,
         task_folder=recipe.data.task_folder,
+        pass_at=recipe.data.pass_at,
+        estimator=recipe.data.estimator,
     )
 
 

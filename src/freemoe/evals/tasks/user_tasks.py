@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import DataError
+from freemoe.evals.sandbox.runner import PASS_AT, passed_at
 from freemoe.evals.tasks.documents import Document, content_key
 from freemoe.evals.tasks.responses import response_parts
 from freemoe.evals.tasks.splits import carve, draw
-from freemoe.evals.tasks.task import Response, grade_choice, likelihoods, per_token
+from freemoe.evals.tasks.task import Response, completions, grade_choice, likelihoods, per_token
 from freemoe.text.chat import uses_template
 from freemoe.text.documents import read_items
 from freemoe.text.rows import HUB, Row, source_name
@@ -205,6 +206,56 @@ class UserTask:
         if document.kind == "choice":
             return grade_choice(document, responses, [len(a.removeprefix(" ")) for a in document.answers])
         return {"acc": float(likelihoods(document, responses)[0][1])}
+
+
+class SampledTask:
+    """A user's task with targets, sampled.
+
+    Args:
+        task: Whose documents they are.
+        tokenizer: Of the model, for how many tokens an answer may have; a token per character without one.
+        pass_at: The k of the reported pass@k.
+        estimator: As `passed_at` has it.
+
+    Raises:
+        DataError: When the task's documents have no targets.
+    """
+
+    runs_code = False
+
+    def __init__(self, task: UserTask, tokenizer: Any = None, pass_at: int = 1, estimator: str = "unbiased") -> None:
+        documents = [*task.reference(), *task.reported()]
+        other = next((d for d in documents if d.kind != "target"), None)
+        if other is not None:
+            raise DataError(
+                f"Task {task.name!r}: sampled: takes rows with a prompt and its target; {other.id} is of kind {other.kind!r}."
+            )
+        self.name, self.note, self.metric = task.name, f"{task.note}; sampled", f"pass@{pass_at}"
+        self._task, self._estimator = task, estimator
+        # What ends its line needs no token behind it.
+        self._until = ("\n",) if all(d.reference.endswith("\n") for d in documents) else ()
+        length = len if tokenizer is None else lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+        self._most = max(length(d.reference) for d in documents) + 1
+
+    def _asked(self, documents: Sequence[Document]) -> list[Document]:
+        how: dict[str, Any] = {"kind": "generate", "answers": (), "gold": None, "max_new_tokens": self._most}
+        return [replace(d, until=self._until, **how) for d in documents]
+
+    def reference(self) -> list[Document]:
+        """Documents that may be searched on."""
+        return self._asked(self._task.reference())
+
+    def reported(self) -> list[Document]:
+        """Documents that are only reported on."""
+        return self._asked(self._task.reported())
+
+    def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
+        """pass@k for every k of 1, 10 and 100 up to the number of samples."""
+        target = document.reference.removesuffix("\n") if self._until else document.reference
+        right = [
+            text == target if self._until else text.startswith(target) for text in completions(document, responses)
+        ]
+        return {f"pass@{k}": passed_at(right, k, self._estimator) for k in PASS_AT if k <= len(right)}
 
 
 def _label(source: str | Path) -> str:

@@ -18,8 +18,8 @@ from freemoe.compat.lm_eval import Listed, averaged_metrics, find_task, known_ta
 from freemoe.compat.lm_eval import templates_compiled_once as compiled_once
 from freemoe.core.errors import DataError, FreeMoEError, RecipeError
 from freemoe.core.registry import unknown_name
+from freemoe.evals.tasks.benchmark import Benchmark, Sources
 from freemoe.evals.tasks.benchmark_files import Row
-from freemoe.evals.tasks.benchmarks import Benchmark, Sources
 from freemoe.evals.tasks.documents import Kind
 from freemoe.evals.tasks.harness.rows import Part, gold_index, require_lm_eval
 from freemoe.evals.tasks.harness.tasks import LmEvalTask

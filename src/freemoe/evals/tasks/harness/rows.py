@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from freemoe.compat.lm_eval import generation_settings, task_of
 from freemoe.core.errors import DataError
+from freemoe.evals.tasks.benchmark import Benchmark, Sources
 from freemoe.evals.tasks.benchmark_files import Row
-from freemoe.evals.tasks.benchmarks import Benchmark, Sources
 from freemoe.evals.tasks.documents import Document, content_key
 from freemoe.evals.tasks.splits import carve, rank
 from freemoe.text.hub_data import load_hub_data
@@ -28,13 +29,15 @@ MOST_TOKENS = 256
 MBPP_IDS = {"train": range(601, 975), "validation": range(511, 601), "test": range(11, 511)}
 
 
-def require_lm_eval(task: str | None = None) -> None:
-    """Raise unless lm-eval can be imported; names the task that asked for it."""
-    missing = [m for m in ("lm_eval", "datasets", "evaluate") if importlib.util.find_spec(m) is None]
+def require_lm_eval(task: str | None = None, needs: Sequence[str] = (), extra: str = "") -> None:
+    """Raise unless lm-eval can be imported, and what it imports for a task; names the task that asked for it."""
+    wanted = ["lm_eval", "datasets", "evaluate", *needs]
+    missing = [m for m in wanted if importlib.util.find_spec(m) is None]
     if missing:
+        extras = "eval" + (f",{extra}" if extra else "")
         raise DataError(
             ("This" if task is None else f"Task {task!r}")
-            + f" needs lm-eval, and {', '.join(missing)} is not installed here. pip install 'freemoe[eval]'"
+            + f" needs lm-eval, and {', '.join(missing)} is not installed here. pip install 'freemoe[{extras}]'"
             + ("." if task is None else ", or use a task of your own (FILE.jsonl).")
         )
 
@@ -46,11 +49,11 @@ def local_rows(row: Benchmark, root: Path, subject: str, splits: Sequence[str]) 
     """Rows of the named source splits from files below ``root``."""
     found: dict[str, list[Row]] = {}
     for split in splits:
-        path = root / row.paths[split].format(subject=subject)
-        if not path.is_file():
+        path = root / row.file(split, subject)
+        if not path.exists():
             raise DataError(
                 f"Task {row.name!r}: no file at {path.resolve()}. --data-root must hold the original files: "
-                f"{', '.join(dict.fromkeys(row.paths.values()))}."
+                f"{', '.join(dict.fromkeys(row.paths.values()))}" + (f" ({row.origin})." if row.origin else ".")
             )
         rows = row.read(path)
         if row.name == "mbpp":
@@ -179,10 +182,10 @@ class Part:
             gold = gold_index(lm_task, doc)
             if not 0 <= gold < len(answers):
                 raise DataError(f"{task} {name}: right answer {gold}, but lm-eval makes {len(answers)} choices of it.")
-            return (
-                Document(**common, prompt=made[0].args[0], answers=answers, gold=gold, reference=answers[gold]),
-                doc,
-            )
+            contexts = tuple(i.args[0] for i in made)
+            if lm_task.multiple_input:
+                return with_contexts(contexts, answers, gold, common), doc
+            return Document(**common, prompt=contexts[0], answers=answers, gold=gold, reference=answers[gold]), doc
         instance = made[0] if isinstance(made, list) else made
         if row.kind == "target":
             prompt, target = instance.args
@@ -194,9 +197,24 @@ class Part:
         return Document(**common, prompt=prompt, reference=gold_text, until=until, max_new_tokens=most), doc
 
 
+def with_contexts(contexts: tuple[str, ...], answers: tuple[str, ...], gold: int, common: dict[str, Any]) -> Document:
+    """A document whose choices are different contexts of one continuation; its prompt has a blank in their place."""
+    shared = "".join(here[0] for here in takewhile(lambda here: len(set(here)) == 1, zip(*contexts, strict=False)))
+    # Up to a whole word, so that nothing of a choice stands in the prompt.
+    shared = shared[: max(shared.rfind(" "), shared.rfind("\n")) + 1]
+    return Document(
+        **common,
+        prompt=f"{shared}_{answers[0]}",
+        contexts=contexts,
+        answers=answers,
+        gold=gold,
+        reference=contexts[gold][len(shared) :] + answers[gold],
+    )
+
+
 def gold_index(task: Any, doc: Row) -> int:
     """Which of a document's choices is right: the first, where lm-eval takes several; -1 for none."""
-    target = task.doc_to_target(doc)
+    target = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
     target = (target[0] if target else -1) if isinstance(target, list) else target
     if isinstance(target, int):
         return target

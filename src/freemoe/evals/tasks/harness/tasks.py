@@ -15,16 +15,15 @@ import numpy as np
 from freemoe.compat.lm_eval import filters_of, official_config, templates_compiled_once
 from freemoe.core.errors import DataError
 from freemoe.evals.sandbox.code_metric import SandboxedCodeEval, sandboxed_code_eval
-from freemoe.evals.sandbox.runner import pass_at_k, require_permission
+from freemoe.evals.sandbox.runner import PASS_AT, passed_at, require_permission
+from freemoe.evals.tasks.benchmark import Benchmark, Sources, describe
 from freemoe.evals.tasks.benchmark_files import Row
-from freemoe.evals.tasks.benchmarks import Benchmark, Sources, describe, find_benchmark
+from freemoe.evals.tasks.benchmarks import find_benchmark
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.harness.rows import Part, hub_rows, local_rows, require_lm_eval
 from freemoe.evals.tasks.splits import draw
 from freemoe.evals.tasks.task import Response, Task, completions, likelihoods
 from freemoe.evals.tasks.text_tasks import TextTask
-
-PASS_AT = (1, 10, 100)
 
 
 class LmEvalTask:
@@ -41,6 +40,8 @@ class LmEvalTask:
         seed: Seed of the draw.
         code: The sandboxed code metric that lm-eval's functions were bound to.
         note: How the splits were made.
+        pass_at: Of code: the k of the reported pass@k.
+        estimator: Of code: as `passed_at` has it.
     """
 
     def __init__(
@@ -53,9 +54,12 @@ class LmEvalTask:
         seed: int,
         code: SandboxedCodeEval | None,
         note: str,
+        pass_at: int = 1,
+        estimator: str = "unbiased",
     ) -> None:
         self.row, self.name, self.lender, self.note = row, name, lender, note
-        self.metric = row.metric
+        self.metric = f"pass@{pass_at}" if row.kind == "code" else row.metric
+        self._estimator = estimator
         self.runs_code = row.kind == "code"
         self._parts, self._limit, self._seed, self._code = parts, limit, seed, code
         self.shots = {part.subject: part.shot_names for part in parts}
@@ -88,8 +92,7 @@ class LmEvalTask:
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """Grade one document by lm-eval's filters and metrics.
 
-        Several completions give the mean of each metric; for code the unbiased pass@k for every k of 1, 10
-        and 100 up to their number.
+        Several completions give the mean of each metric; for code pass@k for every k of 1, 10 and 100 up to their number.
 
         Raises:
             SandboxError: For code, unless running generated code was allowed.
@@ -108,8 +111,8 @@ class LmEvalTask:
             require_permission(self._code.allowed)
         graded = [self._grade_completion(part, doc, text) for text in completions(document, responses)]
         if self.row.kind == "code":
-            passed = sum(g["pass@1"] > 0 for g in graded)
-            return {f"pass@{k}": pass_at_k(len(graded), passed, k) for k in PASS_AT if k <= len(graded)}
+            passed = [g["pass@1"] > 0 for g in graded]
+            return {f"pass@{k}": passed_at(passed, k, self._estimator) for k in PASS_AT if k <= len(graded)}
         return {k: sum(g[k] for g in graded) / len(graded) for k in graded[0]}
 
     def _grade_completion(self, part: Part, doc: Row, text: str) -> dict[str, float]:
@@ -124,7 +127,7 @@ class LmEvalTask:
             scores = part.task.process_results(doc, [instance.filtered_resps[ensemble.name]])
             reported = len(filters) == 1 or ensemble.name == self.row.filter
             for name, value in _figures(scores).items():
-                ours = self.metric if name == self.row.scored else name
+                ours = self.row.metric if name == self.row.scored else name
                 found[ours if reported else f"{ours},{ensemble.name}"] = value
         return found
 
@@ -146,6 +149,8 @@ def named_task(
     seed: int = 0,
     num_fewshot: int | None = None,
     allow_code_execution: bool = False,
+    pass_at: int = 1,
+    estimator: str = "unbiased",
 ) -> Task:
     """Build the task of a benchmark's name; arguments as in `freemoe.evals.tasks.domains.load_domain`.
 
@@ -154,7 +159,7 @@ def named_task(
         DataError: When lm-eval or the files are missing, or the hub cannot be reached.
     """
     row, subjects, asked, extra = find_benchmark(spec)
-    require_lm_eval(row.name)
+    require_lm_eval(row.name, row.needs, row.extra)
     root = Path(data_root).expanduser() if data_root is not None else None
     sources = (row.local if root else row.hub).plus(extra)
     if row.kind == "text":
@@ -182,9 +187,12 @@ def named_task(
             seed=seed,
             num_fewshot=num_fewshot,
             allow_code_execution=allow_code_execution,
+            pass_at=pass_at,
+            estimator=estimator,
         )
     name = row.name if len(subjects) != 1 else f"{row.name}_{subjects[0]}"
-    return LmEvalTask(row, name, parts, lender, limit, seed, code, _note(row, name, parts, sources, shots, limit))
+    note = _note(row, name, parts, sources, shots, limit)
+    return LmEvalTask(row, name, parts, lender, limit, seed, code, note, pass_at, estimator)
 
 
 def _note(row: Benchmark, name: str, parts: list[Part], sources: Sources, shots: int, limit: int | None) -> str:

@@ -1,0 +1,98 @@
+"""Sampled continuations that do not depend on how they are batched: each row's random numbers come from its own tokens.
+
+Shapes: B rows, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freemoe.core.errors import RecipeError
+from freemoe.evals.engine.row_plan import Ids
+from freemoe.recipes import BuildRecipe, EvalRecipe
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How continuations are drawn.
+
+    Attributes:
+        samples: Continuations of every prompt.
+        temperature: Logits are divided by it; 0 takes the likeliest token.
+        top_p: The likeliest tokens that together have this probability are drawn from (Holtzman et al. 2020).
+        seed: Another seed, other continuations.
+
+    Raises:
+        RecipeError: On values out of range, or several samples without chance.
+    """
+
+    samples: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.samples < 1 or self.temperature < 0 or not 0 < self.top_p <= 1:
+            raise RecipeError(
+                f"samples is {self.samples}, temperature {self.temperature:g}, top_p {self.top_p:g}; at least 1 sample, a "
+                "temperature of 0 or more and a top_p above 0, at most 1, are needed."
+            )
+        if self.samples > 1 and self.temperature == 0:
+            raise RecipeError(
+                f"{self.samples} samples at temperature 0 are one sample {self.samples} times. Give a temperature (0.8 with top_p "
+                "0.95 is usual for pass@10), or take samples=1."
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken."""
+        return self.temperature == 0
+
+    def chances(self, prompt: Ids, sample: int, new: int) -> np.ndarray:
+        """One number in [0, 1) for each of ``new`` steps, the same for the same prompt, sample and seed."""
+        said = np.asarray([self.seed, sample, *prompt], dtype="<i8").tobytes()
+        key = hashlib.blake2b(said, digest_size=16, person=b"freemoe sample").digest()
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).random(new)
+
+    def pick(self, logits: Tensor, chances: Tensor) -> Tensor:
+        """One token of each row.
+
+        Args:
+            logits: ``(B, V)``.
+            chances: ``(B,)``, in [0, 1): at which point of a row's cumulative probability its token lies.
+
+        Returns:
+            Token ids ``(B,)``.
+        """
+        if self.is_greedy:
+            return logits.argmax(-1)
+        # In fp64: the sum over a large vocabulary must not move a boundary.
+        wide = logits.float() if logits.device.type == "mps" else logits.double()
+        shares, last = (wide / self.temperature).softmax(-1), torch.full((len(wide), 1), wide.shape[-1] - 1)
+        last, tokens = last.to(wide.device), None
+        if self.top_p < 1:
+            shares, tokens = shares.sort(dim=-1, descending=True, stable=True)
+            # A token counts while those before it have less than top_p; the likeliest always does.
+            last = (shares.cumsum(-1) - shares < self.top_p).sum(-1, keepdim=True) - 1
+        total = shares.cumsum(-1)
+        point = chances.to(total)[:, None] * total.gather(-1, last)
+        place = torch.minimum((total <= point).sum(-1, keepdim=True), last)
+        return (place if tokens is None else tokens.gather(-1, place))[:, 0]
+
+
+GREEDY = Sampling()
+"""The likeliest token, once."""
+
+
+def sampling_of(recipe: BuildRecipe | EvalRecipe) -> Sampling:
+    """How a recipe has programs written."""
+    data = recipe.data
+    count = data.samples or data.pass_at
+    usual = 0.8 if count > 1 else 0.0
+    return Sampling(count, usual if data.temperature is None else data.temperature, data.top_p, recipe.seed or 0)

@@ -1,0 +1,114 @@
+"""What a named benchmark's row says: where its documents lie, and which split may be searched on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from freemoe.evals.tasks.benchmark_files import Reader, Row
+from freemoe.evals.tasks.documents import Kind
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Which source split plays which part; the same one twice means that it is carved by content key.
+
+    Attributes:
+        reference: Source split that may be searched on, or several joined by ``+``; empty when another
+            benchmark lends its own.
+        reported: Source split that is only reported on.
+        shots: Source split of the few-shot examples; empty when lm-eval's YAML holds them.
+    """
+
+    reference: str
+    reported: str
+    shots: str = ""
+
+    @property
+    def references(self) -> list[str]:
+        """The source splits that may be searched on."""
+        return [s for s in self.reference.split("+") if s]
+
+    @property
+    def carved(self) -> bool:
+        """Whether one source split is cut in two by content key."""
+        return self.reported in self.references
+
+    def needed(self, shots: bool) -> list[str]:
+        """The source splits to be read, each once."""
+        wanted = [*self.references, self.reported, self.shots if shots else ""]
+        return [s for s in dict.fromkeys(wanted) if s]
+
+    def plus(self, extra: Sequence[str]) -> Sources:
+        """The same with more source splits to search on."""
+        more = [s for s in extra if s not in self.references]
+        return replace(self, reference="+".join([*self.references, *more])) if self.reference else self
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One row.
+
+    Attributes:
+        name: Name of the task.
+        about: One line for ``freemoe ls``.
+        yaml: lm-eval's file, below its folder of tasks; ``{subject}`` is filled in.
+        kind: How its documents are scored.
+        metric: The reported metric, as `grade` names it.
+        paths: Source split -> file below ``data_root``; ``{subject}`` is filled in.
+        read: Reader of these files.
+        local: The splits when documents come from files.
+        hub: The splits when they come from the hub, in the hub's names.
+        key: What a document is about, for its content key.
+        gold: Gold answer as text, where lm-eval's target is not one (code).
+        scored: lm-eval's name of the metric, where it differs.
+        filter: lm-eval's filter whose answer is the reported one; empty when there is one only.
+        num_fewshot: Few-shot examples unless told otherwise (the papers': MMLU 5, others 0).
+        lender: Benchmark that lends its reference documents.
+        overrides: Entries of the YAML that do not hold for the files' format.
+        subjects: Sub-tasks; empty when there are none.
+        folders: Subject -> its name in ``paths``, where that differs.
+        origin: Where the files come from, and how large they are.
+        extra: The extra of freemoe's that brings what lm-eval's functions of the task import, beyond ``eval``.
+        needs: Modules that this extra brings.
+    """
+
+    name: str
+    about: str
+    yaml: str
+    kind: Kind
+    metric: str
+    paths: dict[str, str]
+    read: Reader
+    local: Sources
+    hub: Sources
+    key: Callable[[Row], tuple[str, ...]]
+    gold: Callable[[Row], str] | None = None
+    scored: str = ""
+    filter: str = ""
+    num_fewshot: int = 0
+    lender: str = ""
+    overrides: dict[str, object] = field(default_factory=dict)
+    subjects: tuple[str, ...] = ()
+    folders: dict[str, str] = field(default_factory=dict)
+    origin: str = ""
+    extra: str = ""
+    needs: tuple[str, ...] = ()
+
+    def file(self, split: str, subject: str) -> str:
+        """The file, or folder, of a source split below the data root."""
+        return self.paths[split].format(subject=self.folders.get(subject, subject))
+
+    @property
+    def split_note(self) -> str:
+        """Which split is reference and which is reported, for files."""
+        return describe(self.local, self.lender)
+
+
+def describe(sources: Sources, lender: str = "") -> str:
+    """In words: which split is reference, which is reported, what is carved."""
+    if lender:
+        return f"reference borrowed from {lender} (no split of its own), reported {sources.reported}"
+    if sources.carved:
+        return f"reference and reported carved from {sources.reported} by content key, one half each"
+    return f"reference {sources.reference}, reported {sources.reported}"

@@ -1,0 +1,60 @@
+"""The section of a recipe that says where documents come from and how generated answers are drawn."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from freemoe.recipes.sections import Chat, Section
+
+
+class DataSection(Section):
+    """Where documents come from and how many are read."""
+
+    root: str | None = Field(default=None, description="Folder with the benchmarks' original files; hub if absent.")
+    limit: int | None = Field(default=None, ge=1, description="Documents per task and split.")
+    fewshot: int | None = Field(default=None, ge=0, description="Few-shot examples; each task's own default if absent.")
+    overflow: Literal["truncate", "error"] = Field(
+        default="truncate", description="Prompts longer than the context: cut from the left as lm-eval does, or refuse."
+    )
+    allow_code_execution: bool = Field(default=False, description="Run generated code in the sandbox.")
+    samples: int | None = Field(
+        default=None, ge=1, description="Code tasks: programs written for every problem; if absent, as many as pass_at."
+    )
+    temperature: float | None = Field(
+        default=None,
+        ge=0,
+        description="Code tasks: of the sampling; if absent, 0.8 for several samples, 0 (greedy) for 1.",
+    )
+    top_p: float = Field(
+        default=0.95, gt=0, le=1, description="Code tasks: share of the probability that is sampled from."
+    )
+    pass_at: Literal[1, 10, 100] = Field(
+        default=1, description="Code tasks: which pass@k is searched and reported; the others stand beside it."
+    )
+    estimator: Literal["unbiased", "first"] = Field(
+        default="unbiased",
+        description="Code tasks: pass@k of all samples (Chen et al. 2021), or of the first k alone (MoDE Eq. 12).",
+    )
+    chat: Chat = "auto"
+    text_given: int = Field(
+        default=0,
+        ge=0,
+        description="Tokens at the start of a block of text that are context only; 0: the beginning-of-text token "
+        "stands before the block, as lm-eval has it.",
+    )
+    task_folder: str | None = Field(
+        default=None, description="Folder of further lm-eval tasks: YAML files for lm_eval:NAME."
+    )
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> DataSection:
+        drawn = self.samples or self.pass_at
+        if drawn > 1 and self.temperature == 0:
+            raise ValueError(
+                f"temperature is 0, which makes all {drawn} samples alike; leave it out, or take samples=1"
+            )
+        if self.pass_at > drawn:
+            raise ValueError(f"pass_at is {self.pass_at}, and samples {drawn}: at least {self.pass_at} are needed")
+        return self

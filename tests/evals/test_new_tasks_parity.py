@@ -1,0 +1,232 @@
+"""Tasks whose files are not at hand: made-up files in their format give the requests and grades of lm-eval's own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from freemoe.compat.lm_eval import official_config
+from freemoe.core.errors import DataError
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.tasks.benchmarks import find_benchmark
+from freemoe.evals.tasks.domains import load_domain, make_task
+from tests.evals.test_lm_eval_parity import _arguments, _likelihoods, answering, lm_eval_samples, rows_of
+from tests.tiny import tiny_model, tiny_tokenizer
+
+# lm-eval and its libraries warn of their own affairs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PLACES = ("lake", "barn", "road", "hill", "shop", "mill")
+
+
+def _winogrande(part, i):
+    a, b = PLACES[i % 6], PLACES[(i + 1 + i // 6) % 6]
+    sentence = f"Number {part} {i}: she left the {a} for the {b} because the _ was {'cold' if i % 2 else 'near'}."
+    return {"qID": f"{part}{i}", "sentence": sentence, "option1": a, "option2": b, "answer": str(1 + i % 2)}
+
+
+def _truthful(i):
+    false = {f"false {i} {k}": 0 for k in range(1 + i % 3)}
+    return {
+        "question": f"Is it {i}?",
+        "mc1_targets": {**false, f"true {i}": 1},
+        "mc2_targets": {f"true {i}": 1, **false, f"also true {i}": 1},
+    }
+
+
+def _problem(part, subject, i):
+    answer = (f"{i}", rf"\frac{{{i}}}{{7}}", f"{i},{i + 1}")[i % 3]
+    return {
+        "problem": f"{subject} {part} {i}?",
+        "level": "Level 1",
+        "type": subject,
+        "solution": rf"So $\boxed{{{answer}}}$.",
+    }
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
+    """A data root with a few documents of each, laid out as their authors publish them."""
+    root = tmp_path_factory.mktemp("data")
+
+    def put(path, value, lines=False):
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("".join(json.dumps(v) + "\n" for v in value) if lines else json.dumps(value))
+
+    for part, name in (("train", "train"), ("val", "val")):
+        rows = [
+            {"idx": i, "passage": f"{part} passage {i // 2}", "question": f"is {part} {i} so", "label": i % 3 == 0}
+            for i in range(24)
+        ]
+        put(f"boolq/{name}.jsonl", rows, lines=True)
+    put("winogrande/train_xl.jsonl", [_winogrande("train", i) for i in range(24)], lines=True)
+    put("winogrande/dev.jsonl", [_winogrande("dev", i) for i in range(14)], lines=True)
+    for part in ("train", "valid", "test"):
+        put(
+            f"sciq/{part}.json",
+            [
+                {"question": f"{part} {i}?", "distractor1": "x", "distractor2": "yy", "distractor3": f"z{i}",
+                 "correct_answer": f"right {i}", "support": f" about {i}" if i % 2 else ""}
+                for i in range(14)
+            ],
+        )  # fmt: skip
+    for part in ("train", "valid"):
+        goals = [{"goal": f"{part} goal {i}", "sol1": f"do {i}", "sol2": f"do not {i}"} for i in range(14)]
+        put(f"piqa/{part}.jsonl", goals, lines=True)
+        (root / f"piqa/{part}-labels.lst").write_text("".join(f"{i % 2}\n" for i in range(14)))
+    put("truthfulqa/mc_task.json", [_truthful(i) for i in range(24)])
+    row = find_benchmark("hendrycks_math")[0]
+    for subject in row.subjects:
+        for part in ("train", "test"):
+            for i in range(12):
+                put(f"{row.file(part, subject)}/{i}.json", _problem(part, subject, i))
+    return root
+
+
+@pytest.fixture(scope="module")
+def lm():
+    from lm_eval.models.huggingface import HFLM
+
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, max_length=1024), Scorer(
+        model, tokenizer, max_length=1024
+    )
+
+
+@pytest.mark.parametrize(
+    "spec", ["boolq", "winogrande", "winogrande@2", "sciq", "sciq@1", "piqa", "truthfulqa_mc1", "truthfulqa_mc2"]
+)
+def test_choice(spec, made_up, lm):
+    task = make_task(spec, data_root=made_up, limit=8)
+    documents, part = task.reported(), task._parts[0]
+    shots = [r for _, r in part.rows["shots"]][: part.shots]
+    config = {**official_config(task.row.yaml), "fewshot_config": {"sampler": "first_n"}}
+    samples = lm_eval_samples(config, rows_of(task, documents), shots, lm[0], num_fewshot=part.shots)
+    assert len(samples) == len(documents) == 8
+    for document, sample in zip(documents, samples, strict=True):
+        contexts = document.contexts or (document.prompt,) * len(document.answers)
+        assert [tuple(a) for a in _arguments(sample)] == list(zip(contexts, document.answers, strict=True))
+        found = lm[1].score(lm[1].document_pairs(document))
+        ours = [(s.loglikelihood, s.is_greedy) for s in found]
+        for (one, greedy), (theirs, their_greedy) in zip(ours, _likelihoods(sample), strict=True):
+            assert one == pytest.approx(theirs, abs=1e-3)
+            assert greedy == their_greedy
+        assert task.grade(document, ours)["acc"] == pytest.approx(sample["acc"], abs=1e-4)
+        # The right answer, told to the grader as the likeliest, is right.
+        told = [(0.0 if i == document.gold else -50.0, False) for i in range(len(document.answers))]
+        assert task.grade(document, told)["acc"] == pytest.approx(1)
+
+
+def test_winogrande_hides_the_choice_from_its_prompt_and_calibrates_on_the_right_one(made_up):
+    document = make_task("winogrande", data_root=made_up).reported()[3]
+    row = _winogrande("dev", 3)
+    assert document.prompt == row["sentence"]
+    right = row["sentence"].replace("_", row[f"option{row['answer']}"])
+    assert document.contexts[document.gold] + document.answers[document.gold] == right
+    assert document.prompt.partition("_")[0] + document.reference == right
+    scorer = Scorer(tiny_model("llama"), tiny_tokenizer(), max_length=1024)
+    pair = scorer.gold_pair(document)
+    assert scorer.tokenizer.decode(pair.context + pair.continuation) == right
+    assert pair == scorer.document_pairs(document)[document.gold]
+
+
+def _same_grades(spec, made_up, texts_of):
+    task = make_task(spec, data_root=made_up, limit=8)
+    documents = task.reported()
+    texts = [texts_of(d, i) for i, d in enumerate(documents)]
+    answers = dict(zip([d.prompt for d in documents], texts, strict=True))
+    subject = task._parts[0].subject
+    config = {**official_config(task.row.yaml.format(subject=subject)), "process_docs": None}
+    shots = task._parts[0].shots
+    samples = lm_eval_samples(config, rows_of(task, documents), [], answering(answers), num_fewshot=shots)
+    assert len(samples) == 8
+    grades = []
+    for document, text in zip(documents, texts, strict=True):
+        (sample,) = [s for s in samples if _arguments(s)[0][0] == document.prompt]
+        grade = task.grade(document, [text])
+        assert grade == {name: float(sample[name]) for name in grade}
+        grades.append(grade["exact_match"])
+    return grades
+
+
+def test_math_grades(made_up):
+    odd = ["", "No idea.", r"It is $\frac17$ or $2$", "$ 3 $"]
+    grades = _same_grades(
+        "hendrycks_math_num_theory", made_up, lambda d, i: f"It is ${d.reference.strip()}$." if i < 4 else odd[i - 4]
+    )
+    assert grades[:4] == [1.0] * 4
+    assert min(grades) == 0.0
+
+
+def test_minerva_grades(made_up):
+    pytest.importorskip("math_verify")
+    odd = [
+        "",
+        "Final Answer: The final answer is",
+        "Final Answer: The final answer is $x^$. I hope it is correct.",
+        "4",
+    ]
+    grades = _same_grades("minerva_math_algebra", made_up, lambda d, i: d.reference if i < 4 else odd[i - 4])
+    assert grades[:4] == [1.0] * 4
+    assert min(grades) == 0.0
+    task = make_task("minerva_math_algebra", data_root=made_up)
+    assert task.reported()[0].prompt.count("Problem:") == 5
+    # An equal expression that is written otherwise: 10/7.
+    document = next(d for d in task.reported() if "algebra test 10?" in d.prompt)
+    said = r" Final Answer: The final answer is $1+\frac{3}{7}$. I hope it is correct."
+    assert task.grade(document, [said])["exact_match"] == 1.0
+
+
+def test_all_subjects_of_math_are_one_task(made_up):
+    data = load_domain("math", ["hendrycks_math"], data_root=made_up, limit=14)
+    assert {d.field for d in data.reference.documents} == set(find_benchmark("hendrycks_math")[1])
+    assert "reference train, reported test" in data.notes[0]
+
+
+def test_minerva_without_its_libraries_says_which_extra(made_up, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "math_verify" else find(name))
+    with pytest.raises(DataError, match=r"math_verify is not installed here\. pip install 'freemoe\[eval,math\]'"):
+        make_task("minerva_math_algebra", data_root=made_up)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("boolq", "BoolQ.zip of SuperGLUE"),
+        ("winogrande", "winogrande_1.1.zip"),
+        ("sciq", "SciQ.zip"),
+        ("piqa", "physicaliqa-train-dev.zip"),
+        ("truthfulqa_mc1", "817 questions"),
+        ("hendrycks_math", "20 MB"),
+    ],
+)
+def test_a_file_that_is_not_there_is_named_with_its_size_and_source(spec, said, tmp_path):
+    with pytest.raises(DataError, match=said):
+        make_task(spec, data_root=tmp_path)
+
+
+def test_malformed_files(tmp_path):
+    (tmp_path / "piqa").mkdir()
+    goals = tmp_path / "piqa/train.jsonl"
+    goals.write_text('{"goal": "g", "sol1": "a", "sol2": "b"}\n')
+    with pytest.raises(DataError, match="labels are not beside it"):
+        make_task("piqa", data_root=tmp_path)
+    goals.with_name("train-labels.lst").write_text("0\n1\n")
+    with pytest.raises(DataError, match="2 labels for 1 goals"):
+        make_task("piqa", data_root=tmp_path)
+    (tmp_path / "truthfulqa").mkdir()
+    (tmp_path / "truthfulqa/mc_task.json").write_text(
+        json.dumps([{"question": "q", "mc1_targets": {"a": 0}, "mc2_targets": {"a": 1}}])
+    )
+    with pytest.raises(DataError, match="mark true answers with 1"):
+        make_task("truthfulqa_mc1", data_root=tmp_path)
+    folder = tmp_path / "math/train/algebra"
+    folder.mkdir(parents=True)
+    (folder / "1.json").write_text('{"problem": "p", "solution": "no box"}')
+    with pytest.raises(DataError, match=r"no .*boxed answer"):
+        make_task("hendrycks_math_algebra", data_root=tmp_path)

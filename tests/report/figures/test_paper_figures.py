@@ -1,0 +1,59 @@
+"""Pictures of plain data fit a screen and a phone, and show what they were given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from freemoe.report.figures.drawing import NARROW, WIDE, to_svg
+from freemoe.report.figures.paper_figures import Words, as_file, bars, boxes, curves, radars, tallies
+
+POINTS = [(0.05, 40.0), (0.15, 42.0), (0.25, 39.0)]
+CASES: dict[str, tuple[Callable[[float], Figure | None], int]] = {
+    "curves": (lambda w: curves({"a": {"5 %": POINTS, "10 %": POINTS[:2]}, "b": {"5 %": POINTS}}, "x", "y", {"a": 41.0}, w), 2),
+    "tallies": (lambda w: tallies({"a": [(0.0, 0.1, 3, 1), (0.1, 0.2, 0, 4)]}, "x", w), 1),
+    "boxes": (lambda w: boxes({"a": {"one": (-1, 0, 1, 2, 3), "two": (0, 0, 0, 0, 0)}, "b": {"one": (1, 2, 3, 4, 5)}}, "x", w), 2),
+    "bars": (lambda w: bars({"a": {"task": {"ours": (1.0, 0.5, 1.5), "theirs": (2.0, 2.0, 2.0)}}}, "y", w), 1),
+    "radars": (lambda w: radars({"a": {s: {f"task {i}": 10.0 * i for i in range(1, 6)} for s in ("base", "expert")}}, w), 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_it_fits(name: str, width: float) -> None:
+    draw, count = CASES[name]
+    figure = draw(width)
+    assert figure is not None
+    assert figure.get_size_inches()[0] <= width + 1e-9
+    assert len(figure.axes) == count
+    svg = to_svg(figure, name, "A title", "What it shows")
+    assert "What it shows" in svg
+    figure.canvas.draw()
+    box = figure.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+    assert box.x0 > -0.12
+    assert box.x1 < float(figure.get_size_inches()[0]) + 0.12
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        lambda: curves({"a": {}}, "x", "y"),
+        lambda: tallies({}, "x"),
+        lambda: boxes({}, "x"),
+        lambda: bars({"a": {}}, "y"),
+        lambda: radars({}),
+    ],
+)
+def test_nothing_is_drawn_of_nothing(empty: Callable[[], Any]) -> None:
+    assert empty() is None
+    with pytest.raises(ValueError, match="nothing to draw"):
+        as_file(empty(), Words("n", "t", "x"))
+
+
+def test_a_radar_of_two_spokes_is_bars() -> None:
+    figure = radars({"a": {"base": {"x": 1.0, "y": 2.0}, "expert": {"x": 2.0, "y": 3.0}}})
+    assert figure is not None
+    assert figure.axes[0].name == "rectilinear"
