@@ -86,12 +86,18 @@ class TrainSection(Section):
     block: int | None = Field(
         default=None, ge=2, description="Tokens of a block; 2048, or the model's context, if absent."
     )
-    rate: float = Field(default=3e-5, gt=0, description="Learning rate of hypernetwork, routers and decoders.")
+    rate: float = Field(default=3e-4, gt=0, description="Learning rate of hypernetwork, routers and decoders.")
+    rate_steps: int = Field(
+        default=60,
+        ge=0,
+        description="A training of more steps takes a smaller rate, as one over its steps, so that routers go as far in all; 0: "
+        "the rate is the same for any number of steps.",
+    )
     offset_rate: float = Field(default=3e-2, ge=0, description="Learning rate of the logits' own offsets.")
-    offset_scale: Literal["layer", "entry"] = Field(
-        default="layer",
-        description="layer: offsets move in proportion to their gradients, at most by the rate; entry: each by it, however small its gradient "
-        "(plain Adam).",
+    offset_scale: Literal["auto", "layer", "entry"] = Field(
+        default="auto",
+        description="layer: offsets move in proportion to their gradients, at most by the rate; entry: each by the rate, however "
+        "small its gradient; auto: entry up to 120 steps, layer beyond.",
     )
     weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW.")
     schedule: Literal["constant", "cosine"] = Field(
@@ -115,7 +121,8 @@ class TrainSection(Section):
     save_every: int = Field(default=50, ge=1, description="Steps between two saved states.")
 
 
-_PAPERS = {"rate": 1e-3, "weight_decay": 0.05, "batch_tokens": 2048, "schedule": "constant", "mean_window": 0.0}
+_PAPERS: dict[str, Any] = {"rate": 1e-3, "weight_decay": 0.05, "batch_tokens": 2048, "schedule": "constant"}
+_PAPERS |= {"mean_window": 0.0, "rate_steps": 0}
 
 _PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "default": {},

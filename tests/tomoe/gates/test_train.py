@@ -80,6 +80,18 @@ def test_an_exact_budget_holds_at_every_step_and_at_the_end(active: float) -> No
     assert share == pytest.approx(own.history.rows[-1][column], abs=1e-6)
 
 
+def test_long_trainings_move_routers_slowly_and_offsets_by_their_gradients() -> None:
+    def groups(**train: Any) -> list[tuple[float, bool]]:
+        own = trainer(recipe(train=train))
+        return [(g["lr"], bool(g.get("shared"))) for g in own.optimizer.param_groups]
+
+    assert groups(steps=60) == [(pytest.approx(3e-4), False), (pytest.approx(3e-2), False)]
+    assert groups(steps=1920) == [(pytest.approx(3e-4 / 32), False), (pytest.approx(3e-2), True)]
+    assert groups(steps=1920, rate_steps=0, offset_scale="entry") == [(3e-4, False), (3e-2, False)]
+    paper = trainer(recipe(profile="paper", train={"steps": 10000}))
+    assert [g["lr"] for g in paper.optimizer.param_groups] == [1e-3]
+
+
 def test_the_ramp_leads_to_the_budget() -> None:
     own = trainer(recipe(train={"ramp": 0.5, "steps": 10}))
     shares = [own.share(step) for step in range(10)]
@@ -93,12 +105,13 @@ def test_the_ramp_leads_to_the_budget() -> None:
     [
         {},
         {"gates": {"noise": True}},
+        {"train": {"offset_scale": "layer"}},
         {"gates": {"value_masks": "static", "query_masks": False}},
         {"profile": "paper"},
         {"profile": "authors"},
         {"train": {"checkpointing": True}, "gates": {"noise": True}},
     ],
-    ids=["default", "noise", "static", "paper", "authors", "checkpointing"],
+    ids=["default", "noise", "layer", "static", "paper", "authors", "checkpointing"],
 )
 def test_a_resumed_run_is_an_unbroken_one(values: dict) -> None:
     unbroken, first, second = (trainer(recipe(**values)) for _ in range(3))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from freemoe.models.sublayers import Sublayers
 from freemoe.recipes import ConvertRecipe
+from freemoe.recipes.convert import TrainSection
 from freemoe.text.blocks import Blocks
 from freemoe.tomoe.devices import Devices
 from freemoe.tomoe.gates.budget import Profile, Widths, profile, widths
@@ -28,6 +29,18 @@ from freemoe.training.distillation import distillation_loss, language_loss
 from freemoe.training.mean import Mean
 from freemoe.training.shared_scale import SharedScaleAdamW
 from freemoe.training.states import State, load_optimizer, optimizer_state, packed, unpacked
+
+# Up to so many steps what matters is to come far; beyond, that what is noise stands still.
+_FEW_STEPS = 120
+
+
+def base_rate(settings: TrainSection) -> float:
+    """The learning rate of all but the offsets: in a long training smaller, so that routers go as far in all.
+
+    Experts follow their routers: where these go on moving, the neurons that experts have learned serve other tokens.
+    """
+    longer = settings.steps / settings.rate_steps if settings.rate_steps else 1.0
+    return settings.rate / max(1.0, longer)
 
 
 @dataclass
@@ -80,9 +93,10 @@ class Trainer:
         ).to(next(model.parameters()).device)
         named = [(n, p) for n, p in self.hypernetwork.named_parameters() if p.requires_grad]
         self._own_offsets = gates.start == "statistics"
-        groups = [{"params": [p for n, p in named if not n.endswith("offset")], "lr": recipe.train.rate}]
+        groups = [{"params": [p for n, p in named if not n.endswith("offset")], "lr": base_rate(recipe.train)}]
         if self._own_offsets:
-            shared = recipe.train.offset_scale == "layer"
+            scale, many = recipe.train.offset_scale, recipe.train.steps > _FEW_STEPS
+            shared = scale == "layer" or (scale == "auto" and many)
             own = [p for n, p in named if n.endswith("offset")]
             groups.append({"params": own, "lr": recipe.train.offset_rate, "shared": shared})
         self.optimizer = SharedScaleAdamW(groups, weight_decay=recipe.train.weight_decay)
