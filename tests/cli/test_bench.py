@@ -32,8 +32,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 
 def test_all_means_every_benchmark_and_names_keep_the_order_of_the_table() -> None:
-    assert names_of(["all"], "a model") == BENCHES.names()
-    assert names_of(["all"]) == [n for n in BENCHES if n != "real"]
+    assert names_of(["all"], "a model") == [n for n in BENCHES if n != "large"]
+    assert names_of(["all"]) == [n for n in BENCHES if n not in ("real", "large")]
+    assert names_of(["large"]) == ["large"]
     assert names_of(["real"]) == ["real"]
     assert names_of(["router", "scorer", "router"]) == ["scorer", "router"]
 
@@ -66,6 +67,13 @@ def test_what_cannot_be_run_is_refused_before_anything_runs(seen: list[Settings]
     done = freemoe("bench", "pretend", "--data-root", "nowhere")
     assert done.code == 2
     assert "--data-root" in done.err
+    for device, expected in (("banana", "Device 'banana'"), ("cuda:9", "torch sees"), ("mps", "cpu and cuda")):
+        done = freemoe("bench", "switch", "--device", device)
+        assert done.code == 2
+        assert expected in done.err
+    done = freemoe("bench", "pretend", "--device", "cuda")
+    assert done.code == 2
+    assert "pretend run on a CPU only" in done.err
     assert not seen
 
 

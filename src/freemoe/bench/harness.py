@@ -6,6 +6,7 @@ machine's speed drifts by more than most differences. Figures are ratios; second
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import json
 import math
@@ -75,9 +76,10 @@ class Settings:
         repeats: How often each side is timed.
         data_root: Folder with the real benchmark files and the real model, for the figures that need them.
         model: A base to measure on, where a benchmark can take one, and the real LLM of `real`: folder, file or hub id.
-        cells: Where `real` and `rivals` keep their finished cells.
-        only: Pattern of the names of the cells that they run.
-        minutes: After so many they begin no further cell.
+        cells: Where benchmarks that go cell by cell keep what is finished.
+        only: Pattern of the names of the parts that are measured: cells, or masks of `tomoe-speed`.
+        minutes: After so many no further cell is begun.
+        device: Where the models of the benchmarks in `ON_DEVICES` stand.
         cache: Where bases that take long to train are kept.
         progress: Where to report.
     """
@@ -90,6 +92,7 @@ class Settings:
     cells: Path | None = None
     only: str | None = None
     minutes: float | None = None
+    device: str = "cpu"
     cache: Path = field(default_factory=lambda: cache_folder())
     progress: Progress = field(default_factory=Quiet)
 
@@ -97,6 +100,10 @@ class Settings:
     def rounds(self) -> int:
         """Repeats of a timing: one in a quick run."""
         return 1 if self.quick else self.repeats
+
+    def wants(self, part: str) -> bool:
+        """Whether a part of a benchmark is asked for."""
+        return self.only is None or fnmatch.fnmatchcase(part, self.only)
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,7 @@ BENCHES.add(
     "streaming", "freemoe.bench.speed.streaming", "a model larger than memory, its layers on disk: what is held"
 )
 BENCHES.add("purify-step", "freemoe.bench.speed.purify_step", "a step of learned switches against LoRA's (T18)")
+BENCHES.add("large", "freemoe.bench.speed.large", "calibration and learned switches of a random base of 7B")
 BENCHES.add(
     "real", "freemoe.bench.real_llm.running", "a real LLM: switches, LoRA and others, cell by cell (T13, T14, T17)"
 )
@@ -141,6 +149,9 @@ BENCHES.add(
     "freemoe.bench.rivals.running",
     "LoRA, DoRA, LASER, wanda, SparseGPT and others, each a row, on equal terms",
 )
+
+ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "large")
+"""Benchmarks that ``--device`` moves; the others run where they always do."""
 
 
 def cache_folder() -> Path:
@@ -173,6 +184,8 @@ def in_turns(
     Returns:
         Seconds of every round, by side.
     """
+    from freemoe.bench.devices import wait
+
     names = list(sides)
     if warm:
         for name in names:
@@ -181,8 +194,10 @@ def in_turns(
     for number in range(repeats):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
+            wait()
             began = clock()
             sides[name]()
+            wait()
             seconds[name].append(clock() - began)
     return seconds
 
@@ -218,6 +233,8 @@ def run_bench(name: str, settings: Settings) -> dict[str, Any]:
     module = importlib.import_module(BENCHES.get(name))
     began = time.perf_counter()
     outcome: Outcome = module.run(settings)
+    from freemoe.bench.devices import about
+
     return {
         "bench": name,
         "about": BENCHES.about(name),
@@ -226,7 +243,7 @@ def run_bench(name: str, settings: Settings) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - began, 1),
         "figures": [_record(f, settings.quick) for f in outcome.figures],
         "details": outcome.details,
-        "environment": environment(),
+        "environment": environment() | ({} if settings.device == "cpu" else {"device": about(settings.device)}),
     }
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import typer
 
-from freemoe.bench.harness import BENCHES
+from freemoe.bench.harness import BENCHES, ON_DEVICES
 from freemoe.cli import completion
 from freemoe.cli.common import calm_libraries, print_json, progress_of, say
 from freemoe.cli.flags import QUIET
-from freemoe.core.errors import DataError
+from freemoe.core.errors import DataError, RecipeError
 
 HELP = """Measure what freemoe promises: one line per figure, its target beside it; exit code 1 when one is missed.
 
@@ -32,8 +32,8 @@ Examples:
 ALL = "all"
 
 
-NEEDS_MODEL = ("real",)
-"""Benchmarks that ``all`` leaves out while no model is given."""
+NEEDS_MODEL, NEEDS_DEVICE = ("real",), ("large",)
+"""Benchmarks that ``all`` leaves out: while no model is given; always, as their base has 7B."""
 
 
 def names_of(asked: list[str], model: str | None = None) -> list[str]:
@@ -46,7 +46,8 @@ def names_of(asked: list[str], model: str | None = None) -> list[str]:
     for name in asked:
         if name != ALL:
             BENCHES.get(name)
-    return [n for n in BENCHES if n in asked or (ALL in asked and (model or n not in NEEDS_MODEL))]
+    left_out = NEEDS_DEVICE if model else (*NEEDS_MODEL, *NEEDS_DEVICE)
+    return [n for n in BENCHES if n in asked or (ALL in asked and n not in left_out)]
 
 
 def register(app: typer.Typer) -> None:
@@ -69,11 +70,14 @@ def _command(
         None, help="real, rivals, tomoe-quality: folder of finished cells, which are never measured twice."
     ),
     only: str = typer.Option(
-        None, help="real, rivals, tomoe-quality: run cells of these names only, e.g. '*/wikitext/*'."
+        None,
+        help="Measure parts of these names only: cells of real, rivals and tomoe-quality ('*/wikitext/*'), parts of large, masks "
+        "of tomoe-speed.",
     ),
     minutes: float = typer.Option(
         None, min=0, help="real, rivals, tomoe-quality: begin no cell after so many minutes."
     ),
+    device: str = typer.Option("cpu", help=f"cpu, cuda, cuda:N or auto; for {', '.join(ON_DEVICES)}."),
     listing: bool = typer.Option(False, "--list", help="real, rivals: name the cells with their time; do nothing."),
     quick: bool = typer.Option(False, "--quick", help="Small sizes: shows that it runs, judges nothing."),
     repeats: int = typer.Option(5, min=1, help="Times each side is measured."),
@@ -89,6 +93,7 @@ def _command(
         return
     if data_root is not None and not data_root.expanduser().is_dir():
         raise DataError(f"No folder at {data_root.expanduser().resolve()} (--data-root). Check the path.")
+    place = _place(device, wanted)
     calm_libraries()
     if threads:
         import torch
@@ -106,12 +111,38 @@ def _command(
         cells=cells.expanduser() if cells else None,
         only=only,
         minutes=minutes,
+        device=place,
         progress=progress_of(quiet),
     )
     if listing:
         _list_cells(wanted, settings, as_json)
     else:
         _run(wanted, settings, output, as_json)
+
+
+def _place(device: str, wanted: list[str]) -> str:
+    """The device by its own name.
+
+    Raises:
+        RecipeError: Unknown, not there, or for benchmarks that do not go there.
+    """
+    if device == "cpu":
+        return device
+    import torch
+
+    from freemoe.models.checkpoints.placement import pick_device
+
+    place = pick_device(device)
+    others = [name for name in wanted if name not in ON_DEVICES]
+    if place.type != "cpu" and others:
+        raise RecipeError(
+            f"--device {device}: {', '.join(others)} run on a CPU only; on other devices: {', '.join(ON_DEVICES)}."
+        )
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise RecipeError(f"--device {device}: torch sees {torch.cuda.device_count()} such devices. Use cpu or auto.")
+    if place.type not in ("cpu", "cuda"):
+        raise RecipeError(f"--device {device}: benchmarks run on cpu and cuda.")
+    return str(place)
 
 
 def _tell_plan(wanted: list[str], as_json: bool) -> None:

@@ -35,7 +35,7 @@ def test_a_step_of_switches_goes_all_the_way_and_leaves_the_model_alone(monkeypa
         return mask, line
 
     monkeypatch.setattr(bench, "_switch", spy)
-    step = bench._switches(model, weights, bench._batch(model, Settings(quick=True)), False)
+    step = bench.switches_step(model, weights, bench.random_batch(model, Settings(quick=True)), False)
     step()
     step()
     assert 0 < masks[0].count <= sum(w.size for w in weights) // 100

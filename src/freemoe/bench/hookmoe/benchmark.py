@@ -49,7 +49,7 @@ def run(settings: Settings) -> Outcome:
 
 def _undone(model: Any, name: str = "93M shape") -> Figure:
     """Logits that differ after every plan of one layer was applied and undone."""
-    ids = torch.arange(3, 35)[None]
+    ids = torch.arange(3, 35, device=model.device)[None]
 
     def logits() -> torch.Tensor:
         with torch.no_grad():

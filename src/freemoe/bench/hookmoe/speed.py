@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freemoe.bench.devices import dtype_on, is_accelerator, wait
 from freemoe.bench.harness import Figure, Outcome, Settings, one_clock
 from freemoe.bench.speed.shapes import random_model
 from freemoe.compat.transformers import experts_way
@@ -87,7 +89,8 @@ def run(settings: Settings) -> Outcome:
     details: dict[str, Any] = {}
     threads = torch.get_num_threads()
     try:
-        for count in (1,) if settings.quick or (os.cpu_count() or 1) < 2 else (1, 2):
+        once = settings.quick or is_accelerator(settings.device) or (os.cpu_count() or 1) < 2
+        for count in (1,) if once else (1, 2):
             torch.set_num_threads(count)
             for name in (*SHAPES, "bundled mixture"):
                 for length in _lengths(name, settings):
@@ -113,7 +116,7 @@ def _named(figure: Figure, title: str) -> Figure:
 def shaped(name: str, settings: Settings, **sizes: Any) -> Any:
     """A base by its name here, with some of its sizes exchanged."""
     if name == "bundled mixture":
-        return load_base(BUNDLED_MOE, dtype="float32", device="cpu")[0]
+        return load_base(BUNDLED_MOE, dtype="float32", device=settings.device)[0]
     model_type, shape = SHAPES[name]
     more = dict(SMALL) if settings.quick else {}
     if "moe_intermediate_size" in shape and settings.quick:
@@ -121,7 +124,7 @@ def shaped(name: str, settings: Settings, **sizes: Any) -> Any:
     more |= {key: value for key, value in sizes.items() if key in shape}
     made = shape | more
     made["num_key_value_heads"] = min(made["num_key_value_heads"], made["num_attention_heads"])
-    return random_model(model_type, settings.seed, **made)
+    return random_model(model_type, settings.seed, dtype_on(settings.device), settings.device, **made)
 
 
 def halved(model: Any) -> Trimmed:
@@ -152,9 +155,14 @@ def ceilings(model: Any, trimmed: Trimmed, length: int) -> tuple[float, float]:
 class _Clock:
     """A streamer that notes when each new token came: in one thread by the processor's own time, which others do not lengthen."""
 
-    def __init__(self) -> None:
-        self.now = one_clock(torch.get_num_threads())
+    def __init__(self, device: str) -> None:
+        self.clock = time.perf_counter if is_accelerator(device) else one_clock(torch.get_num_threads())
         self.times: list[float] = [self.now()]
+
+    def now(self) -> float:
+        """Seconds, when every device has done what it was asked for."""
+        wait()
+        return self.clock()
 
     def put(self, value: Tensor) -> None:
         """The prompt first, then one token after the other."""
@@ -167,7 +175,7 @@ class _Clock:
 @torch.no_grad()
 def request(model: Any, prompt: Tensor, new: int) -> tuple[float, float]:
     """Seconds to the first token, and between two further ones, of one greedy request."""
-    clock = _Clock()
+    clock = _Clock(str(model.device))
     model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -211,7 +219,7 @@ def _contest(name: str, length: int, settings: Settings) -> tuple[list[Figure], 
     model = shaped(name, settings)
     trimmed = halved(model)
     generator = torch.Generator().manual_seed(settings.seed)
-    prompt = torch.randint(3, model.config.vocab_size, (1, length), generator=generator)
+    prompt = torch.randint(3, model.config.vocab_size, (1, length), generator=generator).to(model.device)
     sides: list[Side] = [(lean, ours) for ours in (False, True) for lean in (False, True)]
     seconds = _measured(model, trimmed, prompt, 3 * settings.rounds, sides)
     ttft, itl = ({s: statistics.median(pair[i] for pair in seconds[s]) for s in sides} for i in (0, 1))
@@ -260,6 +268,6 @@ def _idle(name: str, settings: Settings) -> dict[Side, float]:
     """Seconds of a step whose layers have hardly any weights: calls, and whatever else does not shrink with a plan."""
     model = shaped(name, settings, **_NARROW)
     sides: list[Side] = [(lean, ours) for ours in (False, True) for lean in (False, True)]
-    prompt = torch.full((1, 64), 5)
+    prompt = torch.full((1, 64), 5, device=model.device)
     found = _measured(model, halved(model), prompt, settings.rounds, sides)
     return {side: statistics.median(pair[1] for pair in pairs) for side, pairs in found.items()}

@@ -40,16 +40,17 @@ def run(settings: Settings) -> Outcome:
     """Measure a dense model at fp32, which is judged, and beside it bf16 and routed experts."""
     details: dict[str, Any] = {"threads": torch.get_num_threads(), "subdomains": GROUPS, "norms": len(POWERS)}
     with settings.progress.stage("calibrate", 3) as advance:
-        model = llama_shape(settings.quick, settings.seed, **SIZES)
-        found, details["dense, float32"] = _contest(model, settings, 2, settings.rounds)
+        model = llama_shape(settings.quick, settings.seed, **SIZES, device=settings.device)
+        found, details["dense, float32"] = contest(model, settings, 2, settings.rounds)
         figures = [Figure("calibration over a plain forward pass, dense, float32", found, TARGET, "lower")]
         advance(1)
-        found, details["dense, bfloat16"] = _contest(model.to(torch.bfloat16), settings, 1, 1)
+        found, details["dense, bfloat16"] = contest(model.to(torch.bfloat16), settings, 1, 1)
         figures.append(Figure("the same in bfloat16", found, note="one round"))
         advance(1)
         small = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "num_experts": 8}
-        experts = random_model("olmoe", settings.seed, **EXPERTS | (small if settings.quick else {}))
-        found, details["routed experts, float32"] = _contest(experts, settings, 1, settings.rounds)
+        sizes = EXPERTS | (small if settings.quick else {})
+        experts = random_model("olmoe", settings.seed, torch.float32, settings.device, **sizes)
+        found, details["routed experts, float32"] = contest(experts, settings, 1, settings.rounds)
         figures.append(
             Figure("routed experts (32, 4 per token), float32", found, note="a norm per expert; outputs bit-equal")
         )
@@ -71,10 +72,15 @@ def _batches(vocabulary: int, count: int, settings: Settings) -> list[Batch]:
     return found
 
 
-def _contest(model: Any, settings: Settings, count: int, rounds: int) -> tuple[float, dict[str, Any]]:
+def _on(batch: Batch, device: torch.device) -> Batch:
+    ids, mask, labels = batch
+    return ids.to(device), mask.to(device), labels.to(device)
+
+
+def contest(model: Any, settings: Settings, count: int, rounds: int) -> tuple[float, dict[str, Any]]:
     """Ratio of calibrating to running, and what belongs beside it."""
     weights = find_weights(model)
-    batches = _batches(model.config.vocab_size, count, settings)
+    batches = [_on(batch, model.device) for batch in _batches(model.config.vocab_size, count, settings)]
     results: list[Norms] = []
 
     @torch.no_grad()
@@ -117,6 +123,7 @@ def _check(model: Any, weights: Any, batch: Batch, norms: Norms, alone: bool) ->
     if not torch.equal(bare, seen):
         raise NumericError("The model's outputs change while its inputs are read.")
     for group, sums in expected.items():
+        sums = sums.cpu()
         found = norms.sums[first][group, :, 0]
         if bool((found < sums * (1 - 1e-4)).any()) or (alone and bool((found > sums * (1 + 1e-4)).any())):
             raise NumericError(f"The sums of {first} for subdomain {group} are not those of its tokens.")

@@ -148,12 +148,12 @@ def weigh(stage: str, layers: int, quick: bool, seed: int) -> dict[str, Any]:
     bench = _bench(layers, quick, seed)
     # Libraries and buffers that a first pass makes, whatever its size.
     bench.score(Mask())
-    prepared = _STAGES[stage](bench)
+    work = prepared(stage, bench)
     peaks = stage_peaks(bench.model, bench.weights, TOKENS, WIDTH, BUDGET)[stage]
     free_now()
     before = used_memory_bytes()
     reset_peak_memory()
-    prepared()
+    work()
     return {
         "peak": peak_memory_bytes() - before,
         "said": peaks.said,
@@ -166,8 +166,18 @@ def weigh(stage: str, layers: int, quick: bool, seed: int) -> dict[str, Any]:
 def _bench(layers: int, quick: bool, seed: int) -> Bench:
     shape = QUICK if quick else SHAPE
     model = random_model("llama", seed, torch.bfloat16, num_hidden_layers=layers, **shape)
-    scorer = Scorer(model, word_tokenizer(shape["vocab_size"]), batch_tokens=TOKENS)
-    return Bench(model, find_weights(model), scorer, documents_of(shape["vocab_size"], seed))
+    return bench_of(model, shape["vocab_size"], seed)
+
+
+def bench_of(model: Any, vocabulary: int, seed: int) -> Bench:
+    """A base with documents of random words."""
+    scorer = Scorer(model, word_tokenizer(vocabulary), batch_tokens=TOKENS)
+    return Bench(model, find_weights(model), scorer, documents_of(vocabulary, seed))
+
+
+def prepared(stage: str, bench: Bench) -> Callable[[], Any]:
+    """What a stage does, after what it needs was made."""
+    return _STAGES[stage](bench)
 
 
 def documents_of(vocabulary: int, seed: int) -> list[Document]:

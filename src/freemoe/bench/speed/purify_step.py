@@ -75,27 +75,30 @@ def _model(settings: Settings) -> Any:
     return load_base(settings.model, None, "float32", "cpu")[0]
 
 
-def _batch(model: Any, settings: Settings) -> AnswerBatch:
+def random_batch(model: Any, settings: Settings) -> AnswerBatch:
     """2,048 tokens, all of them answers; 64 in a quick run."""
     rows, length = (2, 32) if settings.quick else (8, 256)
     generator = torch.Generator().manual_seed(settings.seed)
-    ids = torch.randint(3, model.config.vocab_size, (rows, length + 1), generator=generator)
+    ids = torch.randint(3, model.config.vocab_size, (rows, length + 1), generator=generator).to(model.device)
     inputs = ids[:, :-1].contiguous()
-    return AnswerBatch(inputs, torch.ones_like(inputs), ids[:, 1:].contiguous(), torch.zeros(rows, dtype=torch.long))
+    return AnswerBatch(
+        inputs, torch.ones_like(inputs), ids[:, 1:].contiguous(), torch.zeros(rows, dtype=torch.long).to(ids)
+    )
 
 
 def _side(name: str, settings: Settings) -> Callable[[], None]:
     model = _model(settings)
-    batch, weights = _batch(model, settings), find_weights(model)
+    batch, weights = random_batch(model, settings), find_weights(model)
     half = "bfloat16" in name
     if name.startswith("switches"):
-        return _switches(model, weights, batch, half)
+        return switches_step(model, weights, batch, half)
     if half:
         model.to(torch.bfloat16)
     return _lora(model, weights, batch, settings.seed, "all logits" in name)
 
 
-def _switches(model: Any, weights: list[Weight], batch: AnswerBatch, half: bool) -> Callable[[], None]:
+def switches_step(model: Any, weights: list[Weight], batch: AnswerBatch, half: bool = False) -> Callable[[], None]:
+    """A step of learned switches, the curvature being measured before the first."""
     _FOR_GOOD.enter_context(held_in(model, torch.bfloat16 if half else None))
     switches = {w.name: Switches.fresh(w) for w in weights}
     curvature = measure_curvature(model, weights, [batch], checkpointing="auto")

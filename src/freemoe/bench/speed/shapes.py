@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 
-def random_model(model_type: str, seed: int, dtype: torch.dtype = torch.float32, /, **sizes: Any) -> Any:
+def random_model(
+    model_type: str, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu", /, **sizes: Any
+) -> Any:
     """Build a causal LM from a configuration, with random weights, in evaluation mode.
 
     Args:
         model_type: As in ``config.model_type``.
         seed: Of the weights; torch's own state of random numbers is left as it was.
         dtype: Of the weights.
+        device: Where they are drawn, matrix by matrix; each kind of device draws its own.
         sizes: Values of the configuration.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(model_type, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes)
-    with torch.random.fork_rng(devices=[]):
+    there = torch.device(device)
+    with torch.random.fork_rng(devices=[] if there.type == "cpu" else [there]), drawn_on(there):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.eval()
+
+
+def drawn_on(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, tensors are made on a device; 13 GB of weights never pass through the host."""
+    return nullcontext() if device.type == "cpu" else device
 
 
 def write_random_checkpoint(folder: Path, model_type: str, seed: int, **sizes: Any) -> int:
@@ -62,7 +72,9 @@ def write_random_checkpoint(folder: Path, model_type: str, seed: int, **sizes: A
     return total
 
 
-def llama_shape(quick: bool, seed: int, hidden: int, intermediate: int, layers: int, vocabulary: int) -> Any:
+def llama_shape(
+    quick: bool, seed: int, hidden: int, intermediate: int, layers: int, vocabulary: int, device: str = "cpu"
+) -> Any:
     """A Llama of these sizes, or a tiny one in a quick run."""
     if quick:
         hidden, intermediate, layers, vocabulary = 64, 160, 2, 100
@@ -70,6 +82,8 @@ def llama_shape(quick: bool, seed: int, hidden: int, intermediate: int, layers: 
     return random_model(
         "llama",
         seed,
+        torch.float32,
+        device,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,

@@ -61,7 +61,7 @@ def run(settings: Settings) -> Outcome:
     details: dict[str, Any] = {"threads": torch.get_num_threads()}
     with settings.progress.stage("switch", len(DTYPES) * len(CASES)) as advance:
         for dtype in DTYPES:
-            model = llama_shape(settings.quick, settings.seed, **SIZES).to(dtype)
+            model = llama_shape(settings.quick, settings.seed, **SIZES, device=settings.device).to(dtype)
             weights = find_weights(model)
             details["weights"] = sum(w.size for w in weights)
             for case in CASES:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freemoe.bench.devices import dtype_on, is_accelerator
 from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, one_clock, ratio
 from freemoe.bench.speed.shapes import random_model
 from freemoe.bench.tomoe.alone import PAST, STEPS, seconds_alone
@@ -149,7 +150,9 @@ def run(settings: Settings) -> Outcome:
     """Measure every source of masks at every number of tokens."""
     shape = QUICK_SHAPE if settings.quick else SHAPE
     tokens = QUICK_TOKENS if settings.quick else tuple(TARGETS)
-    model = random_model("llama", settings.seed, **shape, vocab_size=1024, max_position_embeddings=8192)
+    sizes = {**shape, "vocab_size": 1024, "max_position_embeddings": 8192}
+    model = random_model("llama", settings.seed, torch.float32, settings.device, **sizes)
+    dense = _as_run(model, settings)
     sublayers = find_sublayers(model)
     figures: list[Figure] = []
     details: dict[str, Any] = {
@@ -158,23 +161,26 @@ def run(settings: Settings) -> Outcome:
         "decoder_weights": dense_parameters(sublayers),
     }
     threads = torch.get_num_threads()
-    again = () if threads == 1 or settings.quick else ONE_THREAD
+    again = () if threads == 1 or settings.quick or is_accelerator(settings.device) else ONE_THREAD
     total = len(SOURCES) * (len(tokens) + len(again) + 1)
     with settings.progress.stage("tomoe-speed", total) as advance:
         for name, source in SOURCES.items():
+            if not settings.wants(name):
+                continue
             structure = source(settings, sublayers)
             new = converted(model, structure)
             _check(model, new, structure, settings)
+            new = _as_run(new, settings)
             more: dict[str, Any] = {}
             for own, sizes in ((threads, tokens), (1, again)):
                 torch.set_num_threads(own)
                 title = f"{name}, 1 thread" if own != threads else name
                 try:
-                    if sizes and not settings.quick:
+                    if sizes and not settings.quick and settings.device == "cpu":
                         new.tune()
                     more[f"crossovers, {own} threads"] = [asdict(layer.mlp.crossover()) for layer in new.model.layers]
                     for count in sizes:
-                        figure, seconds = _contest(model, new, structure, count, settings)
+                        figure, seconds = _contest(dense, new, structure, count, settings)
                         figures.append(replace(figure, name=f"{figure.name}, {title}"))
                         more[f"seconds of {count}, {own} threads"] = seconds
                         advance(1)
@@ -189,9 +195,14 @@ def run(settings: Settings) -> Outcome:
     return Outcome(tuple(figures), details)
 
 
+def _as_run(model: Any, settings: Settings) -> Any:
+    """What is compared is float32; what is timed on an accelerator is a copy in what one would run there."""
+    return copy.deepcopy(model).to(dtype_on(settings.device)) if is_accelerator(settings.device) else model
+
+
 def _check(model: Any, new: Any, structure: Structure, settings: Settings) -> None:
     """Raise unless both compute the same."""
-    ids = _ids(64, settings.seed)
+    ids = _ids(64, settings.seed).to(model.device)
     with masked(model, structure):
         want = model(ids).logits
     error = float((new(ids).logits - want).abs().max() / want.abs().max())
@@ -215,7 +226,7 @@ def _contest(
         rounds = settings.rounds * 4
     else:
         name = f"{count} tokens in one call"
-        ids = _ids(count, settings.seed)
+        ids = _ids(count, settings.seed).to(model.device)
         calls = {side: lambda own=own: own(ids, use_cache=True, logits_to_keep=1) for side, own in sides.items()}
         rounds = min(settings.rounds, 3) if count >= 2048 else settings.rounds * (4 if count <= 64 else 1)
     seconds = in_turns(calls, rounds, clock=one_clock(torch.get_num_threads()))
@@ -227,7 +238,7 @@ def _contest(
 
 def _decoding(model: Any, settings: Settings) -> Callable[[], None]:
     """``STEPS`` tokens, one after the other, after ``PAST`` others."""
-    ids = _ids(PAST + STEPS, settings.seed)
+    ids = _ids(PAST + STEPS, settings.seed).to(model.device)
     past = model(ids[:, :PAST], use_cache=True).past_key_values
 
     def decode() -> None:
@@ -285,7 +296,11 @@ def _folder(
         model.save_pretrained(root / "dense")
         export(model, structure, root / "ours")
         sizes = [sum(p.stat().st_size for p in (root / side).rglob("*")) for side in ("ours", "dense")]
-        seconds = seconds_alone(root / "dense", root / "ours", ALONE, torch.get_num_threads(), settings)
+        # That process has no device of its own.
+        alone = () if is_accelerator(settings.device) else ALONE
+        seconds = (
+            seconds_alone(root / "dense", root / "ours", alone, torch.get_num_threads(), settings) if alone else {}
+        )
     figures = [Figure(f"size on disk over dense, {name}", sizes[0] / sizes[1], SIZE_TARGET, "lower", digits=3)]
     for count, (dense, ours) in seconds.items():
         what = "decoding one token with a cache" if count == 1 else f"{count} tokens in one call"

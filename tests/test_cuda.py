@@ -1,0 +1,161 @@
+"""On an accelerator itself: what is found there is what is found on the CPU. `make gpu` runs these and those of `tests/kernels`."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from freemoe.bench.speed.shapes import random_model
+from freemoe.hookmoe.adapter import Trimmed
+from freemoe.hookmoe.hooks.hook import new_hooks
+from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.compact import skipping
+from freemoe.hookmoe.plans.plan import uniform
+from freemoe.kernels.experts import Weights, reference
+from freemoe.kernels.triton_experts import triton_available, triton_experts
+from freemoe.models.mask import Mask
+from freemoe.models.weights import find_weights
+from freemoe.tomoe.export import converted
+from freemoe.tomoe.structures.masked import masked
+from tests.kernels.test_experts import layer, tokens
+from tests.test_devices import World, bands, board, greedy, learned, score
+from tests.tiny import tiny_model
+from tests.tomoe.random_structures import random_structure
+
+pytestmark = pytest.mark.cuda
+
+CLOSE = {"rtol": 1e-3, "atol": 1e-3}
+
+
+def numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from numbers(part)
+    else:
+        yield float(value)
+
+
+def ids(device: str, count: int = 12) -> Tensor:
+    return torch.arange(3, 3 + count)[None].to(device)
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("work", [score, bands, board, greedy, learned], ids=lambda f: f.__name__)
+def test_a_build_finds_there_what_it_finds_here(work: Callable[[World], Any], case: str, accelerator: str) -> None:
+    here, there = World(case), World(case)
+    there.model.to(accelerator)
+    expected, found = list(numbers(work(here))), list(numbers(work(there)))
+    assert len(found) == len(expected) > 0
+    # Switches of equal rank may fall either way.
+    assert found == pytest.approx(expected, rel=0.02, abs=0.02)
+    for one, other in zip(here.model.parameters(), there.model.parameters(), strict=True):
+        assert torch.equal(one, other.cpu())
+
+
+def test_masks_are_the_same_bits(accelerator: str) -> None:
+    weights = find_weights(tiny_model("llama"))
+    generator = torch.Generator().manual_seed(0)
+    for share in (0.004, 0.4):
+        chosen = {w.name: (torch.rand(w.size, generator=generator) < share).nonzero().flatten() for w in weights}
+        here = Mask.of_indices(chosen, weights)
+        there = Mask.of_indices({name: i.to(accelerator) for name, i in chosen.items()}, weights)
+        for name, own in here.items():
+            assert torch.equal(own.bools(), there[name].bools().cpu())
+            assert torch.equal(own.indices(), there[name].indices().cpu())
+            assert torch.equal((own ^ own.to(accelerator).to("cpu")).bools(), torch.zeros(own.size, dtype=torch.bool))
+
+
+def test_a_random_model_is_drawn_where_it_is_wanted(accelerator: str) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    one, same = (random_model("llama", 0, torch.bfloat16, accelerator, vocab_size=50, **sizes) for _ in range(2))
+    assert torch.equal(torch.rand(1), expected)
+    for a, b in zip(one.parameters(), same.parameters(), strict=True):
+        assert a.device.type == torch.device(accelerator).type
+        assert a.dtype == torch.bfloat16
+        assert torch.equal(a, b)
+    with torch.no_grad():
+        assert bool(torch.isfinite(one(ids(accelerator)).logits).all())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("static", [False, True], ids=["gate", "static"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_converted_model_is_the_masked_one(dtype: torch.dtype, static: bool, accelerator: str) -> None:
+    dense = tiny_model("llama")
+    structure = random_structure(dense, static=static)
+    with masked(dense, structure):
+        want = dense(ids("cpu")).logits
+    there = copy.deepcopy(dense).to(accelerator)
+    with masked(there, structure):
+        torch.testing.assert_close(there(ids(accelerator)).logits.cpu(), want, **CLOSE)
+    new = converted(there, structure).to(dtype)
+    found = new(ids(accelerator)).logits
+    if dtype == torch.float32:
+        torch.testing.assert_close(found.cpu(), want, **CLOSE)
+    # A token after the other, with a cache, is the whole text at once; in bfloat16 a near-tie may take another expert.
+    first = new(ids(accelerator)[:, :6], use_cache=True)
+    rest = [new(ids(accelerator)[:, n : n + 1], past_key_values=first.past_key_values).logits for n in range(6, 12)]
+    once = torch.cat([first.logits, *rest], dim=1).float()
+    rows = ((once - found.float()).abs().amax(-1) < (1e-3 if dtype == torch.float32 else 0.1)).float()
+    assert rows.mean() > (0.99 if dtype == torch.float32 else 0.7)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("compact", [False, True], ids=["theirs", "compact"])
+def test_a_trimmed_mixture_is_the_same(compact: bool, accelerator: str) -> None:
+    def logits(device: str) -> list[Tensor]:
+        model = tiny_model("olmoe").to(device)
+        model.set_experts_implementation("eager")
+        before = model(ids(device)).logits
+        hooks = new_hooks(model, {0: 4, 1: 4}, "block", "parallel")
+        for hook in hooks.by_layer.values():
+            hook.down.weight.fill_(0.1)
+        with Trimmed(uniform(plan_of(model), 1), hooks, "kept_mass").attached(model):
+            if compact:
+                with skipping(model):
+                    found = [model(ids(device)).logits, model(ids(device, 1)).logits]
+            else:
+                found = [model(ids(device)).logits, model(ids(device, 1)).logits]
+        assert torch.equal(model(ids(device)).logits, before)
+        assert not torch.equal(found[0], before)
+        return [f.cpu() for f in found]
+
+    for here, there in zip(logits("cpu"), logits(accelerator), strict=True):
+        torch.testing.assert_close(there, here, **CLOSE)
+
+
+def _moved(weights: Weights, device: str, dtype: torch.dtype) -> Weights:
+    parts = (weights.up, weights.down, weights.up_bias, weights.down_bias)
+    return Weights(*(None if t is None else t.to(device, dtype) for t in parts), weights.activation, weights.name)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("parts", "biased", "name"),
+    [(2, False, "silu"), (2, True, "gelu"), (1, True, "gelu_new"), (2, False, "gelu_pytorch_tanh"), (1, False, "relu")],
+)
+def test_triton_kernels_compiled(parts: int, biased: bool, name: str, dtype: torch.dtype, accelerator: str) -> None:
+    if not triton_available():
+        pytest.skip("triton is not installed")
+    if accelerator == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("on a CPU these kernels run in the interpreter alone (TRITON_INTERPRET=1)")
+    weights, index = layer(parts, biased, name)
+    weights = _moved(weights, accelerator, dtype)
+    for count in (1, 7, 37, 300):
+        x, expert = tokens(count)
+        x, expert = x.to(accelerator, dtype), expert.to(accelerator)
+        found = triton_experts(x, expert, weights, index.to(accelerator))
+        want = reference(x.float(), expert, _moved(weights, accelerator, torch.float32), index.to(accelerator))
+        assert found.dtype == dtype
+        tolerance = 1e-4 if dtype == torch.float32 else 0.05
+        torch.testing.assert_close(found.float(), want, rtol=tolerance, atol=tolerance)
