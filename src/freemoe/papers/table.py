@@ -210,6 +210,7 @@ PAPERS: Registry[str] = Registry("paper")
 """Name of a paper -> module whose ``TABLES`` are its tables and figures."""
 PAPERS.add("mode", "freemoe.papers.mode.mode", "MoDE: domain experts (DENoise)")
 PAPERS.add("free-moe", "freemoe.papers.mode.free_moe", "Free-MoE: domain experts (DOWP)")
+PAPERS.add("tomoe", "freemoe.papers.tomoe.tables", "ToMoE: a dense model as a mixture")
 PAPERS.add("hookmoe", "freemoe.papers.hookmoe.tables", "HookMoE: fewer experts per token, and small hooks")
 
 

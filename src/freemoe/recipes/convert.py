@@ -118,6 +118,9 @@ class TrainSection(Section):
     evaluation_tokens: int = Field(
         default=65536, ge=1, description="Most tokens of the held-out and of the test part, each."
     )
+    statistics_tokens: int = Field(
+        default=65536, ge=1, description="Tokens of the statistics that training and rivals begin with, about."
+    )
     save_every: int = Field(default=50, ge=1, description="Steps between two saved states.")
 
 

@@ -20,9 +20,6 @@ from freemoe.text.blocks import Blocks, Parts, pack_blocks, passages, row_texts,
 from freemoe.text.documents import read_documents
 from freemoe.text.mixes import read_mix
 
-# Text for the statistics that training and rivals begin with.
-STATISTICS_TOKENS = 65536
-
 
 @dataclass(eq=False)
 class Bench:
@@ -47,7 +44,9 @@ class Bench:
     @property
     def statistics(self) -> Blocks:
         """The text of the statistics: the first rows of the training text."""
-        return self.train.rows(range(min(len(self.train), max(1, STATISTICS_TOKENS // self.train.length))))
+        return self.train.rows(
+            range(min(len(self.train), max(1, self.recipe.train.statistics_tokens // self.train.length)))
+        )
 
     def seen(self) -> Seen:
         """Hashes of the training and held-out text: all of it, also where training stops before its end."""

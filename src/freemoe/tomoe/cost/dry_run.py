@@ -14,7 +14,7 @@ from freemoe.recipes import ConvertRecipe
 from freemoe.text.blocks import Blocks
 from freemoe.tomoe.cost.memory import sizes
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
-from freemoe.tomoe.material import STATISTICS_TOKENS, read_blocks
+from freemoe.tomoe.material import read_blocks
 from freemoe.tomoe.structures.rivals import RIVALS
 from freemoe.tomoe.structures.structure import dense_parameters
 from freemoe.training.loop import looks
@@ -72,7 +72,7 @@ def passed_tokens(recipe: ConvertRecipe, tokens: dict[str, int]) -> float:
         tokens: Of the text's parts.
     """
     held_out, test = (min(tokens[part], recipe.train.evaluation_tokens) for part in ("held_out", "test"))
-    statistics = min(tokens["train"], STATISTICS_TOKENS)
+    statistics = min(tokens["train"], recipe.train.statistics_tokens)
     variants = 2 * held_out + test
     if recipe.method != "tomoe" or recipe.active == 1:
         return statistics + variants + test

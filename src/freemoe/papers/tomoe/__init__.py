@@ -1,0 +1,1 @@
+"""ToMoE: its tables and figures."""
