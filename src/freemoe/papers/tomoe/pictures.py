@@ -7,10 +7,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from freemoe.report.figures.drawing import heading, new_figure, style, styled, to_svg
+from freemoe.papers.drawing import Filled, standalone
+from freemoe.report.figures.drawing import heading, new_figure, styled
 from freemoe.report.palette import BASE, CONTROL, EXPERT, ORACLE, RIVAL, ROUTED
-
-Filled = Mapping[str, Any]
 
 # Colour, marker and dash: what is told apart by one is told apart by all.
 LOOKS = (
@@ -27,12 +26,6 @@ def _value(row: Mapping[str, Any], column: str) -> float | None:
     return row["ours"][column]["value"] if column in row["ours"] else None
 
 
-def _svg(figure: Figure | None, filled: Filled, text: str) -> str:
-    assert figure is not None
-    with style():
-        return to_svg(figure, filled["table"].replace("/", "-"), filled["title"], text)
-
-
 def _line(axes: Any, look: int, label: str, xs: Sequence[float], ys: Sequence[float | None]) -> None:
     points = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
     if points:
@@ -42,13 +35,15 @@ def _line(axes: Any, look: int, label: str, xs: Sequence[float], ys: Sequence[fl
 
 def widths(filled: Filled) -> str:
     """Figures 5, 6a, 7 and 9: a line per column over the depth."""
-    return _svg(_by_depth(filled, list(filled["columns"])), filled, "One line per kind of width, over the depth.")
+    return standalone(_by_depth(filled, list(filled["columns"])), filled, "One line per kind of width, over the depth.")
 
 
 def usage(filled: Filled) -> str:
     """Figure 4: the experts' shares over the depth, the most used first."""
     columns = [c for c in filled["columns"] if c != "evenness" and any(c in row["ours"] for row in filled["rows"])]
-    return _svg(_by_depth(filled, columns), filled, "Shares of the experts over the depth, the most used expert first.")
+    return standalone(
+        _by_depth(filled, columns), filled, "Shares of the experts over the depth, the most used expert first."
+    )
 
 
 @styled
@@ -68,7 +63,7 @@ def _by_depth(filled: Filled, columns: Sequence[str]) -> Figure:
 
 def boxes(filled: Filled) -> str:
     """Figure 8: a box per depth."""
-    return _svg(_boxes(filled), filled, "A box per layer: least, quartiles and most of its experts' widths.")
+    return standalone(_boxes(filled), filled, "A box per layer: least, quartiles and most of its experts' widths.")
 
 
 @styled
@@ -87,7 +82,7 @@ def _boxes(filled: Filled) -> Figure:
 
 def dynamics(filled: Filled) -> str:
     """Figure 3: four losses against steps, a line per active share."""
-    return _svg(_dynamics(filled), filled, "Four panels of losses against steps; one line per active share.")
+    return standalone(_dynamics(filled), filled, "Four panels of losses against steps; one line per active share.")
 
 
 @styled
@@ -108,7 +103,7 @@ def _dynamics(filled: Filled) -> Figure:
 
 def ablation(filled: Filled) -> str:
     """Figure 6c: a bar per setting."""
-    return _svg(_bars(filled, "Average"), filled, "Bars: mean score of every setting, with its interval.")
+    return standalone(_bars(filled, "Average"), filled, "Bars: mean score of every setting, with its interval.")
 
 
 @styled
@@ -126,7 +121,7 @@ def _bars(filled: Filled, column: str) -> Figure:
 
 def accuracy(filled: Filled) -> str:
     """Figure 10: accuracy against the share of active weights, the paper's points and ours."""
-    return _svg(_accuracy(filled), filled, "Accuracy against active share; the paper's points and ours.")
+    return standalone(_accuracy(filled), filled, "Accuracy against active share; the paper's points and ours.")
 
 
 @styled
