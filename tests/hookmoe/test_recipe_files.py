@@ -19,7 +19,8 @@ def test_a_recipe_is_a_trim_that_says_what_it_is(file: Path) -> None:
     assert isinstance(recipe, TrimRecipe)
     assert recipe.output == f"hookmoe-{file.stem}"
     assert recipe.plan.given
-    assert f"HookMoE Table {int(file.stem[5:7])}" in file.read_text(encoding="utf-8")
+    kind = "Table" if file.stem.startswith("table") else "Figure"
+    assert f"HookMoE {kind} {int(file.stem.removeprefix(kind.lower())[:2])}" in file.read_text(encoding="utf-8")
     if file.stem.startswith("table03"):
         assert (recipe.training.loss, recipe.hooks.layers, recipe.hooks.position) == ("lm", "one", "pre")
         assert recipe.hooks.units in (14336, 16384, 2816)

@@ -6,10 +6,12 @@ and a sweep of a paper's table is a list of spellings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from freemoe.core.errors import RecipeError
 from freemoe.core.run.journal import Journal
@@ -145,15 +147,14 @@ def compare_plans(
         raise RecipeError(f"{', '.join(needy)}: thresholds come from calibration text, and none was given.")
     progress = progress or Quiet()
     teacher: list[Teacher] = []
-    seen: list[Any] = []
+    seen: list[dict[int, Tensor] | None] = []
 
     def work(way: Way) -> dict[str, Any]:
         if not teacher:
             teacher.append(teach(model, blocks, top, progress))
-        if way.calibrated and not seen and calibration is not None:
-            some = calibration.rows(range(min(_CALIBRATION_ROWS, len(calibration))))
-            seen.append(router_weights(model, some))
-        return _measured(model, blocks, teacher[0], way, rescale, seen)
+        if way.calibrated and not seen:
+            seen.append(calibration_weights(model, [way], calibration))
+        return _measured(model, blocks, teacher[0], way, rescale, seen[0] if seen else None)
 
     rows = []
     full = Way("full", plan_of(model))
@@ -165,22 +166,41 @@ def compare_plans(
     return rows
 
 
-def _measured(
-    model: Any, blocks: Blocks, teacher: Teacher, way: Way, rescale: str, seen: Sequence[Any]
-) -> dict[str, Any]:
+@contextmanager
+def opened(
+    model: Any, way: Way, weights: Mapping[int, Tensor] | None = None, rescale: str = "none"
+) -> Iterator[Mapping[int, Sequence[int]]]:
+    """While open, the model runs fewer experts in one way.
+
+    Args:
+        model: A loaded mixture.
+        way: Which.
+        weights: Router weights on calibration text, by layer (`dynamic.router_weights`): for ways that are ``calibrated``.
+        rescale: A plan's rule for router weights, see `applied`.
+
+    Yields:
+        Layer -> executed experts and tokens; a rule's fill as the model runs.
+    """
     layers = [layer.number for layer in moe_layers(model)]
     if way.plan is not None:
         own = way.plan == plan_of(model)
         with nullcontext() if own else applied(model, way.plan, rescale):
-            quality = measure(model, blocks, teacher)
-        act = {str(n): float(way.plan.ks[n] or 0) for n in layers}
+            yield {n: (way.plan.ks[n] or 0, 1) for n in layers}
+    else:
+        with _rule(model, way, weights).applied(model) as counts:
+            yield counts
+
+
+def _measured(
+    model: Any, blocks: Blocks, teacher: Teacher, way: Way, rescale: str, seen: Mapping[int, Tensor] | None
+) -> dict[str, Any]:
+    with opened(model, way, seen, rescale) as counts:
+        quality = measure(model, blocks, teacher)
+    act = {str(n): executed / tokens for n, (executed, tokens) in counts.items()}
+    if way.plan is not None:
         how: dict[str, Any] = {"plan": list(way.plan.ks)}
     else:
-        thresholds = _thresholds(way, layers, len(plan_of(model).ks), seen)
-        with Dynamic(way.rule or "", thresholds).applied(model) as counts:
-            quality = measure(model, blocks, teacher)
-        act = {str(n): counts[n][0] / counts[n][1] for n in layers}
-        how = {"thresholds": {str(n): t for n, t in thresholds.items()}}
+        how = {"thresholds": {str(n): t for n, t in _rule(model, way, seen).thresholds.items()}}
     return {
         "name": way.name,
         **how,
@@ -193,11 +213,21 @@ def _measured(
     }
 
 
-def _thresholds(way: Way, layers: Sequence[int], total: int, seen: Sequence[Any]) -> dict[int, float]:
-    if way.rule == "naee":
-        return naee_thresholds(seen[0])
+def _rule(model: Any, way: Way, weights: Mapping[int, Tensor] | None) -> Dynamic:
     assert way.rule is not None
+    if way.calibrated:
+        assert weights is not None
+        if way.rule == "naee":
+            return Dynamic(way.rule, naee_thresholds(weights))
+        assert way.start is not None
+        return Dynamic(way.rule, tuned(way.rule, weights, way.start))
     assert way.start is not None
-    if way.tuned:
-        return tuned(way.rule, seen[0], way.start)
-    return ramp(way.rule, way.start, layers, way.span, total)
+    layers = [layer.number for layer in moe_layers(model)]
+    return Dynamic(way.rule, ramp(way.rule, way.start, layers, way.span, len(plan_of(model).ks)))
+
+
+def calibration_weights(model: Any, ways: Sequence[Way], text: Blocks | None) -> dict[int, Tensor] | None:
+    """What `opened` wants of calibration text; None where no way is ``calibrated``."""
+    if text is None or not any(way.calibrated for way in ways):
+        return None
+    return router_weights(model, text.rows(range(min(_CALIBRATION_ROWS, len(text)))))

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from freemoe.assets import benchmark_path
 from freemoe.core.errors import DataError
 from freemoe.core.files import digest, write_atomic
 from freemoe.core.run.progress import Progress
 from freemoe.papers.table import Measured, Row, Scene, Way
-from freemoe.recipes import EvalRecipe, HookTraining, TrimRecipe, recipe_from
-
-if TYPE_CHECKING:
-    from freemoe.evals.evaluation import Subject
-    from freemoe.hookmoe.material import TextParts
+from freemoe.recipes import EvalRecipe, TrimRecipe, recipe_from
 
 # Column of the paper -> the benchmark's name here.
 TASKS = {
@@ -36,8 +33,8 @@ AVERAGE, DOMAIN = "Average", "Math"
 GROUPS = 8
 """Groups of layers of the paper's sweep."""
 
-TINY: Mapping[str, Any] = {"blocks": 48, "block": 128, "steps": 60, "documents": 60}
-SMALL: Mapping[str, Any] = {"blocks": 256, "block": 256, "steps": 300, "documents": 200}
+TINY: Mapping[str, Any] = {"blocks": 48, "block": 128, "steps": 60, "documents": 60, "shorter": 16}
+SMALL: Mapping[str, Any] = {"blocks": 256, "block": 256, "steps": 300, "documents": 200, "shorter": 4}
 TINY_TASKS = {name: [f"demo:{name}"] for name in ("math", "code", "general")} | {DOMAIN: ["demo:math"]}
 SMALL_TASKS = {n: [t] for n, t in TASKS.items() if t not in ("boolq", "winogrande")} | {DOMAIN: ["mathqa"]}
 NO_MODEL = (
@@ -63,6 +60,7 @@ def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
         data["root"] = str(scene.data_root)
     if scene.scale == "paper":
         tasks = {name: [task] for name, task in TASKS.items()} | {DOMAIN: ["gsm8k"]}
+        tasks = {} if "timing" in recipe else tasks
         return {**recipe, "model": scene.model or recipe["model"], "arguments": {"tasks": tasks, "data": data}}
     of_math = recipe["text"].startswith("math")
     if scene.scale == "tiny":
@@ -74,8 +72,8 @@ def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
         sizes, model, tasks = SMALL, scene.model, dict(SMALL_TASKS)
         text = str(scene.data_root / ("gsm8k/train.jsonl" if of_math else "wikitext-2-raw/wiki.train.raw"))
     given = recipe.get("training", {})
-    blocks = int((sizes["blocks"] if scene.limit is None else scene.limit) * given.get("limit", 512) / 512)
-    steps = sizes["steps"] if scene.limit is None else 8
+    blocks = max(2, int((sizes["blocks"] if scene.limit is None else scene.limit) * given.get("limit", 512) / 512))
+    steps = min(sizes["steps"] if scene.limit is None else 8, given.get("steps", 1000))
     training = {
         **given,
         "block": sizes["block"],
@@ -85,11 +83,16 @@ def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
         "steps": steps,
         "every": max(1, steps // 4),
         "rate": None,
+        "control": False,
     }
     hooks = {**recipe.get("hooks", {}), "units": None}
     plan = dict(recipe["plan"])
     if str(plan.get("given", "")).startswith("uniform:") and scene.scale == "tiny":
         plan["given"] = "uniform:1"  # the bundled mixture runs two
+    if "timing" in recipe:
+        prompts = [n // sizes["shorter"] for n in recipe["timing"]["prompts"]]
+        recipe = {**recipe, "timing": {"prompts": prompts, "new_tokens": 17, "rounds": 5}}
+        tasks = {}
     arguments = {"tasks": tasks, "data": {"limit": sizes["documents"], **data}}
     return {
         **recipe,
@@ -141,7 +144,7 @@ def plans_record(
     progress: Progress,
     tasks: dict[str, list[str]],
     data: dict[str, Any],
-    plans: dict[str, dict[str, Any]],
+    plans: dict[str, str],
 ) -> dict[str, Any]:
     """Score the full mixture and several plans, or rules that choose k per token, without hooks.
 
@@ -151,16 +154,16 @@ def plans_record(
         progress: Where to report.
         tasks: Name -> tasks.
         data: Of the evaluation.
-        plans: Name -> one of ``given`` (as ``freemoe trim --plan``), ``groups`` (first and last of eight groups of layers that run one
-            expert fewer) or ``rule`` with ``start`` and ``span``: threshold of layer 0, and by how much it moves up to the last
-            layer; `naee` calibrates its own.
+        plans: Name -> as ``freemoe trim --compare`` has it, or ``groups:A,B``: one expert fewer in the groups A to B of eight equal
+            groups of layers.
 
     Returns:
-        Name -> ``tasks``: name -> row -> score and gain, for ``full`` and ``plan``; ``text``: their ce and kl; ``layers``: executed
-        experts per token of every layer.
+        Name -> ``tasks``: name -> row -> score and gain, for ``full`` and ``plan``; ``text``: their rows of `compare_plans`.
     """
     import torch
 
+    from freemoe.evals.evaluation import Subject, under
+    from freemoe.hookmoe.compare import calibration_weights, compare_plans, opened, read_ways
     from freemoe.hookmoe.trim import prepare
     from freemoe.models.checkpoints.loading import load_tokenizer
 
@@ -168,84 +171,37 @@ def plans_record(
         torch.set_num_threads(recipe.threads)
     model, text = prepare(recipe)
     tokenizer = load_tokenizer(recipe.model, recipe.revision)
+    ways = {name: read_ways([_spelled(plan, model)], model)[0] for name, plan in plans.items()}
+    weights = calibration_weights(model, list(ways.values()), text.train)
     found: dict[str, Any] = {}
     with progress.stage("plans", len(plans)) as advance:
-        for name, spelled in plans.items():
-            file = folder / f"{digest(spelled)}.json"
+        for name, way in ways.items():
+            # Groups of few layers are the same plan.
+            file = folder / f"{digest(way.name)}.json"
             if not file.is_file():
-                reduced = _Reduced(model, text, spelled)
-                one = reduced.on_text(recipe.training, progress)
-                one["tasks"] = _scored(
-                    recipe.model, lambda _, r=reduced: r.subject(tokenizer), recipe, tasks, data, progress
-                )
-                write_atomic(file, json.dumps(one).encode())
+                full, own = compare_plans(model, text.test, [way.name], calibration=text.train)
+                rows = {
+                    "full": under(contextlib.nullcontext),
+                    "plan": under(functools.partial(opened, model, way, weights)),
+                }
+                subject = Subject(model, tokenizer, rows)
+                scored = _scored(recipe.model, lambda _, s=subject: s, recipe, tasks, data, progress)
+                write_atomic(file, json.dumps({"text": {"full": full, "plan": own}, "tasks": scored}).encode())
             found[name] = json.loads(file.read_text(encoding="utf-8"))
             advance(1)
     return found
 
 
-class _Reduced:
-    """A mixture under a plan or a rule, and what it executed there.
+def _spelled(plan: str, model: Any) -> str:
+    """A plan as ``freemoe trim`` reads it; ``groups:A,B`` by the layers of a model."""
+    from freemoe.hookmoe.plans.apply import plan_of
 
-    Args:
-        model: The mixture, as it came.
-        text: Calibrates a rule, and is measured.
-        spelled: See `plans_record`.
-    """
-
-    def __init__(self, model: Any, text: TextParts, spelled: Mapping[str, Any]) -> None:
-        from freemoe.hookmoe.plans.apply import expert_counts, plan_of
-        from freemoe.hookmoe.plans.dynamic import Dynamic, naee_thresholds, ramp, router_weights
-        from freemoe.hookmoe.plans.plan import expert_n, parse_plan
-
-        self.model, self.text = model, text
-        base = plan_of(model)
-        numbers, rule = [n for n, k in enumerate(base.ks) if k is not None], spelled.get("rule", "")
-        self.plan, self.dynamic = None, None
-        if "given" in spelled:
-            self.plan = parse_plan(spelled["given"], base, expert_counts(model))
-        elif "groups" in spelled:
-            first, last = (int(g) for g in spelled["groups"])
-            layers = len(base.ks)
-            k = max(k for k in base.ks if k is not None)
-            self.plan = expert_n(base, k, first * layers // GROUPS, -(-(last + 1) * layers // GROUPS) - 1)
-        elif rule == "naee":
-            self.dynamic = Dynamic(rule, naee_thresholds(router_weights(model, text.train)))
-        else:
-            self.dynamic = Dynamic(rule, ramp(rule, spelled["start"], numbers, spelled.get("span", 0.0), len(base.ks)))
-        self.executed = {n: float(self.plan.ks[n] or 0) for n in numbers} if self.plan else {}
-
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """While open, the model runs so; afterwards `executed` holds what a rule chose."""
-        from freemoe.hookmoe.plans.apply import applied
-
-        if self.plan is not None:
-            with applied(self.model, self.plan, "none"):
-                yield
-            return
-        assert self.dynamic is not None
-        with self.dynamic.applied(self.model) as counts:
-            yield
-        self.executed = {n: pairs / seen for n, (pairs, seen) in counts.items() if seen}
-
-    def on_text(self, training: HookTraining, progress: Progress) -> dict[str, Any]:
-        """Loss and divergence on the test part, and the experts that ran there."""
-        from freemoe.hookmoe.hooks.teacher import teach
-        from freemoe.hookmoe.measure import measure
-
-        test = self.text.test
-        teacher = teach(self.model, test, training.top, progress, "full model, test")
-        quality = {"full": measure(self.model, test, teacher).describe()}
-        with self.applied():
-            quality["plan"] = measure(self.model, test, teacher).describe()
-        return {"text": quality, "layers": {str(n): act for n, act in self.executed.items()}}
-
-    def subject(self, tokenizer: Any) -> Subject:
-        """What is evaluated on tasks."""
-        from freemoe.evals.evaluation import Subject, under
-
-        return Subject(self.model, tokenizer, {"full": under(contextlib.nullcontext), "plan": under(self.applied)})
+    if not plan.startswith("groups:"):
+        return plan
+    first, last = (int(g) for g in plan.removeprefix("groups:").split(","))
+    base = plan_of(model)
+    layers, k = len(base.ks), max(k for k in base.ks if k is not None)
+    return f"expert_n:{k},{first * layers // GROUPS},{-(-(last + 1) * layers // GROUPS) - 1}"
 
 
 def _scored(
@@ -330,8 +286,9 @@ def training_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
 
 
 def speed_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
-    """Time of the full mixture over that of the trimmed one, as this machine was loaded."""
-    full, trimmed = record["speed"]["full"], record["speed"]["trimmed"]
+    """Time of the full mixture over that of the trimmed one at a prompt length, as this machine was loaded."""
+    one = record["speed"]["lengths"][int(row.pick)]
+    full, trimmed = one["full"], one["trimmed"]
     return {name: Measured(full[key] / trimmed[key]) for name, key in (("TTFT", "ttft"), ("ITL", "itl"))}
 
 
@@ -339,11 +296,11 @@ def planned_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
     """A plan of the record, or ``full``: Act, every layer's experts, tasks, loss and divergence on text."""
     own = next(iter(record.values())) if row.pick == "full" else record[row.pick]
     way = "full" if row.pick == "full" else "plan"
-    found = {"loss": Measured(own["text"][way]["ce"]), "KL": Measured(own["text"][way]["kl"])}
+    text = own["text"][way]
+    found = {"loss": Measured(text["loss"]), "KL": Measured(text["kl"])}
     if way == "plan":
-        layers = own["layers"]
-        found["Act"] = Measured(sum(layers.values()) / len(layers))
-        found |= {f"layer {n}": Measured(act) for n, act in layers.items()}
+        found["Act"] = Measured(text["act"])
+        found |= {f"layer {n}": Measured(act) for n, act in text["act_per_layer"].items()}
     return found | scores(own, way)
 
 
