@@ -10,17 +10,18 @@ import torch
 
 from freemoe.bench import devices
 from freemoe.bench.harness import ON_DEVICES, Settings, in_turns
-from freemoe.bench.hookmoe import benchmark as hookmoe
+from freemoe.bench.hookmoe import speed as hookmoe
 from freemoe.bench.speed import calibrate, large, shapes, switch
 from freemoe.bench.tomoe import speed as tomoe_speed
 from freemoe.domain_experts.purify import activations
 from freemoe.hookmoe import metrics
+from freemoe.models.checkpoints.loading import load_base
 from tests.neighbours import Neighbours
 
 CASES = {
     "calibrate": (calibrate, None),
     "switch": (switch, None),
-    "hookmoe": (hookmoe, "speed"),
+    "hookmoe-speed": (hookmoe, None),
     "tomoe-speed": (tomoe_speed, "random masks"),
     "large": (large, None),
 }
@@ -39,6 +40,14 @@ def accelerated(monkeypatch: pytest.MonkeyPatch) -> None:
                 model.set_experts_implementation("eager")
             return model
 
+    def bundled(name: str, dtype: str, device: str) -> tuple[Any, Any]:
+        assert device == "cuda:0"
+        with torch._C.DisableTorchFunction():
+            model, tokenizer = load_base(name, dtype=dtype, device="cpu")
+            model.set_experts_implementation("eager")
+            return model, tokenizer
+
+    monkeypatch.setattr(hookmoe, "load_base", bundled)
     for module in (shapes, calibrate, hookmoe, tomoe_speed, large):
         monkeypatch.setattr(module, "random_model", drawn)
     monkeypatch.setattr(metrics, "_wait", lambda device: None)

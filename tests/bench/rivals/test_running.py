@@ -20,7 +20,7 @@ from freemoe.core.errors import DataError
 from tests.bench.rivals.tiny_terms import texts
 from tests.tiny import tiny_model, tiny_tokenizer
 
-ONLY = "adaptation/freemoe-demo/demo-text/base/*,*/demo-text/wanda*,*/demo-text/fewshot*,*/demo-text/mine*"
+ONLY = "adaptation/freemoe-demo/demo-text/base/*,*/demo-text/wanda-20*,*/demo-text/fewshot*,*/demo-text/mine*"
 
 
 class Killed(BaseException):
