@@ -18,7 +18,12 @@ BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
 
 def results(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """What `freemoe bench` wrote, in the order of its own table; of a benchmark that ran on several machines all files."""
-    paths = [p for name in BENCHES for p in (folder / f"{name}.json", *sorted(folder.glob(f"{name}-*.json")))]
+    paths = [
+        p
+        for name in BENCHES
+        # A name may begin with another's.
+        for p in (folder / f"{name}.json", *(p for p in sorted(folder.glob(f"{name}-*.json")) if p.stem not in BENCHES))
+    ]
     return [{**json.loads(p.read_text(encoding="utf-8")), "bench": p.stem} for p in paths if p.exists()]
 
 
