@@ -129,5 +129,6 @@ def test_every_test_with_the_mark_is_run() -> None:
 
 def test_make_gpu_asks_for_this_script() -> None:
     for flags, expected in (((), "scripts/gpu.py"), (("DRY=1",), "scripts/gpu.py --dry")):
-        done = subprocess.run(["make", "-n", "gpu", *flags], cwd=ROOT, capture_output=True, text=True, check=False)
+        command = ["make", "-n", "--no-print-directory", "gpu", *flags]  # a make that calls this test would say where
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.stdout.strip().endswith(expected), done

@@ -70,13 +70,18 @@ def average(domains: Sequence[Mapping[str, Any]], seed: int) -> dict[str, dict[s
     scored = [d for d in domains if d["unit"] == "points"]
     if len(scored) < 2:
         return {}
-    first = next(iter(scored[0]["rows"]))
+    return {way: {**row, "domains": len(scored)} for way, row in mean_of_domains(scored, seed).items()}
+
+
+def mean_of_domains(domains: Sequence[Mapping[str, Any]], seed: int) -> dict[str, dict[str, Any]]:
+    """Way -> mean score of one or more domains that are scored in points, and its gain over the first way."""
+    first = next(iter(domains[0]["rows"]))
     found = {}
-    for way in scored[0]["rows"]:
-        parts = [([x[way] - x[first] for x in d["documents"]], [x["key"] for x in d["documents"]]) for d in scored]
+    for way in domains[0]["rows"]:
+        parts = [([x[way] - x[first] for x in d["documents"]], [x["key"] for x in d["documents"]]) for d in domains]
         gain = mean_of_bootstraps(parts, seed).scaled(100)
-        score = sum(d["rows"][way]["score"] for d in scored) / len(scored)
-        found[way] = {"score": score, "gain": interval_as_json(gain), "domains": len(scored)}
+        score = sum(d["rows"][way]["score"] for d in domains) / len(domains)
+        found[way] = {"score": score, "gain": interval_as_json(gain)}
     return found
 
 

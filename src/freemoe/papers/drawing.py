@@ -14,6 +14,13 @@ from freemoe.report.palette import BASE, EXPERT, RIVAL
 Filled = Mapping[str, Any]
 
 
+def value(row: Mapping[str, Any], column: str, who: str = "ours") -> float | None:
+    """A number of a filled table's row, the paper's or ours; None where there is none."""
+    if who == "paper":
+        return row["paper"].get(column)
+    return row["ours"][column]["value"] if column in row["ours"] else None
+
+
 def values(filled: Filled, column: str, who: str) -> list[float | None]:
     """A column of a table, row by row; None where there is no number.
 
@@ -22,9 +29,7 @@ def values(filled: Filled, column: str, who: str) -> list[float | None]:
         column: Its name.
         who: ``paper`` or ``ours``.
     """
-    if who == "paper":
-        return [row["paper"].get(column) for row in filled["rows"]]
-    return [row["ours"][column]["value"] if column in row["ours"] else None for row in filled["rows"]]
+    return [value(row, column, who) for row in filled["rows"]]
 
 
 def standalone(figure: Figure | None, filled: Filled, text: str) -> str:

@@ -63,6 +63,12 @@ class Measured:
     high: float | None = None
     oracle: float | None = None
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any], is_first: bool, oracle: float | None = None) -> Measured:
+        """A row of an evaluation: ``score``, and its ``gain`` unless it is the first, which the others are held against."""
+        gain = row["gain"]
+        return cls(row["score"]) if is_first else cls(row["score"], gain["mean"], gain["low"], gain["high"], oracle)
+
 
 @dataclass(frozen=True)
 class Way:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
@@ -206,10 +206,14 @@ def bench_of(settings: Settings) -> Bench:
 def listing(settings: Settings) -> list[dict[str, Any]]:
     """Every cell in order: its name, whether it is done, and the seconds that it took, or about will."""
     bench = bench_of(settings)
-    seconds = estimates(bench.wanted, bench.protocol, bench.finished)
+    return listed(bench, estimates(bench.wanted, bench.protocol, bench.finished), settings.only)
+
+
+def listed(bench: Bench, seconds: Mapping[str, float], only: str | None) -> list[dict[str, Any]]:
+    """A plan's cells that are asked for: name, whether it is done, and the seconds that it took, or by ``seconds`` will."""
     rows = []
     for cell in bench.wanted:
-        if matches(cell, settings.only):
+        if matches(cell, only):
             done = cell.name in bench.finished
             took = bench.finished[cell.name]["wall_seconds"] if done else seconds[cell.name]
             rows.append({"name": cell.name, "done": done, "seconds": took})

@@ -10,7 +10,7 @@ from typing import Any
 from freemoe.bench.harness import Figure, Outcome, Settings
 from freemoe.bench.real_llm.cells import Cell, Store
 from freemoe.bench.real_llm.protocol import Protocol, faster_format, files_digest, identity, model_digest
-from freemoe.bench.real_llm.running import Bench, in_own_process, matches
+from freemoe.bench.real_llm.running import Bench, in_own_process, listed
 from freemoe.bench.real_llm.work import Job
 from freemoe.bench.rivals.measure import measure_rival
 from freemoe.bench.rivals.picture import picture
@@ -84,14 +84,7 @@ def bench_of(settings: Settings) -> RivalBench:
 def listing(settings: Settings) -> list[dict[str, Any]]:
     """Every cell in order: its name, whether it is done, and the seconds that it took, or about will."""
     bench = bench_of(settings)
-    seconds = estimates(bench.wanted, bench.finished, settings.quick)
-    found = []
-    for cell in bench.wanted:
-        if matches(cell, settings.only):
-            done = cell.name in bench.finished
-            took = bench.finished[cell.name]["wall_seconds"] if done else seconds[cell.name]
-            found.append({"name": cell.name, "done": done, "seconds": took})
-    return found
+    return listed(bench, estimates(bench.wanted, bench.finished, settings.quick), settings.only)
 
 
 def run(settings: Settings) -> Outcome:

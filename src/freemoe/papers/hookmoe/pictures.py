@@ -5,7 +5,8 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from freemoe.papers.drawing import Filled, bars, lines, standalone, values
-from freemoe.papers.hookmoe.work import AVERAGE, GROUPS
+from freemoe.papers.hookmoe.work import GROUPS
+from freemoe.papers.scoring import AVERAGE
 from freemoe.report.figures.drawing import heading, new_figure, shaded, styled
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from freemoe.papers.hookmoe.sweep import COLUMNS, D2D_LAYERS, MOED_LAYERS, SWEEP
-from freemoe.papers.hookmoe.work import AVERAGE, CURVES, DOMAIN, PLANS, SPEEDS, TRIMS
+from freemoe.papers.hookmoe.work import CURVES, DOMAIN, PLANS, SPEEDS, TRIMS
+from freemoe.papers.scoring import AVERAGE
 from freemoe.papers.table import Needs, Row, Table
 
 MIXTRAL = Needs("mistralai/Mixtral-8x7B-v0.1", 46.7e9, 3e7, "C4 as c4.jsonl, MATH as math.jsonl, the eight tasks")

@@ -13,8 +13,9 @@ from freemoe.assets import benchmark_path
 from freemoe.core.errors import DataError
 from freemoe.core.files import digest, write_atomic
 from freemoe.core.run.progress import Progress
+from freemoe.papers.scoring import scored
 from freemoe.papers.table import Measured, Row, Scene, Way
-from freemoe.recipes import EvalRecipe, TrimRecipe, recipe_from
+from freemoe.recipes import TrimRecipe
 
 # Column of the paper -> the benchmark's name here.
 TASKS = {
@@ -27,8 +28,8 @@ TASKS = {
     "RTE": "rte",
     "WinoGrande": "winogrande",
 }
-AVERAGE, DOMAIN = "Average", "Math"
-"""Columns: the mean over the general tasks; the domain-specific task, which is not among them."""
+DOMAIN = "Math"
+"""The column of the domain-specific task, which does not count in the mean over the general ones."""
 
 GROUPS = 8
 """Groups of layers of the paper's sweep."""
@@ -129,7 +130,7 @@ def trim_record(
         trim(recipe, progress=progress)
     result = json.loads(file.read_text(encoding="utf-8"))
     return {
-        "tasks": _scored(recipe.output, trimmed_of, recipe, tasks, data, progress),
+        "tasks": scored(recipe.output, trimmed_of, recipe, tasks, data, progress, {DOMAIN}),
         "text": result["test"]["rows"],
         "cost": result["cost_of_a_token"],
         "act": {"full": result["base"]["act"], "plan": result["plan"]["act"]},
@@ -185,8 +186,8 @@ def plans_record(
                     "plan": under(functools.partial(opened, model, way, weights)),
                 }
                 subject = Subject(model, tokenizer, rows)
-                scored = _scored(recipe.model, lambda _, s=subject: s, recipe, tasks, data, progress)
-                write_atomic(file, json.dumps({"text": {"full": full, "plan": own}, "tasks": scored}).encode())
+                on_tasks = scored(recipe.model, lambda _, s=subject: s, recipe, tasks, data, progress, {DOMAIN})
+                write_atomic(file, json.dumps({"text": {"full": full, "plan": own}, "tasks": on_tasks}).encode())
             found[name] = json.loads(file.read_text(encoding="utf-8"))
             advance(1)
     return found
@@ -204,58 +205,12 @@ def _spelled(plan: str, model: Any) -> str:
     return f"expert_n:{k},{first * layers // GROUPS},{-(-(last + 1) * layers // GROUPS) - 1}"
 
 
-def _scored(
-    artefact: str,
-    subject: Any,
-    recipe: TrimRecipe,
-    tasks: dict[str, list[str]],
-    data: dict[str, Any],
-    progress: Progress,
-) -> dict[str, dict[str, Any]]:
-    """Task -> row -> score and paired gain over the full mixture; ``Average`` too, each task counting the same."""
-    from freemoe.evals.evaluation import evaluate
-    from freemoe.evals.statistics import mean_of_bootstraps
-    from freemoe.evals.summary import interval_as_json
-
-    if not tasks:
-        return {}
-    asked = {
-        "command": "eval",
-        "artefact": artefact,
-        "domains": tasks,
-        "data": data,
-        "seed": recipe.seed,
-        "dtype": recipe.dtype,
-        "threads": recipe.threads,
-    }
-    evaluation = recipe_from(asked, "The table's evaluation")
-    assert isinstance(evaluation, EvalRecipe)
-    domains = evaluate(evaluation, subject, progress=progress)["domains"]
-    found = {d["name"]: {w: {"score": r["score"], "gain": r["gain"]} for w, r in d["rows"].items()} for d in domains}
-    general = [d for d in domains if d["name"] != DOMAIN]
-    average: dict[str, Any] = {}
-    for way in domains[0]["rows"]:
-        parts = [
-            ([100 * (x[way] - x["full"]) for x in d["documents"]], [x["key"] for x in d["documents"]]) for d in general
-        ]
-        score = sum(d["rows"][way]["score"] for d in general) / len(general)
-        average[way] = {"score": score, "gain": interval_as_json(mean_of_bootstraps(parts, recipe.seed))}
-    return found | {AVERAGE: average}
-
-
 # ------------------------------------------------------------------------------------- reading
 
 
 def scores(record: Mapping[str, Any], way: str) -> dict[str, Measured]:
     """Every task, and their average, of a row."""
-    found = {}
-    for name, rows in record["tasks"].items():
-        own = rows[way]
-        gain = own["gain"]
-        found[name] = (
-            Measured(own["score"]) if way == "full" else Measured(own["score"], gain["mean"], gain["low"], gain["high"])
-        )
-    return found
+    return {name: Measured.of(rows[way], way == "full") for name, rows in record["tasks"].items()}
 
 
 def trimmed_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from freemoe.papers.drawing import value
 from freemoe.papers.mode.work import FIVE
+from freemoe.report.figures.paper_figures import Words, as_file, bars, boxes, curves, radars, tallies
 
 ASCENDING = "share of the ascending importance ranking, 0 = least important; the middle of each band"
 THEIRS = "band as the papers name it, % of a ranking that ends at the least important weight"
 WHO = ("paper", "ours")
 
 
-def _words(filled: Mapping[str, Any]) -> Any:
+def _words(filled: Mapping[str, Any]) -> Words:
     """The table's name and title, and every number of it as text."""
-    from freemoe.report.figures.paper_figures import Words
-
     said = []
     for row in filled["rows"]:
         for column in filled["columns"]:
@@ -27,39 +27,29 @@ def _words(filled: Mapping[str, Any]) -> Any:
     return Words(name, f"{filled['table']}: {filled['title']}", "; ".join(said))
 
 
-def _value(row: Mapping[str, Any], who: str, column: str) -> float | None:
-    if who == "paper":
-        return row["paper"].get(column)
-    return row["ours"][column]["value"] if column in row["ours"] else None
-
-
 def sensitivity(filled: Mapping[str, Any]) -> str:
     """Figure 1: accuracy over the bands of the ranking, one curve per width."""
-    from freemoe.report.figures.paper_figures import as_file, curves
-
     found: dict[str, list[tuple[float, float]]] = {}
     base = None
     for row in filled["rows"]:
-        value = _value(row, "ours", "accuracy")
+        shown = value(row, "accuracy")
         width, comma, band = row["label"].partition(", ")
-        if value is None:
+        if shown is None:
             continue
         if not comma:
-            base = value
+            base = shown
             continue
         start, end = (float(part) / 100 for part in band.removesuffix(" %").split("-"))
-        found.setdefault(width, []).append(((start + end) / 2, value))
+        found.setdefault(width, []).append(((start + end) / 2, shown))
     level = {} if base is None else {"ours": base}
     return as_file(curves({"ours": found}, ASCENDING, "accuracy, %", level), _words(filled))
 
 
 def tally(filled: Mapping[str, Any]) -> str:
     """Figure 2: how many tasks each band improves."""
-    from freemoe.report.figures.paper_figures import as_file, tallies
-
     rows = []
     for row in filled["rows"]:
-        better, worse = (_value(row, "ours", c) for c in ("improved", "worse"))
+        better, worse = (value(row, c) for c in ("improved", "worse"))
         if better is not None and worse is not None:
             start, end = (float(part) / 100 for part in row["label"].removesuffix(" %").split("-"))
             rows.append((start, end, better, worse))
@@ -68,12 +58,10 @@ def tally(filled: Mapping[str, Any]) -> str:
 
 def gain_boxes(filled: Mapping[str, Any]) -> str:
     """MoDE Figure 4: the spread of a model's gains over tasks."""
-    from freemoe.report.figures.paper_figures import as_file, boxes
-
     found: dict[str, dict[str, list[float]]] = {}
     for who in WHO:
         for row in filled["rows"]:
-            values = [v for column in FIVE if (v := _value(row, who, column)) is not None]
+            values = [v for column in FIVE if (v := value(row, column, who)) is not None]
             if len(values) == len(FIVE):
                 found.setdefault(who, {})[row["label"]] = values
     return as_file(boxes(found, "gain over the baseline, points"), _words(filled))
@@ -81,22 +69,20 @@ def gain_boxes(filled: Mapping[str, Any]) -> str:
 
 def accuracy(filled: Mapping[str, Any]) -> str:
     """MoDE Figure 5, Free-MoE Figure 6: each task under every band, as difference to its base."""
-    from freemoe.report.figures.paper_figures import as_file, curves
-
     bases: dict[tuple[str, str], float] = {}
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in filled["rows"]:
         task, _, band = row["label"].partition(", ")
         for who in WHO:
-            value = _value(row, who, "accuracy")
-            if value is None:
+            shown = value(row, "accuracy", who)
+            if shown is None:
                 continue
             if band == "no band":
-                bases[task, who] = value
+                bases[task, who] = shown
             else:
                 start, end = (float(part) for part in band.removesuffix(" %").split("-"))
                 own = found.setdefault(task, {}).setdefault(who, [])
-                own.append(((start + end) / 2, value - bases[task, who]))
+                own.append(((start + end) / 2, shown - bases[task, who]))
     level = dict.fromkeys(found, 0.0)
     return as_file(curves(found, THEIRS, "points over the base", level), _words(filled))
 
@@ -112,14 +98,12 @@ def _by_model(filled: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any
 
 def radar(filled: Mapping[str, Any]) -> str:
     """Free-MoE Figure 4: every model's scores, baseline beside experts and mixture."""
-    from freemoe.report.figures.paper_figures import as_file, radars
-
     found: dict[str, dict[str, dict[str, float]]] = {}
     for model, series in _by_model(filled).items():
         for who in WHO:
             panel = {}
             for name, row in series.items():
-                own = {c: v for c in filled["columns"] if (v := _value(row, who, c)) is not None}
+                own = {c: v for c in filled["columns"] if (v := value(row, c, who)) is not None}
                 if len(own) == len(filled["columns"]):
                     panel[name] = own
             if panel and panel not in found.values():  # one model of ours may stand for several
@@ -129,21 +113,19 @@ def radar(filled: Mapping[str, Any]) -> str:
 
 def improvement(filled: Mapping[str, Any]) -> str:
     """Free-MoE Figure 5: gains over the baseline, ours with their intervals."""
-    from freemoe.report.figures.paper_figures import as_file, bars
-
     found: dict[str, dict[str, dict[str, tuple[float, float, float]]]] = {}
     for model, series in _by_model(filled).items():
         for who in WHO:
             panel: dict[str, dict[str, tuple[float, float, float]]] = {}
             for name, row in series.items():
                 for column in filled["columns"]:
-                    value = _value(row, who, column)
-                    if value is None:
+                    shown = value(row, column, who)
+                    if shown is None:
                         continue
                     own = row["ours"].get(column, {}) if who == "ours" else {}
                     low, high = own.get("low"), own.get("high")
-                    ends = (value if low is None else low, value if high is None else high)
-                    panel.setdefault(column, {})[name] = (value, *ends)
+                    ends = (shown if low is None else low, shown if high is None else high)
+                    panel.setdefault(column, {})[name] = (shown, *ends)
             if panel and panel not in found.values():
                 found[f"{who}: {model}"] = panel
     return as_file(bars(found, "gain, points"), _words(filled))

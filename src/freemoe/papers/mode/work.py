@@ -133,11 +133,7 @@ def domain_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
 
 
 def _measured(rows: dict[str, Any], pick: str) -> Measured:
-    own = rows[pick]
-    if pick == "base":
-        return Measured(own["score"])
-    gain, oracle = own["gain"], rows["oracle"]["score"] if pick == "expert" else None
-    return Measured(own["score"], gain["mean"], gain["low"], gain["high"], oracle)
+    return Measured.of(rows[pick], pick == "base", rows["oracle"]["score"] if pick == "expert" else None)
 
 
 def gain_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:

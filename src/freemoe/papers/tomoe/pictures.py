@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from freemoe.papers.drawing import Filled, standalone
+from freemoe.papers.drawing import Filled, standalone, value
 from freemoe.report.figures.drawing import heading, new_figure, styled
 from freemoe.report.palette import BASE, CONTROL, EXPERT, ORACLE, RIVAL, ROUTED
 
@@ -20,10 +20,6 @@ LOOKS = (
     (CONTROL, "v", "-"),
     (BASE, "x", "--"),
 )
-
-
-def _value(row: Mapping[str, Any], column: str) -> float | None:
-    return row["ours"][column]["value"] if column in row["ours"] else None
 
 
 def _line(axes: Any, look: int, label: str, xs: Sequence[float], ys: Sequence[float | None]) -> None:
@@ -52,7 +48,7 @@ def _by_depth(filled: Filled, columns: Sequence[str]) -> Figure:
     axes = figure.subplots()
     rows = filled["rows"]
     for look, column in enumerate(columns):
-        _line(axes, look, column, range(len(rows)), [_value(row, column) for row in rows])
+        _line(axes, look, column, range(len(rows)), [value(row, column) for row in rows])
     axes.set_xticks(range(len(rows)), [row["label"].removeprefix("depth ") for row in rows])
     axes.set_xlabel("depth")
     axes.set_ylabel("%")
@@ -72,7 +68,7 @@ def _boxes(filled: Filled) -> Figure:
     axes = figure.subplots()
     names = {"whislo": "least", "q1": "lower", "med": "median", "q3": "upper", "whishi": "most"}
     rows = [row for row in filled["rows"] if row["ours"]]
-    stats = [{key: _value(row, name) for key, name in names.items()} | {"fliers": []} for row in rows]
+    stats = [{key: value(row, name) for key, name in names.items()} | {"fliers": []} for row in rows]
     axes.bxp(stats, showfliers=False, medianprops={"color": EXPERT})
     axes.set_xticks(range(1, len(rows) + 1), [row["label"].removeprefix("depth ") for row in rows])
     axes.set_xlabel("depth")
@@ -94,7 +90,7 @@ def _dynamics(filled: Filled) -> Figure:
     for axes, column in zip(figure.subplots(2, 2).flat, ("distillation", "R_P", "R_U", "R_L"), strict=True):
         for look, (share, rows) in enumerate(shares.items()):
             steps = [100 * n / (len(rows) - 1) for n in range(len(rows))]
-            _line(axes, look, f"{share} active", steps, [_value(row, column) for row in rows])
+            _line(axes, look, f"{share} active", steps, [value(row, column) for row in rows])
         heading(axes, column)
         axes.set_xlabel("% of the steps")
     figure.axes[0].legend(fontsize=7.5)
@@ -111,7 +107,7 @@ def _bars(filled: Filled, column: str) -> Figure:
     figure = new_figure(7.0, 3.4)
     axes = figure.subplots()
     rows = [row for row in filled["rows"] if column in row["ours"]]
-    heights = [_value(row, column) or 0.0 for row in rows]
+    heights = [value(row, column) or 0.0 for row in rows]
     axes.barh(range(len(rows)), heights, color=[EXPERT if "ToMoE" in row["label"] else ROUTED for row in rows])
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axes.invert_yaxis()
@@ -130,8 +126,8 @@ def _accuracy(filled: Filled) -> Figure:
     axes = figure.subplots()
     rows = filled["rows"]
     shares = [float(row["label"].split()[0]) for row in rows]
-    _line(axes, 0, "ours", shares, [_value(row, "MMLU") for row in rows])
-    _line(axes, 1, "paper", shares, [row["paper"].get("MMLU") for row in rows])
+    _line(axes, 0, "ours", shares, [value(row, "MMLU") for row in rows])
+    _line(axes, 1, "paper", shares, [value(row, "MMLU", "paper") for row in rows])
     axes.set_xlabel("active weights, %")
     axes.set_ylabel("accuracy, %")
     axes.legend()

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from freemoe.papers.scoring import AVERAGE
 from freemoe.papers.table import Measured, Row
-from freemoe.papers.tomoe.work import AVERAGE, DENSE
+from freemoe.papers.tomoe.work import DENSE
 
 SORTED_EXPERTS = 8
 """Columns of the figure of expert usage."""
-
-
-def _measured(own: Mapping[str, Any], is_dense: bool) -> Measured:
-    gain = own["gain"]
-    return Measured(own["score"]) if is_dense else Measured(own["score"], gain["mean"], gain["low"], gain["high"])
 
 
 def text_and_tasks(record: dict[str, Any], row: Row) -> dict[str, Measured]:
@@ -27,14 +23,14 @@ def text_and_tasks(record: dict[str, Any], row: Row) -> dict[str, Measured]:
     found["active"] = Measured(100 * share)
     for name, ways in record["tasks"].items():
         if row.pick in ways:
-            found[name] = _measured(ways[row.pick], row.pick == DENSE)
+            found[name] = Measured.of(ways[row.pick], row.pick == DENSE)
     return found
 
 
 def mmlu(record: dict[str, Any], row: Row) -> dict[str, Measured]:
     """MMLU, or at ``tiny`` the bundled domain of its kind."""
     ways = record["tasks"].get("MMLU") or record["tasks"].get("general") or record["tasks"][AVERAGE]
-    return {"MMLU": _measured(ways[row.pick], row.pick == DENSE)} | text_and_tasks(record, row)
+    return {"MMLU": Measured.of(ways[row.pick], row.pick == DENSE)} | text_and_tasks(record, row)
 
 
 def added(record: dict[str, Any], row: Row) -> dict[str, Measured]:

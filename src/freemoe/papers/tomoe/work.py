@@ -6,8 +6,9 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,14 @@ from freemoe.assets import DOMAINS, benchmark_path
 from freemoe.core.errors import DataError
 from freemoe.core.run.progress import Progress
 from freemoe.papers.mode.work import SMALL_MODEL
+from freemoe.papers.scoring import scored
 from freemoe.papers.table import Scene, Way
-from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
+from freemoe.recipes import ConvertRecipe
 
 if TYPE_CHECKING:
     from freemoe.evals.evaluation import Subject
 
-AVERAGE, DENSE, OURS = "Average", "dense", "converted"
+DENSE, OURS = "dense", "converted"
 
 ZERO_SHOT = {
     "ARC-e": "arc_easy",
@@ -63,14 +65,7 @@ TINY = {
     "evaluation_tokens": 16384,
     "statistics_tokens": 16384,
 }
-SMALL = {
-    "steps": 60,
-    "batch_tokens": 1024,
-    "block": 256,
-    "save_every": 20,
-    "evaluation_tokens": 16384,
-    "statistics_tokens": 16384,
-}
+SMALL = TINY | {"steps": 60}
 SHORT = {"steps": 4, "batch_tokens": 256, "save_every": 2, "evaluation_tokens": 1024, "statistics_tokens": 2048}
 """Of a run with ``--limit``."""
 
@@ -195,7 +190,9 @@ def conversion_record(
     similarity = [_off_diagonal(layer) for layer in expert_similarity(read_structure(recipe.output))]
     return {
         "text": {way: _perplexity(score, recipe.seed) for way, score in result["scores"].items()},
-        "tasks": _scored(recipe, tasks, data, progress),
+        "tasks": scored(
+            recipe.output, lambda _: _both(recipe), recipe, {c: [t] for c, t in tasks.items()}, data, progress
+        ),
         "parameters": result["parameters"],
         "layers": layer_widths(result),
         "boxes": [
@@ -222,36 +219,6 @@ def _off_diagonal(shares: list[list[float]]) -> dict[str, float]:
     return {"least": min(others), "mean": statistics.fmean(others), "most": max(others)}
 
 
-def _scored(recipe: ConvertRecipe, tasks: dict[str, str], data: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Column -> way -> score and paired gain over the dense model; `AVERAGE` too, each task counting the same."""
-    from freemoe.evals.evaluation import evaluate
-    from freemoe.evals.statistics import mean_of_bootstraps
-    from freemoe.evals.summary import interval_as_json
-
-    if not tasks:
-        return {}
-    asked = {
-        "command": "eval",
-        "artefact": recipe.output,
-        "domains": {name: [task] for name, task in tasks.items()},
-        "data": data,
-        "seed": recipe.seed,
-        "threads": recipe.threads,
-    }
-    evaluation = recipe_from(asked, "The table's evaluation")
-    assert isinstance(evaluation, EvalRecipe)
-    domains = evaluate(evaluation, lambda _: _both(recipe), progress=progress)["domains"]
-    found = {d["name"]: {w: {"score": r["score"], "gain": r["gain"]} for w, r in d["rows"].items()} for d in domains}
-    average = {}
-    for way in (DENSE, OURS):
-        parts = [
-            ([100 * (x[way] - x[DENSE]) for x in d["documents"]], [x["key"] for x in d["documents"]]) for d in domains
-        ]
-        score = statistics.fmean(d["rows"][way]["score"] for d in domains)
-        average[way] = {"score": score, "gain": interval_as_json(mean_of_bootstraps(parts, recipe.seed))}
-    return found | {AVERAGE: average}
-
-
 def _both(recipe: ConvertRecipe) -> Subject:
     """The dense model, and under the conversion's masks: what the folder computes, in one model's memory."""
     from freemoe.evals.evaluation import Subject, under
@@ -262,16 +229,7 @@ def _both(recipe: ConvertRecipe) -> Subject:
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
     structure = read_structure(recipe.output)
 
-    @contextmanager
-    def converted() -> Iterator[None]:
-        with masked(model, structure):
-            yield
-
-    @contextmanager
-    def dense() -> Iterator[None]:
-        yield
-
-    return Subject(model, tokenizer, {DENSE: under(dense), OURS: under(converted)})
+    return Subject(model, tokenizer, {DENSE: under(nullcontext), OURS: under(partial(masked, model, structure))})
 
 
 def _seen_in(recipe: ConvertRecipe, batches: Sequence[int]) -> dict[str, Any]:

@@ -1,0 +1,56 @@
+"""The tasks of a table, scored in every way that a run compares, and their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from freemoe.core.run.progress import Progress
+from freemoe.recipes import ConvertRecipe, EvalRecipe, TrimRecipe, recipe_from
+
+if TYPE_CHECKING:
+    from freemoe.evals.evaluation import Open
+
+AVERAGE = "Average"
+"""The column of the mean over tasks."""
+
+
+def scored(
+    artefact: str,
+    subject: Open,
+    recipe: ConvertRecipe | TrimRecipe,
+    tasks: Mapping[str, list[str]],
+    data: Mapping[str, Any],
+    progress: Progress,
+    apart: Collection[str] = (),
+) -> dict[str, dict[str, Any]]:
+    """Column -> way -> score and paired gain over the first way; `AVERAGE` too, each column counting the same.
+
+    Args:
+        artefact: What is evaluated: documents that its making saw are set aside.
+        subject: Opens it.
+        recipe: Of the run, for its seed, dtype and threads.
+        tasks: Column -> tasks; nothing is scored for none.
+        data: Of the evaluation.
+        progress: Where to report.
+        apart: Columns that do not count in the mean.
+    """
+    from freemoe.evals.evaluation import evaluate
+    from freemoe.evals.summary import mean_of_domains
+
+    if not tasks:
+        return {}
+    asked = {
+        "command": "eval",
+        "artefact": artefact,
+        "domains": dict(tasks),
+        "data": dict(data),
+        "seed": recipe.seed,
+        "dtype": recipe.dtype,
+        "threads": recipe.threads,
+    }
+    evaluation = recipe_from(asked, "The table's evaluation")
+    assert isinstance(evaluation, EvalRecipe)
+    domains = evaluate(evaluation, subject, progress=progress)["domains"]
+    found = {d["name"]: {w: {"score": r["score"], "gain": r["gain"]} for w, r in d["rows"].items()} for d in domains}
+    return found | {AVERAGE: mean_of_domains([d for d in domains if d["name"] not in apart], recipe.seed)}
