@@ -28,26 +28,26 @@ DENSE, OURS = "dense", "converted"
 ZERO_SHOT = {
     "ARC-e": "arc_easy",
     "ARC-c": "arc_challenge",
-    "PIQA": "lm_eval:piqa",
-    "WinoG.": "lm_eval:winogrande",
+    "PIQA": "piqa",
+    "WinoG.": "winogrande",
     "HellaS.": "hellaswag",
 }
 """Column -> task, without examples."""
 
 TABLE05 = {
-    "BoolQ": "lm_eval:boolq@32",
-    "SciQ": "lm_eval:sciq",
-    "PIQA": "lm_eval:piqa",
-    "WinoG.": "lm_eval:winogrande@5",
+    "BoolQ": "boolq@32",
+    "SciQ": "sciq",
+    "PIQA": "piqa",
+    "WinoG.": "winogrande@5",
     "ARC-c": "arc_challenge@25",
     "HellaS.": "hellaswag@10",
 }
 TABLE06 = {
-    "BoolQ": "lm_eval:boolq@32",
-    "SciQ": "lm_eval:sciq",
-    "PIQA": "lm_eval:piqa",
+    "BoolQ": "boolq@32",
+    "SciQ": "sciq",
+    "PIQA": "piqa",
     "ARC-c": "arc_challenge@25",
-    "TruthfulQA": "lm_eval:truthfulqa_mc2",
+    "TruthfulQA": "truthfulqa_mc2",
     "HellaS.": "hellaswag@10",
     "MMLU": "mmlu@5",
 }
