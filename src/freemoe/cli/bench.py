@@ -31,9 +31,7 @@ Examples:
 
 ALL = "all"
 _BY_CELLS = "real, rivals, tomoe-quality"
-_ONLY = (
-    f"Measure parts of these names only: cells of {_BY_CELLS} ('*/wikitext/*'), parts of large, masks of tomoe-speed."
-)
+_ONLY = f"Measure parts of these names only: cells of {_BY_CELLS} ('*/wikitext/*'), parts of large and hookmoe, masks of tomoe-speed."
 
 
 NEEDS_MODEL, NEEDS_DEVICE = ("real",), ("large",)
@@ -70,7 +68,9 @@ def _command(
     model: str = typer.Option(
         None, "--model", help="A base to measure on, for benchmarks that can take one; real needs it."
     ),
-    cells: Path = typer.Option(None, help=f"{_BY_CELLS}: folder of finished cells, which are never measured twice."),
+    cells: Path = typer.Option(
+        None, help=f"{_BY_CELLS}, hookmoe: folder of what is finished and never measured twice."
+    ),
     only: str = typer.Option(None, help=_ONLY),
     minutes: float = typer.Option(None, min=0, help=f"{_BY_CELLS}: begin no cell after so many minutes."),
     device: str = typer.Option("cpu", help=f"cpu, cuda, cuda:N or auto; for {', '.join(ON_DEVICES)}."),

@@ -11,12 +11,16 @@ import torch
 from freemoe.assets import demo_model_path, demo_moe_path, tiny_moe
 from freemoe.bench.harness import Settings, run_bench
 from freemoe.bench.hookmoe import speed as trim_speed
-from freemoe.bench.hookmoe.quality import Row, share
+from freemoe.bench.hookmoe.quality import share
+from freemoe.bench.hookmoe.records import Records, Row, records_of
 from freemoe.bench.hookmoe.rivals import LowRank
+from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.adapter import Trimmed
+from freemoe.hookmoe.material import TextParts
 from freemoe.hookmoe.measure import Quality
 from freemoe.hookmoe.plans.plan import Plan
 from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
+from freemoe.text.blocks import Blocks
 from tests.hookmoe.conftest import logits
 
 needs_mixture = pytest.mark.skipif(
@@ -46,7 +50,7 @@ def test_the_bundled_mixture_loads_under_its_name_and_knows_its_world() -> None:
 
 @needs_mixture
 @pytest.mark.slow
-def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path) -> None:
+def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_bench("hookmoe", Settings(quick=True, cache=tmp_path))
     figures = {f["name"]: f for f in found["figures"]}
     assert {f["verdict"] for f in found["figures"]} == {"not judged"}
@@ -70,6 +74,53 @@ def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path) -> Non
     # No text, no mixture: said, and not judged.
     assert {f["value"] for n, f in figures.items() if n.endswith(("olmoe", "qwen3_moe"))} == {None}
     json.dumps(found, allow_nan=False)
+
+    # What is trained is kept: a second run trains nothing and says the same.
+    def untrained(*_: object, **__: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr("freemoe.bench.hookmoe.quality.train", untrained)
+    again = run_bench("hookmoe", Settings(quick=True, cache=tmp_path, only="bundled"))
+    assert [f for f in again["figures"] if "won back" in f["name"]] == [
+        f for n, f in figures.items() if "won back" in n and not n.endswith(("olmoe", "qwen3_moe"))
+    ]
+
+
+def test_parts_are_asked_for_by_name(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"'nothing' names no part of hookmoe: speed, bundled, olmoe"):
+        run_bench("hookmoe", Settings(quick=True, cache=tmp_path, only="nothing"))
+
+
+def test_a_row_is_measured_once_while_what_decided_it_stands(tmp_path: Path) -> None:
+    row = Row(Quality(*(torch.rand(3, dtype=torch.float64) for _ in range(4))), torch.rand(2, dtype=torch.float64), 7)
+    asked = []
+
+    def measured() -> Row:
+        asked.append(1)
+        return row
+
+    records = Records(tmp_path, "one")
+    records.row("LoRA", 0, measured)
+    kept = records.row("LoRA", 0, measured)
+    assert len(asked) == 1
+    assert kept.parameters == 7
+    for what in ("ce", "kl", "accuracy"):
+        assert torch.equal(kept.losses(what), row.losses(what))
+    for other, name, seed in ((records, "LoRA", 1), (records, "one hook", 0), (Records(tmp_path, "two"), "LoRA", 0)):
+        other.row(name, seed, measured)
+    assert len(asked) == 4
+
+
+def test_another_text_makes_other_records(tmp_path: Path) -> None:
+    def parts(first: int) -> TextParts:
+        blocks = Blocks(torch.tensor([[first, 2]]), torch.tensor([[0, 1]]))
+        return TextParts(blocks, blocks, blocks, (1, 1, 1))
+
+    model = str(demo_moe_path())
+    found = [
+        records_of(tmp_path, model, parts(first), decided).decided for first, decided in ((1, "a"), (3, "a"), (1, "b"))
+    ]
+    assert len({*found, records_of(tmp_path, model, parts(1), "a").decided}) == 3
 
 
 def test_ceilings_are_what_flops_and_bytes_allow() -> None:

@@ -1,7 +1,7 @@
 """T10: fewer experts per token, and what hooks win back; plans against each other; baselines; bit-equality.
 
 Speed is `speed`'s, which runs alone as `freemoe bench hookmoe-speed`. Quality: the bundled mixture, and mixtures of two other
-shapes that were trained on real text (`mixtures`).
+shapes that were trained on real text (`mixtures`); what is trained there is kept row by row (`records`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from freemoe.bench.harness import Figure, Outcome, Settings
 from freemoe.bench.hookmoe import mixtures, speed
 from freemoe.bench.hookmoe import quality as trim_quality
+from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.measure import measure
 from freemoe.hookmoe.plans.apply import applied, plan_of
 from freemoe.hookmoe.plans.dynamic import Dynamic, act_of, kept_slots, ramp, router_weights, tuned
@@ -24,26 +25,36 @@ from freemoe.recipes import PlanSection
 
 
 def run(settings: Settings) -> Outcome:
-    """Measure speed, quality, plans, baselines and bit-equality."""
+    """Measure speed, quality, plans, baselines and bit-equality, or the parts of ``--only``.
+
+    Raises:
+        RecipeError: ``--only`` names none.
+    """
     figures: list[Figure] = []
     details: dict[str, Any] = {"threads": torch.get_num_threads()}
-    model = speed.shaped("Mixtral shape", settings)
-    figures.append(_undone(model))
-    timed = speed.run(settings)
-    figures += timed.figures
-    details["speed"] = timed.details
-    figures.append(_formulas())
-    bench = trim_quality.prepare(settings)
-    figures.append(_undone(bench.model, "bundled mixture"))
-    found, details["plans"] = _plans(bench, settings)
-    figures += found
-    found, details["dynamic k"] = _dynamic(bench)
-    figures += found
-    found, details["quality"] = trim_quality.run(bench, settings)
-    figures += found
-    for shape in mixtures.SHAPES:
-        found, details[f"quality, {shape}"] = trim_quality.on_mixture(shape, settings)
+    if settings.wants("speed"):
+        figures.append(_undone(speed.shaped("Mixtral shape", settings)))
+        timed = speed.run(settings)
+        figures += timed.figures
+        details["speed"] = timed.details
+    if settings.wants("bundled"):
+        figures.append(_formulas())
+        bench = trim_quality.prepare(settings)
+        figures.append(_undone(bench.model, "bundled mixture"))
+        found, details["plans"] = _plans(bench, settings)
         figures += found
+        found, details["dynamic k"] = _dynamic(bench)
+        figures += found
+        found, details["quality"] = trim_quality.run(bench, settings)
+        figures += found
+    for shape in mixtures.SHAPES:
+        if settings.wants(shape):
+            found, details[f"quality, {shape}"] = trim_quality.on_mixture(shape, settings)
+            figures += found
+    if not figures:
+        raise RecipeError(
+            f"--only {settings.only!r} names no part of hookmoe: speed, bundled, {', '.join(mixtures.SHAPES)}."
+        )
     return Outcome(tuple(figures), details)
 
 

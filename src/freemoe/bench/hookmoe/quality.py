@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from freemoe.assets import DOMAINS
 from freemoe.bench.harness import Figure, Settings
 from freemoe.bench.hookmoe import mixtures
+from freemoe.bench.hookmoe.records import Records, Row, records_of
 from freemoe.bench.hookmoe.rivals import LowRank
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
@@ -34,7 +34,7 @@ from freemoe.hookmoe.hooks.hook import allocate, new_hooks
 from freemoe.hookmoe.hooks.teacher import Teacher, teach
 from freemoe.hookmoe.hooks.training import Material, Schedule, train
 from freemoe.hookmoe.material import DEMO, TextParts, load_text
-from freemoe.hookmoe.measure import Quality, as_json, measure, recovered
+from freemoe.hookmoe.measure import as_json, measure, recovered
 from freemoe.hookmoe.plans.apply import applied, plan_of
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.methods import best_rule, default_units, kl_drop, paper_units, rules_asked
@@ -68,6 +68,7 @@ class Bench:
         scorer: Scores them.
         plan: Half of the experts in every layer.
         rescale: The rule for router weights of least held-out KL under that plan.
+        records: The rows that are measured already.
     """
 
     model: Any
@@ -77,6 +78,7 @@ class Bench:
     scorer: Scorer
     plan: Plan
     rescale: str
+    records: Records
     documents: dict[str, list[Document]] = field(default_factory=dict)
     graders: dict[str, dict[str, Grader]] = field(default_factory=dict)
 
@@ -98,6 +100,8 @@ def prepare(settings: Settings, model_name: str = BUNDLED_MOE, text_name: str = 
     ]
     plan = even(plan_of(model), plan_of(model).act / 2)
     drops = {r: kl_drop(model, text.held_out, teachers[1], rescale=r) for r in rules_asked(model, "auto")}
+    rescale = best_rule(drops, plan)[0]
+    decided = [quick, training.model_dump(mode="json"), plan.text(), rescale, ROWS, EVERY, RATE, PAPER_RATE]
     bench = Bench(
         model,
         text,
@@ -105,42 +109,14 @@ def prepare(settings: Settings, model_name: str = BUNDLED_MOE, text_name: str = 
         teachers[2],
         Scorer(model, tokenizer),
         plan,
-        best_rule(drops, plan)[0],
+        rescale,
+        records_of(settings.cells or settings.cache / "hookmoe-cells", model_name, text, decided),
     )
     for domain in DOMAINS if model_name == BUNDLED_MOE else ():
         data = load_domain(domain, [f"demo:{domain}"], tokenizer=tokenizer, limit=20 if quick else None)
         bench.documents[domain] = list(data.reported.open(FrozenChoice("bench hookmoe")))
         bench.graders[domain] = data.graders
     return bench
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """One rival on the test part and on the benchmark.
-
-    Attributes:
-        quality: On text, per block.
-        wrong: (documents,) 1 for a wrong answer, over its domain's documents and the number of domains: the sum is one minus
-            the mean accuracy of the domains. Without documents (blocks,): wrong next tokens, over all tokens.
-        parameters: Trained ones.
-    """
-
-    quality: Quality
-    wrong: Tensor
-    parameters: int = 0
-
-    @property
-    def accuracy(self) -> float:
-        """Mean over the benchmark's domains of the share of right answers, or the share of right next tokens."""
-        return 1 - float(self.wrong.sum())
-
-    def losses(self, what: str) -> Tensor:
-        """Per block ``ce`` or ``kl``, or per document ``accuracy``, as something to lose."""
-        return self.wrong if what == "accuracy" else getattr(self.quality, what)
-
-    def describe(self) -> dict[str, float]:
-        """As JSON."""
-        return {**self.quality.describe(), "accuracy": self.accuracy, "parameters": self.parameters}
 
 
 def look(bench: Bench, context: AbstractContextManager[Any], parameters: int = 0) -> Row:
@@ -189,6 +165,65 @@ def residual_of(bench: Bench, rescale: str) -> dict[int, float]:
     }
 
 
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What every rival of one seed is trained with.
+
+    Attributes:
+        bench: The mixture.
+        settings: Of the benchmark.
+        steps: Of every training.
+        seed: Of weights and order.
+    """
+
+    bench: Bench
+    settings: Settings
+    steps: int
+    seed: int
+
+    def kept(self, name: str, measured: Callable[[], Row]) -> Row:
+        """A row from the records, or measured now."""
+        return self.bench.records.row(f"{name}, {self.steps} steps", self.seed, measured)
+
+    def fit(self, name: str, trained: Any, plan: Plan, loss: str, rescale: str, rate: float = RATE) -> None:
+        """Train hooks, or LoRA, on the mixture under a plan."""
+        bench = self.bench
+        hidden = moe_layers(bench.model)[0].hidden
+        asked = Schedule(loss, self.steps, ROWS, rate / hidden, EVERY, self.seed)
+        shown, progress = f"{name}, seed {self.seed}", self.settings.progress
+        train(bench.model, plan, trained, bench.material, asked, rescale=rescale, progress=progress, name=shown)
+
+    def hooks(
+        self, name: str, widths: dict[int, int], loss: str = "kd", position: str = "parallel", to: Plan | None = None
+    ) -> Row:
+        """Hooks of these widths; those beside the blocks of the trimmed mixture begin in closed form, ``loss`` "": and end so."""
+        bench, plan = self.bench, to or self.bench.plan
+        ridge = position == "parallel" and plan is bench.plan
+        rescale = bench.rescale if ridge else "none"
+
+        def measured() -> Row:
+            hooks = new_hooks(bench.model, widths, "block", position, seed=self.seed)
+            if ridge:
+                ridge_start(bench.model, plan, hooks, bench.text.train, rescale)
+            if loss:
+                self.fit(name, hooks, plan, loss, rescale, RATE if position == "parallel" else PAPER_RATE)
+            return look(bench, Trimmed(plan, hooks, rescale).attached(bench.model), hooks.size)
+
+        return self.kept(name, measured)
+
+    def lora(self, size: int) -> Row:
+        """LoRA of at least so many numbers."""
+        bench = self.bench
+
+        def measured() -> Row:
+            lora = LowRank(bench.model, size, self.seed)
+            self.fit("LoRA", lora, bench.plan, "kd", bench.rescale)
+            with applied(bench.model, bench.plan, bench.rescale):
+                return look(bench, lora.attached(bench.model), sum(p.numel() for p in lora.parameters()))
+
+        return self.kept("LoRA", measured)
+
+
 def trained_rows(
     bench: Bench, residuals: dict[str, dict[int, float]], seed: int, settings: Settings, papers: bool = True
 ) -> dict[str, Row]:
@@ -196,48 +231,26 @@ def trained_rows(
 
     ``papers``: also the paper's own hook and losses on the text, which the bundled mixture alone is worth.
     """
-    model, plan, rows = bench.model, bench.plan, {}
-    hidden = moe_layers(model)[0].hidden
-    steps = 4 if settings.quick else STEPS if papers else MIXTURE_STEPS
+    model = bench.model
+    training = Training(bench, settings, 4 if settings.quick else STEPS if papers else MIXTURE_STEPS, seed)
     residual, theirs = residuals[bench.rescale], residuals["none"]
-    units = default_units(model, plan)
+    units = default_units(model, bench.plan)
     several, one = allocate(units, residual), {max(residual, key=lambda n: residual[n]): units}
-    whole = {max(theirs, key=lambda n: theirs[n]): paper_units(model)}
-
-    def schedule(loss: str, rate: float = RATE) -> Schedule:
-        return Schedule(loss, steps, ROWS, rate / hidden, EVERY, seed)
-
-    def work(
-        name: str, widths: dict[int, int], loss: str = "kd", position: str = "parallel", to: Plan | None = None
-    ) -> None:
-        own = to or plan
-        rescale = bench.rescale if position == "parallel" and own is plan else "none"
-        hooks = new_hooks(model, widths, "block", position, seed=seed)
-        trimmed = Trimmed(own, hooks, rescale)
-        if position == "parallel" and own is plan:
-            ridge_start(model, plan, hooks, bench.text.train, rescale)
-            if name == "several hooks":
-                rows["several hooks, closed form alone"] = look(bench, trimmed.attached(model), hooks.size)
-        asked = schedule(loss, RATE if position == "parallel" else PAPER_RATE)
-        shown = f"{name}, seed {seed}"
-        train(model, own, hooks, bench.material, asked, rescale=rescale, progress=settings.progress, name=shown)
-        rows[name] = look(bench, trimmed.attached(model), hooks.size)
-
-    work("one hook", one)
-    work("several hooks", several)
-    work("control: full k, lm", several, "lm", to=plan_of(model))
+    asked: list[tuple[Any, ...]] = [
+        ("one hook", one),
+        ("several hooks, closed form alone", several, ""),
+        ("several hooks", several),
+        ("control: full k, lm", several, "lm", "parallel", plan_of(model)),
+    ]
     if papers:
-        work("several hooks, lm", several, "lm")
-        work("the paper's hook, kd", whole, position="pre")
-        work("the paper's hook, lm", whole, "lm", position="pre")
-    lora = LowRank(model, new_hooks(model, several, "block", "parallel").size, seed)
-    shown = f"LoRA, seed {seed}"
-    train(
-        model, plan, lora, bench.material, schedule("kd"), rescale=bench.rescale, progress=settings.progress, name=shown
-    )
-    with applied(model, plan, bench.rescale):
-        rows["LoRA"] = look(bench, lora.attached(model), sum(p.numel() for p in lora.parameters()))
-    return rows
+        whole = {max(theirs, key=lambda n: theirs[n]): paper_units(model)}
+        asked += [
+            ("several hooks, lm", several, "lm"),
+            ("the paper's hook, kd", whole, "kd", "pre"),
+            ("the paper's hook, lm", whole, "lm", "pre"),
+        ]
+    rows = {found[0]: training.hooks(*found) for found in asked}
+    return rows | {"LoRA": training.lora(new_hooks(model, several, "block", "parallel").size)}
 
 
 def run(bench: Bench, settings: Settings, name: str = "") -> tuple[list[Figure], dict[str, Any]]:
