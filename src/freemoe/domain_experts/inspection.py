@@ -15,7 +15,7 @@ from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
 from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.curvature import super_weights as largest_disturbances
 from freemoe.evals.engine.tokens import context_length
-from freemoe.models.checkpoints.fingerprint import require_base
+from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer, origin
 from freemoe.models.weights import describe, find_weights
 from freemoe.text.files import read_text_file
@@ -57,8 +57,8 @@ def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
     tensors = load_file(folder / "experts.safetensors")
     weights = None
     if base is not None:
-        model, _ = load_base(base)
-        require_base(manifest, model)
+        model, tokenizer = load_base(base)
+        require_base(manifest, model, tokenizer)
         weights = find_weights(model)
     experts = []
     for described in manifest["experts"]:

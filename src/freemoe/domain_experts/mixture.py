@@ -39,7 +39,7 @@ from freemoe.domain_experts.route.subdomains import prompt_feature
 from freemoe.evals.engine.answering import AUTO, BASE, padded_ids, require_tokenizer, text_ids
 from freemoe.hub.fetch import Access, fetch_artefact
 from freemoe.hub.shipped import Shipped
-from freemoe.models.checkpoints.fingerprint import require_base
+from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_own_base
 from freemoe.models.checkpoints.placement import Placement
 from freemoe.results.build import KIND
@@ -104,7 +104,7 @@ class FreeMoE(ExpertHost, Shipped):
         if base is None or isinstance(base, str | Path):
             wanted = dtype if torch_dtype is None else torch_dtype
             base, tokenizer = load_own_base(manifest, base, wanted, device, access)
-        require_base(manifest, base)
+        require_base(manifest, base, tokenizer)
         tensors = load_file(root / "experts.safetensors")
         experts = [Expert.from_parts(described, tensors) for described in manifest["experts"]]
         router = None

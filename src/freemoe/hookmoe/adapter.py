@@ -31,7 +31,7 @@ from freemoe.hookmoe.plans.apply import applied, plan_of, probe
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import Plan, parse_plan
 from freemoe.hub.fetch import Access
-from freemoe.models.checkpoints.fingerprint import require_base
+from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_own_base
 from freemoe.models.checkpoints.placement import Placement, require_one_device
 from freemoe.models.spec import family_of
@@ -133,16 +133,16 @@ def load_trimmed(
     manifest = read_manifest(folder)
     require_one_device(device, "A trimmed mixture")
     model, tokenizer = load_own_base(manifest, base, dtype, device, access)
-    return model, tokenizer, load_adapter(folder, model)
+    return model, tokenizer, load_adapter(folder, model, tokenizer)
 
 
-def load_adapter(folder: str | Path, model: Any, check_base: bool = True) -> Trimmed:
+def load_adapter(folder: str | Path, model: Any, tokenizer: Any = None) -> Trimmed:
     """Read an artefact for a model.
 
     Args:
         folder: Written by `freemoe trim`.
         model: Its base.
-        check_base: Compare the base's fingerprint (one read of all its weights).
+        tokenizer: The base's, to be compared with the one that the plan was made with; None: it is not.
 
     Raises:
         ArtifactError: Damaged, of another kind, for another family, shape or base.
@@ -160,8 +160,7 @@ def load_adapter(folder: str | Path, model: Any, check_base: bool = True) -> Tri
     except (OSError, ValueError, SafetensorError) as error:
         raise ArtifactError(f"{str(root)!r} cannot be read: {error}. Copy the artefact again.") from None
     _check_shape(config, model)
-    if check_base:
-        require_base(manifest, model)
+    require_base(manifest, model, tokenizer)
     probe(model)
     counts = {layer.number: layer.count for layer in moe_layers(model)}
     text = Plan(tuple(config["top_k"])).text()

@@ -22,7 +22,7 @@ def inspect_trimmed(folder: Path, base: str | None = None) -> dict[str, Any]:
         from freemoe.hookmoe.adapter import load_adapter
         from freemoe.models.checkpoints.loading import load_base
 
-        load_adapter(folder, load_base(base)[0])
+        load_adapter(folder, *load_base(base))
     counts = [k for k in config["top_k"] if k is not None]
     return {
         **about(folder, manifest, base),

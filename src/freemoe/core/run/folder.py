@@ -146,7 +146,8 @@ class RunFolder:
         """
         then = self.journal.unit(INPUTS, lambda: now)
         for what, value in now.items():
-            if then[what] != value:
+            # A run that an older freemoe began knows less of them.
+            if then.get(what, value) != value:
                 raise DataError(
                     f"The unfinished run at {str(self.partial)!r} was started with another {what}. Put it back, or start over "
                     "with --no-resume."

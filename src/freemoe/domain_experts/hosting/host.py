@@ -20,7 +20,7 @@ from freemoe.domain_experts.hosting.combining import combine, combined_mask, lab
 from freemoe.domain_experts.hosting.summary import as_table, expert_row, measured
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.hub.fetch import fetch_artefact
-from freemoe.models.checkpoints.fingerprint import require_base
+from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
 from freemoe.models.gates import left_out
 from freemoe.models.mask import Mask
@@ -166,7 +166,7 @@ class ExpertHost(torch.nn.Module):
         wanted = list(described) if name is None else [name]
         self._require_free([prefix + n for n in wanted])
         with self.expert(BASE):
-            require_base(manifest, self.model)
+            require_base(manifest, self.model, self.tokenizer)
         tensors = load_file(root / "experts.safetensors")
         told = measured(root)
         for old in wanted:

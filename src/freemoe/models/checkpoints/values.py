@@ -1,0 +1,90 @@
+"""What a loaded base's numbers and settings must be: finite, floating, of the shapes that its config says."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.compat.transformers import is_quantised
+from freemoe.core.errors import DataError
+from freemoe.models.checkpoints.identity import settings_of
+from freemoe.models.checkpoints.load_report import shape
+from freemoe.models.offload import named_values
+
+log = logging.getLogger(__name__)
+
+_CHUNK = 1 << 22
+
+
+def require_sound(source: Any, model: Any) -> None:
+    """Refuse a base with a number that is none.
+
+    Every parameter is read once, in parts of 4M numbers: about a tenth of what the fingerprint costs, and for layers on disk one
+    pass over their files.
+
+    Raises:
+        DataError: A weight is NaN, infinite, an integer or of another shape than the model's; or a setting is NaN or infinite.
+    """
+    for name, value in settings_of(model.config).items():
+        if isinstance(value, float) and not math.isfinite(value) and "limit" not in name:
+            raise DataError(
+                f"The base model {str(source)!r} has {name} = {value} in its config.json, which makes every answer NaN. Copy the "
+                "model again."
+            )
+    head = model.get_output_embeddings()
+    tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
+    if tied and head is not None and head.weight is not model.get_input_embeddings().weight and not head.weight.is_meta:
+        log.warning(
+            "the config.json of %s says that head and embeddings are one, and its files hold two: both are used as they are",
+            source,
+        )
+    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    quantised = is_quantised(model)
+    for name, values in named_values(model):
+        if quantised and not values.is_floating_point():
+            continue
+        if tuple(values.shape) != wanted[name]:
+            raise DataError(
+                f"The base model {str(source)!r} is not whole: {name!r} is {shape(values.shape)} in its files and "
+                f"{shape(wanted[name])} by its config.json. Check config.json, or copy the model again."
+            )
+        if not values.is_floating_point():
+            raise DataError(
+                f"The base model {str(source)!r} has {name!r} as {values.dtype}, and weights are floating-point numbers."
+            )
+        if not _finite(values):
+            raise DataError(
+                f"The base model {str(source)!r} has NaN or infinity in {name!r} (as {values.dtype}). Every answer would be "
+                "noise. Copy the model again; if its files are whole, load it in another dtype (--dtype float32)."
+            )
+
+
+def require_tokenizer(source: Any, model: Any, tokenizer: Any) -> None:
+    """Refuse a tokenizer whose own tokens lie beyond the embedding; tokens that were added to it may.
+
+    Raises:
+        DataError: It is another model's.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    added = set(tokenizer.get_added_vocab())
+    beyond = [token for token, n in tokenizer.get_vocab().items() if n >= rows and token not in added]
+    if beyond:
+        raise DataError(
+            f"The base model {str(source)!r} has embeddings for {rows:,} tokens, and its tokenizer has {len(beyond):,} beyond "
+            f"them, such as {min(beyond)!r}: it is another model's. Copy the model's own tokenizer beside it."
+        )
+
+
+def _finite(values: Tensor) -> bool:
+    flat = values.detach().reshape(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        part = flat[start : start + _CHUNK]
+        # Numbers of 8 bits know no minimum.
+        part = part.float() if part.element_size() == 1 else part
+        if not all(math.isfinite(end) for end in (float(end) for end in torch.aminmax(part))):
+            return False
+    return True
