@@ -6,11 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import CARD, MANIFEST, write_atomic
 from freemoe.core.run.folder import RUNNING
+
+T = TypeVar("T")
 
 FORMAT = 3
 """Of what is written; since 3 experts can hold whole units."""
@@ -93,6 +95,49 @@ def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
                     "artefact again or build it anew."
                 )
     return manifest
+
+
+def entry(manifest: Mapping[str, Any], name: str, kind: type[T], folder: str | Path) -> T:
+    """An entry of a manifest.
+
+    Raises:
+        ArtifactError: It is missing, or of another type.
+    """
+    found = manifest.get(name)
+    if not isinstance(found, kind):
+        raise ArtifactError(
+            f"The manifest of {str(folder)!r} has {name} = {found!r:.80}, where a {kind.__name__} is needed. Copy the artefact "
+            "again or build it anew."
+        )
+    return found
+
+
+def read_tensors(folder: str | Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors of a safetensors file of an artefact, every one of them finite.
+
+    Args:
+        folder: The artefact, its files checked.
+        name: Of the file.
+        manifest: The artefact's.
+
+    Raises:
+        ArtifactError: The manifest does not vouch for the file, it cannot be read, or holds NaN or infinity.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if name not in entry(manifest, "files", dict, folder):
+        raise ArtifactError(f"The manifest of {str(folder)!r} does not list {name!r}. Copy the artefact again.")
+    try:
+        found = load_file(Path(folder) / name)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ArtifactError(f"{name!r} in {str(folder)!r} cannot be read: {error}. Copy the artefact again.") from None
+    for key, tensor in found.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ArtifactError(
+                f"{name!r} in {str(folder)!r} has NaN or infinity in {key!r}, which would answer with noise. Build it anew."
+            )
+    return found
 
 
 def _what_is_there(path: Path) -> str:

@@ -76,7 +76,7 @@ class _Converted:
         """As in transformers; a tensor that is missing, or that nothing asks for, is an error and not a warning.
 
         Raises:
-            OSError: The folder's weights and its config.json do not belong together.
+            OSError: The folder's weights and its config.json do not belong together, or an expert names neurons that are not there.
         """
         model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)  # pyright: ignore
         wrong = {name: sorted(info[name]) for name in ("missing_keys", "unexpected_keys") if info[name]}
@@ -84,6 +84,9 @@ class _Converted:
             raise OSError(
                 f"{str(source)!r} is damaged: weights and config.json differ, {wrong}. Export the model again."
             )
+        for number, layer in enumerate(model.model.layers):
+            if fault := layer.mlp.fault():
+                raise OSError(f"{str(source)!r} is damaged: {fault} in layer {number}. Export the model again.")
         return (model, info) if output_loading_info else model
 
 

@@ -78,7 +78,7 @@ def tokenizer_parts(tokenizer: Any, rows: int) -> dict[str, str]:
         "vocabulary": digest(sorted((token, n) for token, n in tokenizer.get_vocab().items() if n < rows)),
         "merges": digest(_merges(tokenizer)),
         "special tokens": digest([*map(str, special_of(tokenizer)), sorted(map(str, special - {None}))]),
-        "way of splitting text": digest(list(tokenizer(PASSAGE)["input_ids"])),
+        "way of splitting text": digest(list(tokenizer(PASSAGE, verbose=False)["input_ids"])),
         "chat template": digest(getattr(tokenizer, "chat_template", None)),
     }
 

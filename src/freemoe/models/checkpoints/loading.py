@@ -137,7 +137,7 @@ def _tokenizer(where: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
     found = AutoTokenizer.from_pretrained(**where)
-    if not set(found(PASSAGE)["input_ids"]) - {found.bos_token_id, found.eos_token_id}:
+    if not set(found(PASSAGE, verbose=False)["input_ids"]) - {found.bos_token_id, found.eos_token_id}:
         raise DataError("it turns ordinary text into no tokens at all; files of it are missing (tokenizer.json).")
     return found
 
