@@ -19,6 +19,8 @@ FORMAT = 3
 
 _OLDEST = 2
 
+_WORDS = ("kind", "freemoe_version", "base_model_name_or_path", "base_fingerprint")
+
 
 def _checksum(path: Path) -> str:
     with path.open("rb") as stream:
@@ -45,7 +47,28 @@ def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
     write_atomic(folder / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
+class Manifest(dict[str, Any]):
+    """What an artefact says of itself; to ask it for an entry that it lacks is an ArtifactError.
+
+    Args:
+        said: Its entries.
+        path: Where it was read.
+    """
+
+    def __init__(self, said: Mapping[str, Any], path: Path) -> None:
+        super().__init__(said)
+        self.path = path
+        for name in _WORDS:
+            if not isinstance(self.get(name, ""), str):
+                raise ArtifactError(f"{str(path)!r} is damaged: {name} is {self[name]!r:.80}. Copy the artefact again.")
+
+    def __missing__(self, name: str) -> Any:
+        raise ArtifactError(
+            f"{str(self.path)!r} is damaged: it lacks {name!r}. Copy the artefact again or build it anew."
+        )
+
+
+def read_manifest(folder: str | Path, check: bool = True) -> Manifest:
     """Read an artefact's manifest and check it and every file but the model card against its checksums.
 
     Args:
@@ -65,9 +88,11 @@ def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
         advice = "" if hint else " Give the folder that freemoe build, convert, trim or demo wrote."
         raise ArtifactError(f"{str(root)!r} is not an artefact: {_what_is_there(root)}.{hint}{advice}")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = Manifest(json.loads(path.read_text(encoding="utf-8")), path)
         version = manifest["format"]
         files = dict(manifest["files"])
+    except ArtifactError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"{str(path)!r} is damaged ({error!r}). Copy the artefact again or build it anew."

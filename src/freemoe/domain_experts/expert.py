@@ -20,6 +20,7 @@ from freemoe.core.artifacts import entry, read_tensors
 from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.rank.bands import Band, mask_between
 from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.domain_experts.structured.units import KINDS
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.models.mask import AXES, Mask, MaskError, TensorMask, len_of
 from freemoe.models.sorted_code import coded, decode, encode
@@ -35,6 +36,15 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "unit": ("switch", *AXES),
 }
 """Kind of an expert -> the parts that its tensors can be."""
+
+_WHOLE = (torch.uint16, torch.int32, torch.int64)
+_TYPES: dict[str, tuple[torch.dtype, ...]] = {
+    "norm": (torch.float32,),
+    "low": _WHOLE,
+    "high": _WHOLE,
+    **dict.fromkeys(("all", "switch", *AXES), (torch.uint8,)),
+}
+"""Part -> the types that it is written in."""
 
 Ends = dict[str, tuple[Tensor | None, Tensor | None]]
 
@@ -184,13 +194,19 @@ def _checked(expert: Expert, described: Mapping[str, Any], tensors: Mapping[str,
         raise ArtifactError(
             f"Expert {name!r} is of kind {kind!r}; this freemoe knows {', '.join(_PARTS)}. Install the freemoe that wrote it."
         )
-    own = [key.rsplit("|", 2)[1] for key in tensors if key.rsplit("|", 2)[0] == name]
-    odd = [part for part in own if part not in _PARTS[kind]]
+    own = [(key.rsplit("|", 2)[1], tensor.dtype) for key, tensor in tensors.items() if key.rsplit("|", 2)[0] == name]
+    odd = [f"{part} ({dtype})" for part, dtype in own if part not in _PARTS[kind] or dtype not in _TYPES[part]]
     off = sum(coded(code) for code in expert.switches.values()) + sum(len(n) for _, n in expert.lines.values())
     if odd or (kind != BASE and not off and not expert.ends):
-        held = f"tensors of {odd[0]!r}" if odd else "nothing that is off"
+        held = f"tensors of {odd[0]}" if odd else "nothing that is off"
         raise ArtifactError(
             f"Expert {name!r} is of kind {kind!r} and holds {held}; it would be another than it is called. Build it anew."
+        )
+    whole = {axis for axis, _ in expert.lines.values()} == {"experts"}
+    if expert.unit not in (KINDS if kind == "unit" else (None,)) or whole != (expert.unit == "expert"):
+        raise ArtifactError(
+            f"Expert {name!r} is of kind {kind!r} and has units of the kind {expert.unit!r}; known: {', '.join(KINDS)}, which say "
+            "what of a weight is off. Build it anew."
         )
     if (expert.band is None) != (kind != "band") or (kind == "band" and not _is_rule(expert)):
         raise ArtifactError(
