@@ -37,6 +37,8 @@ def read_config(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     try:
         found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         wrong = [name for name, kind in _SETTINGS.items() if not isinstance(found[name], kind)]
+        if not wrong and not all(k is None or type(k) is int for k in found["top_k"]):
+            wrong = ["top_k"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ArtifactError(
             f"{CONFIG!r} in {str(folder)!r} cannot be read ({type(error).__name__}: {error}). Copy the artefact again."

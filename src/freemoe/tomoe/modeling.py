@@ -53,7 +53,7 @@ class _Converted:
     _keep_in_fp32_modules_strict = ("router", "value_gate")
 
     def __init__(self, config: Any) -> None:
-        _check(config)
+        _check(config, type(self).__name__)
         super().__init__(config)  # pyright: ignore[reportCallIssue]
         for number, layer in enumerate(self.model.layers):  # pyright: ignore[reportAttributeAccessIssue]
             layer.self_attn = self.attention(config, number)
@@ -90,8 +90,13 @@ class _Converted:
         return (model, info) if output_loading_info else model
 
 
-def _check(config: Any) -> None:
-    """Raise unless ``config.tomoe`` is what this code reads."""
+def _check(config: Any, kind: str) -> None:
+    """Raise unless ``config.tomoe`` is what this code reads, and of the class that is to be made."""
+    if config.architectures and kind not in config.architectures:
+        raise ValueError(
+            f"config.json has model_type {config.model_type!r} and is of the class {', '.join(config.architectures)}, not {kind}. "
+            "Export the model again."
+        )
     if not isinstance(config.tomoe, dict) or config.tomoe.get("format") != FORMAT:
         seen = config.tomoe.get("format") if isinstance(config.tomoe, dict) else None
         raise ValueError(
