@@ -19,7 +19,7 @@ from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 
 UP = "model.layers.1.mlp.up_proj.weight"
-LOG = "freemoe.models.checkpoints.load_report"
+LOG = "freemoe.models.checkpoints.checks.load_report"
 
 
 def edited(folder: Path, edit: Callable[[dict[str, Tensor]], Any] | None = None, **config: Any) -> Path:

@@ -15,8 +15,8 @@ from typing import Any
 
 from freemoe.compat.transformers import is_quantised
 from freemoe.core.errors import DataError
+from freemoe.models.checkpoints.checks.load_report import tensors
 from freemoe.models.checkpoints.gguf_header import is_gguf, read_header
-from freemoe.models.checkpoints.load_report import tensors
 
 log = logging.getLogger(__name__)
 

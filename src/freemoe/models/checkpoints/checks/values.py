@@ -11,8 +11,8 @@ from torch import Tensor
 
 from freemoe.compat.transformers import is_quantised
 from freemoe.core.errors import DataError
+from freemoe.models.checkpoints.checks.load_report import shape
 from freemoe.models.checkpoints.identity import settings_of
-from freemoe.models.checkpoints.load_report import shape
 from freemoe.models.offload import named_values
 
 log = logging.getLogger(__name__)
