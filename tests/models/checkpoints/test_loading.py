@@ -287,3 +287,39 @@ def test_whatever_a_library_raises_is_our_error(llama: Path, file: str, content:
     path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **content}))
     with pytest.raises(DataError, match="could not be loaded"):
         load_base(llama, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("case", "values", "message"),
+    [
+        ("llama", {"rms_norm_eps": -1.0}, r"rms_norm_eps = -1\.0 .*allowed: 0 to 1"),
+        ("llama", {"rms_norm_eps": 1e30}, "rms_norm_eps"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 0.0, "rope_type": "default"}},
+            r"rope_parameters\.rope_theta = 0\.0",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 0.0}},
+            r"rotary_emb\.inv_freq",
+        ),
+        ("llama", {"max_position_embeddings": 0}, "max_position_embeddings = 0"),
+        ("mistral", {"sliding_window": 0}, "sliding_window = 0"),
+        ("mixtral", {"num_experts_per_tok": 0}, "a token 0 of 4 experts"),
+        ("mixtral", {"num_experts_per_tok": 9}, "a token 9 of 4 experts"),
+    ],
+)
+def test_settings_with_which_no_answer_means_anything(case: str, values: Any, message: str, tmp_path: Path) -> None:
+    tiny_model(case).save_pretrained(tmp_path / "m")
+    with pytest.raises(DataError, match=message):
+        load_base(edited(tmp_path / "m", **values), device="cpu")
+
+
+def test_a_stored_buffer_with_nan(tmp_path: Path) -> None:
+    tiny_model("deepseek_v3").save_pretrained(tmp_path / "m")
+    edited(
+        tmp_path / "m", lambda t: next(v for k, v in t.items() if k.endswith("correction_bias"))[:1].fill_(float("nan"))
+    )
+    with pytest.raises(DataError, match=r"NaN or infinity in '.*e_score_correction_bias"):
+        load_base(tmp_path / "m", device="cpu")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,11 +15,26 @@ from freemoe.compat.transformers import is_quantised
 from freemoe.core.errors import DataError
 from freemoe.models.checkpoints.checks.load_report import shape
 from freemoe.models.checkpoints.identity import settings_of
+from freemoe.models.gates import EXPERT_COUNTS
 from freemoe.models.offload import named_values
 
 log = logging.getLogger(__name__)
 
 _CHUNK = 1 << 22
+
+_RANGES = {
+    "eps": (0.0, 1.0),
+    "epsilon": (0.0, 1.0),
+    "rope_theta": (1e-6, math.inf),
+    "rope_local_base_freq": (1e-6, math.inf),
+    "sliding_window": (1, math.inf),
+    "max_position_embeddings": (1, math.inf),
+    "softcapping": (1e-6, math.inf),
+}
+"""End of a setting's name -> what a model can compute with."""
+
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
+"""How configurations name the number of experts that a token is given."""
 
 
 def require_sound(source: Any, model: Any) -> None:
@@ -29,12 +46,7 @@ def require_sound(source: Any, model: Any) -> None:
     Raises:
         DataError: A weight is NaN, infinite, an integer or of another shape than the model's; or a setting is NaN or infinite.
     """
-    for name, value in settings_of(model.config).items():
-        if isinstance(value, float) and not math.isfinite(value) and "limit" not in name:
-            raise DataError(
-                f"The base model {str(source)!r} has {name} = {value} in its config.json, which makes every answer NaN. Copy the "
-                "model again."
-            )
+    _require_settings(source, settings_of(model.config))
     head = model.get_output_embeddings()
     tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
     if tied and head is not None and head.weight is not model.get_input_embeddings().weight and not head.weight.is_meta:
@@ -42,6 +54,14 @@ def require_sound(source: Any, model: Any) -> None:
             "the config.json of %s says that head and embeddings are one, and its files hold two: both are used as they are",
             source,
         )
+    for name, buffer in model.named_buffers():
+        # Masks may hold infinity.
+        wrong = buffer.isfinite().logical_not() if name.endswith("inv_freq") else buffer.isnan()
+        if not buffer.is_meta and buffer.is_floating_point() and bool(wrong.any()):
+            raise DataError(
+                f"The base model {str(source)!r} has NaN or infinity in {name!r}, which its files or config.json set. Every answer "
+                "would be noise. Copy the model again."
+            )
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     quantised = is_quantised(model)
     for name, values in named_values(model):
@@ -61,6 +81,32 @@ def require_sound(source: Any, model: Any) -> None:
                 f"The base model {str(source)!r} has NaN or infinity in {name!r} (as {values.dtype}). Every answer would be "
                 "noise. Copy the model again; if its files are whole, load it in another dtype (--dtype float32)."
             )
+
+
+def _require_settings(source: Any, settings: Mapping[str, Any]) -> None:
+    """Raise for a setting with which no answer means anything."""
+    for name, value in settings.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        last = name.rpartition(".")[2]
+        allowed = next((ends for ending, ends in _RANGES.items() if last.endswith(ending)), None)
+        wild = isinstance(value, float) and not math.isfinite(value) and "limit" not in name
+        if wild or (allowed is not None and not allowed[0] <= value <= allowed[1]):
+            said = "" if allowed is None else f", allowed: {allowed[0]:g} to {allowed[1]:g}"
+            raise DataError(
+                f"The base model {str(source)!r} has {name} = {value} in its config.json{said}. Every answer would be noise. Copy the "
+                "model again."
+            )
+    for path in {name.rpartition(".")[0] for name in settings}:
+        chosen, counts = (
+            [settings.get(f"{path}.{n}" if path else n) for n in names] for names in (_CHOSEN, EXPERT_COUNTS)
+        )
+        for k, count in itertools.product(chosen, counts):
+            if isinstance(k, int) and isinstance(count, int) and count > 0 and not 1 <= k <= count:
+                raise DataError(
+                    f"The base model {str(source)!r} gives a token {k} of {count} experts by its config.json; allowed: 1 to "
+                    f"{count}. Copy the model again."
+                )
 
 
 def require_tokenizer(source: Any, model: Any, tokenizer: Any) -> None:

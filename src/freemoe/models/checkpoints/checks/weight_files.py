@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from freemoe.compat.transformers import is_quantised
-from freemoe.core.errors import DataError
+from freemoe.core.errors import DataError, FamilyError
 from freemoe.models.checkpoints.checks.load_report import tensors
-from freemoe.models.checkpoints.gguf_header import is_gguf, read_header
+from freemoe.models.checkpoints.gguf_header import Header, is_gguf, read_header
+from freemoe.models.spec import family_of, find_layers
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,8 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 _FLOATS = ("F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+
 _GGUF_INTEGERS = ("I8", "I16", "I32", "I64")
 
 
@@ -39,7 +44,9 @@ def require_plain_files(source: Any, model: Any, path: Path) -> None:
         DataError: A weight is stored as integers or in 8 bits without a quantisation that says how; one is in two files.
     """
     if is_gguf(path):
-        kinds = read_header(path).types
+        header = read_header(path)
+        kinds = header.types
+        _require_used(source, header, model)
         odd = [f"{name}: {kind}" for name, kind in kinds.items() if kind in _GGUF_INTEGERS]
     else:
         files = _files(path)
@@ -49,6 +56,45 @@ def require_plain_files(source: Any, model: Any, path: Path) -> None:
         raise DataError(
             f"The base model {str(source)!r} stores {tensors(odd)} as integers or in 8 bits, and its config.json does not say "
             "how they are turned into weights. Copy the model again, with its quantization_config, or dequantise it."
+        )
+
+
+def _require_used(source: Any, header: Header, model: Any) -> None:
+    """Raise where a GGUF file says more than the model does: transformers leaves that out without a word.
+
+    Raises:
+        DataError: It has more layers, norms or biases, or scaled rotary embeddings.
+    """
+    scaling = {key.removeprefix(f"{header.architecture}.rope."): value for key, value in header.values.items()}
+    factor = scaling.get("scaling.factor", scaling.get("scale_linear", 1.0))
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if scaling.get("scaling.type", "linear") != "none" and factor not in (0, 1) and rope.get("rope_type") == "default":
+        raise DataError(
+            f"The base model {str(source)!r} scales its rotary embedding ({scaling.get('scaling.type', 'linear')}, by {factor:g}), which "
+            "the reader of GGUF files leaves out: it would be another model. Give the model's original folder."
+        )
+    try:
+        layers = find_layers(model, family_of(model))[1]
+    except FamilyError:
+        return
+    held: dict[int, list[str]] = {}
+    for name in header.shapes:
+        if match := _BLOCK.match(name):
+            held.setdefault(int(match[1]), []).append(name)
+    beyond = sorted(n for n in held if n >= len(layers))
+    vectors = {n: [x for x in names if len(header.shapes[x]) == 1] for n, names in held.items()}
+    more = [
+        f"{sum(math.prod(header.shapes[x]) for x in vectors[n])} numbers of norms and biases in layer {n}, and the model has {own}"
+        for n, layer in enumerate(layers)
+        if n in held
+        and (own := sum(t.numel() for t in layer.state_dict().values() if t.ndim == 1))
+        < sum(math.prod(header.shapes[x]) for x in vectors[n])
+    ]
+    if beyond or more:
+        what = f"layer {beyond[0]}, and the model has {len(layers)} layers" if beyond else more[0]
+        raise DataError(
+            f"The base model {str(source)!r} is not whole: the file has {what} by its metadata ({header.architecture!r}). Without "
+            "them it would be another model. Copy or convert it again."
         )
 
 
