@@ -176,8 +176,8 @@ def read_experts(folder: str | Path, manifest: Mapping[str, Any]) -> list[Expert
     owners = {key.rsplit("|", 2)[0] for key in tensors}
     if strangers := sorted(owners - set(names)):
         raise ArtifactError(
-            f"{EXPERTS!r} in {str(folder)!r} holds tensors of {strangers[0]!r}, which is no expert of its manifest: "
-            f"{', '.join(names)}. Build it anew."
+            f"{EXPERTS!r} in {str(folder)!r} holds tensors of {strangers[0]!r}, which is no expert of its manifest. Build "
+            "it anew."
         )
     try:
         return [_checked(Expert.from_parts(one, tensors), one, tensors) for one in described]

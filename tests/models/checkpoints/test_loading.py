@@ -305,7 +305,7 @@ def test_whatever_a_library_raises_is_our_error(llama: Path, file: str, content:
             r"rotary_emb\.inv_freq",
         ),
         ("llama", {"max_position_embeddings": 0}, "max_position_embeddings = 0"),
-        ("mistral", {"sliding_window": 0}, "sliding_window = 0"),
+        ("mistral", {"sliding_window": -3}, "sliding_window = -3"),
         ("mixtral", {"num_experts_per_tok": 0}, "a token 0 of 4 experts"),
         ("mixtral", {"num_experts_per_tok": 9}, "a token 9 of 4 experts"),
     ],

@@ -27,7 +27,8 @@ _RANGES = {
     "epsilon": (0.0, 1.0),
     "rope_theta": (1e-6, math.inf),
     "rope_local_base_freq": (1e-6, math.inf),
-    "sliding_window": (1, math.inf),
+    # Some configurations write 0 where there is none.
+    "sliding_window": (0, math.inf),
     "max_position_embeddings": (1, math.inf),
     "softcapping": (1e-6, math.inf),
 }
