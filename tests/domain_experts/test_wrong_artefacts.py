@@ -94,7 +94,7 @@ EXPERTS: dict[str, tuple[Any, Any, str]] = {
     "a part that there is not": (
         None,
         lambda t: rename(t, k := parts(t, "low")[0], k.replace("|low|", "|lo|")),
-        "of 'lo'",
+        r"tensors of lo \(",
     ),
 }
 
