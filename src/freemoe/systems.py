@@ -138,12 +138,10 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
     """
     from freemoe.evals.evaluation import evaluate as evaluate_as
     from freemoe.evals.evaluation import plain_model
-    from freemoe.report.evaluation import page_of, write_evaluation_report
+    from freemoe.report.evaluation import page_of, require_page_place, write_evaluation_report
 
-    if recipe.output and page_of(recipe.output).exists() and not overwrite:
-        raise ArtifactError(
-            f"{str(page_of(recipe.output))!r} exists already. Choose another -o, or --overwrite to replace it."
-        )
+    if recipe.output:
+        require_page_place(page_of(recipe.output), overwrite)
     place = fetch_artefact(recipe.artefact)
     system = system_of(place)
     subject = plain_model if system is None else system.subject

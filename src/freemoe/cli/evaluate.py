@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -44,6 +45,7 @@ def _plan(recipe: EvalRecipe) -> dict[str, Any]:
 
     place = fetch_artefact(recipe.artefact)
     record = read_record(place)
+    _require_known(recipe, place)
     source = recipe.base or (recipe.artefact if record is None else read_manifest(place)["base_model_name_or_path"])
     loaded = load_domains(seeded(recipe, record), load_tokenizer(source))
     domains = {name: set_aside(data, record)[0] for name, data in loaded.items()}
@@ -56,6 +58,27 @@ def _plan(recipe: EvalRecipe) -> dict[str, Any]:
         "document_scores": len(experts) * sum(len(data.reported) for data in domains.values()),
         "output": recipe.output,
     }
+
+
+def _require_known(recipe: EvalRecipe, place: Path) -> None:
+    """Raise for an expert that there is not, as the evaluation would."""
+    from freemoe.core.artifacts import read_manifest
+    from freemoe.core.registry import unknown_name
+    from freemoe.domain_experts.hosting.combining import parse
+    from freemoe.evals.evaluation import require_plain
+    from freemoe.results.build import KIND
+    from freemoe.systems import system_of
+
+    if system_of(place) is None:
+        return require_plain(recipe)
+    manifest = read_manifest(place)
+    if manifest["kind"] != KIND:
+        return None  # what can be run there depends on the base
+    known = [described["name"] for described in manifest["experts"]]
+    for name in recipe.experts:
+        if name not in ("base", "auto", *known) and parse(name, known) is None:
+            raise unknown_name("expert", name, ["base", "auto", *known])
+    return None
 
 
 def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: Shown) -> None:

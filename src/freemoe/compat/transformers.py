@@ -70,6 +70,11 @@ def make_plain(model: Any) -> None:
     model.is_quantized = False
 
 
+def is_quantised(model: Any) -> bool:
+    """Whether a model's weights are held in a form that transformers itself turns into numbers."""
+    return getattr(model, "hf_quantizer", None) is not None
+
+
 # ------------------------------------------------------------------------------------- attention
 
 

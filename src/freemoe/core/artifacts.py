@@ -6,16 +6,20 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import CARD, MANIFEST, write_atomic
 from freemoe.core.run.folder import RUNNING
 
+T = TypeVar("T")
+
 FORMAT = 3
 """Of what is written; since 3 experts can hold whole units."""
 
 _OLDEST = 2
+
+_WORDS = ("kind", "freemoe_version", "base_model_name_or_path", "base_fingerprint")
 
 
 def _checksum(path: Path) -> str:
@@ -43,7 +47,28 @@ def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
     write_atomic(folder / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
+class Manifest(dict[str, Any]):
+    """What an artefact says of itself; to ask it for an entry that it lacks is an ArtifactError.
+
+    Args:
+        said: Its entries.
+        path: Where it was read.
+    """
+
+    def __init__(self, said: Mapping[str, Any], path: Path) -> None:
+        super().__init__(said)
+        self.path = path
+        for name in _WORDS:
+            if not isinstance(self.get(name, ""), str):
+                raise ArtifactError(f"{str(path)!r} is damaged: {name} is {self[name]!r:.80}. Copy the artefact again.")
+
+    def __missing__(self, name: str) -> Any:
+        raise ArtifactError(
+            f"{str(self.path)!r} is damaged: it lacks {name!r}. Copy the artefact again or build it anew."
+        )
+
+
+def read_manifest(folder: str | Path, check: bool = True) -> Manifest:
     """Read an artefact's manifest and check it and every file but the model card against its checksums.
 
     Args:
@@ -63,9 +88,11 @@ def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
         advice = "" if hint else " Give the folder that freemoe build, convert, trim or demo wrote."
         raise ArtifactError(f"{str(root)!r} is not an artefact: {_what_is_there(root)}.{hint}{advice}")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = Manifest(json.loads(path.read_text(encoding="utf-8")), path)
         version = manifest["format"]
         files = dict(manifest["files"])
+    except ArtifactError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"{str(path)!r} is damaged ({error!r}). Copy the artefact again or build it anew."
@@ -93,6 +120,49 @@ def read_manifest(folder: str | Path, check: bool = True) -> dict[str, Any]:
                     "artefact again or build it anew."
                 )
     return manifest
+
+
+def entry(manifest: Mapping[str, Any], name: str, kind: type[T], folder: str | Path) -> T:
+    """An entry of a manifest.
+
+    Raises:
+        ArtifactError: It is missing, or of another type.
+    """
+    found = manifest.get(name)
+    if not isinstance(found, kind):
+        raise ArtifactError(
+            f"The manifest of {str(folder)!r} has {name} = {found!r:.80}, where a {kind.__name__} is needed. Copy the artefact "
+            "again or build it anew."
+        )
+    return found
+
+
+def read_tensors(folder: str | Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors of a safetensors file of an artefact, every one of them finite.
+
+    Args:
+        folder: The artefact, its files checked.
+        name: Of the file.
+        manifest: The artefact's.
+
+    Raises:
+        ArtifactError: The manifest does not vouch for the file, it cannot be read, or holds NaN or infinity.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if name not in entry(manifest, "files", dict, folder):
+        raise ArtifactError(f"The manifest of {str(folder)!r} does not list {name!r}. Copy the artefact again.")
+    try:
+        found = load_file(Path(folder) / name)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ArtifactError(f"{name!r} in {str(folder)!r} cannot be read: {error}. Copy the artefact again.") from None
+    for key, tensor in found.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ArtifactError(
+                f"{name!r} in {str(folder)!r} has NaN or infinity in {key!r}, which would answer with noise. Build it anew."
+            )
+    return found
 
 
 def _what_is_there(path: Path) -> str:

@@ -47,6 +47,7 @@ from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import asked
 from freemoe.evals.seen import Seen
 from freemoe.evals.tasks.documents import FrozenChoice, digest_documents
+from freemoe.models.checkpoints.identity import IDENTITY, SETTINGS
 from freemoe.models.checkpoints.loading import origin
 from freemoe.recipes import BuildRecipe, dump, recipe_from
 from freemoe.results.build import KIND, BuildResult
@@ -165,6 +166,7 @@ def _steps(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> Made:
             "router": chosen.routing,
         },
         manifest={
+            IDENTITY: bench.identity,
             "experts": [e.describe() for e in chosen.experts],
             "router": chosen.router.describe(),
             "chat": any(data.chat for data in bench.domains.values()),
@@ -270,6 +272,7 @@ def _inputs(bench: Workbench) -> dict[str, Any]:
     """What the run reads; a resumed run must read the same base and documents."""
     return {
         "base model": bench.fingerprint,
+        SETTINGS: digest(bench.identity),
         "reference documents": {n: digest_documents(d.reference.documents) for n, d in bench.domains.items()},
         "reported documents": {n: d.reported.digest() for n, d in bench.domains.items()},
         "tokens": {n: digest(bench.rows(d.reference.documents)) for n, d in bench.domains.items()},

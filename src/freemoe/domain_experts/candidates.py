@@ -356,7 +356,12 @@ def choose_all(bench: Workbench, subdomains: Sequence[Subdomain], ahead: Ahead |
 
 
 def make_expert(bench: Workbench, sub: Subdomain) -> Expert:
-    """Turn a subdomain's choice into what is written to disk."""
+    """Turn a subdomain's choice into what is written to disk; a choice that switches nothing off is the base."""
+    found = _chosen_expert(bench, sub)
+    return found if found.switches or found.lines or found.ends else Expert(sub.name)
+
+
+def _chosen_expert(bench: Workbench, sub: Subdomain) -> Expert:
     if sub.choice is None:
         return Expert(sub.name)
     if sub.choice.candidate == SALIENCY:

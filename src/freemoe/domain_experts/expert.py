@@ -8,19 +8,43 @@ found no reliable gain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from freemoe.core.artifacts import entry, read_tensors
 from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.rank.bands import Band, mask_between
 from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.domain_experts.structured.units import KINDS
+from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.models.mask import AXES, Mask, MaskError, TensorMask, len_of
-from freemoe.models.sorted_code import decode, encode
+from freemoe.models.sorted_code import coded, decode, encode
 from freemoe.models.weights import Weight
+
+EXPERTS = "experts.safetensors"
+"""The file of an artefact that holds them."""
+
+_PARTS: dict[str, tuple[str, ...]] = {
+    BASE: (),
+    "band": ("norm", "low", "high", "all"),
+    "switch": ("switch",),
+    "unit": ("switch", *AXES),
+}
+"""Kind of an expert -> the parts that its tensors can be."""
+
+_WHOLE = (torch.uint16, torch.int32, torch.int64)
+_TYPES: dict[str, tuple[torch.dtype, ...]] = {
+    "norm": (torch.float32,),
+    "low": _WHOLE,
+    "high": _WHOLE,
+    **dict.fromkeys(("all", "switch", *AXES), (torch.uint8,)),
+}
+"""Part -> the types that it is written in."""
 
 Ends = dict[str, tuple[Tensor | None, Tensor | None]]
 
@@ -76,6 +100,7 @@ class Expert:
         found = {}
         for name, (lower, upper) in self.ends.items():
             weight = known[name]
+            _check_ends(self, self.band, weight)
             device = weight.device
             low, high = (None if end is None else end.to(device) for end in (lower, upper))
             found[name] = mask_between(self.band, weight, self.norms.__getitem__, low, high)
@@ -131,6 +156,95 @@ class Expert:
                     _widen(value) if part == "high" else upper,
                 )
         return cls(name, described["kind"], band, norms, ends, switches, described.get("unit"), lines)
+
+
+def read_experts(folder: str | Path, manifest: Mapping[str, Any]) -> list[Expert]:
+    """The experts of an artefact, each of which is what its manifest says.
+
+    Raises:
+        ArtifactError: One is of an unknown kind, has no tensors or another kind's, or a rule that is none; names are missing or
+            there twice; tensors belong to nobody, or are NaN.
+    """
+    described = entry(manifest, "experts", list, folder)
+    tensors = read_tensors(folder, EXPERTS, manifest)
+    names = [one.get("name") if isinstance(one, dict) else None for one in described]
+    wrong = [n for n in names if not isinstance(n, str) or not n or n in (BASE, AUTO) or names.count(n) > 1]
+    if wrong or not names:
+        raise ArtifactError(
+            f"The manifest of {str(folder)!r} names the experts {names!r:.200}; each needs a name of its own. Build it anew."
+        )
+    owners = {key.rsplit("|", 2)[0] for key in tensors}
+    if strangers := sorted(owners - set(names)):
+        raise ArtifactError(
+            f"{EXPERTS!r} in {str(folder)!r} holds tensors of {strangers[0]!r}, which is no expert of its manifest. Build "
+            "it anew."
+        )
+    try:
+        return [_checked(Expert.from_parts(one, tensors), one, tensors) for one in described]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(
+            f"An expert in {str(folder)!r} cannot be read ({type(error).__name__}: {error}). Build it anew."
+        ) from None
+
+
+def _checked(expert: Expert, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Expert:
+    """Raise unless an expert is of a known kind, and has what this kind needs and nothing else."""
+    name, kind = expert.name, expert.kind
+    if kind not in _PARTS:
+        raise ArtifactError(
+            f"Expert {name!r} is of kind {kind!r}; this freemoe knows {', '.join(_PARTS)}. Install the freemoe that wrote it."
+        )
+    own = [(key.rsplit("|", 2)[1], tensor.dtype) for key, tensor in tensors.items() if key.rsplit("|", 2)[0] == name]
+    odd = [f"{part} ({dtype})" for part, dtype in own if part not in _PARTS[kind] or dtype not in _TYPES[part]]
+    off = sum(coded(code) for code in expert.switches.values()) + sum(len(n) for _, n in expert.lines.values())
+    if odd or (kind != BASE and not off and not expert.ends):
+        held = f"tensors of {odd[0]}" if odd else "nothing that is off"
+        raise ArtifactError(
+            f"Expert {name!r} is of kind {kind!r} and holds {held}; it would be another than it is called. Build it anew."
+        )
+    whole = {axis for axis, _ in expert.lines.values()} == {"experts"}
+    if expert.unit not in (KINDS if kind == "unit" else (None,)) or whole != (expert.unit == "expert"):
+        raise ArtifactError(
+            f"Expert {name!r} is of kind {kind!r} and has units of the kind {expert.unit!r}; known: {', '.join(KINDS)}, which say "
+            "what of a weight is off. Build it anew."
+        )
+    if (expert.band is None) != (kind != "band") or (kind == "band" and not _is_rule(expert)):
+        raise ArtifactError(
+            f"Expert {name!r} is of kind {kind!r} and has the rule {described.get('band')!r:.200}, by which nothing can be "
+            "switched off. Build it anew."
+        )
+    return expert
+
+
+def _is_rule(expert: Expert) -> bool:
+    """Whether a band can be one, and what it reads is there."""
+    band = expert.band
+    if band is None or not all(isinstance(end, float | int) for end in (band.start, band.end)):
+        return False
+    known = band.metric in METRICS and band.scope in ("row", "layer") and isinstance(band.patch, int) and band.patch > 0
+    if not known or not 0 <= band.start < band.end <= 1:
+        return False
+    needed = METRICS.get(band.metric).needs == "norms"
+    return bool(expert.norms) or not needed
+
+
+def _check_ends(expert: Expert, band: Band, weight: Weight) -> None:
+    """Raise unless the ends and the norms of a band are of a weight's shape."""
+    rows, columns = -(-weight.rows // band.patch), -(-weight.columns // band.patch)
+    layer = band.scope == "layer"
+    groups, size = (weight.experts, 1 if layer else rows), rows * columns if layer else columns
+    faults = [
+        end
+        for end in expert.ends[weight.name]
+        if end is not None and (tuple(end.shape) != groups or int(end.min()) < 0 or int(end.max()) >= size)
+    ]
+    norm = expert.norms.get(weight.tap)
+    wanted = METRICS.get(band.metric).needs == "norms"
+    if faults or (wanted and (norm is None or norm.shape[-1] != weight.columns or bool((norm < 0).any()))):
+        raise ArtifactError(
+            f"Expert {expert.name!r} has ends or norms for {weight.name!r} that do not fit its shape {weight.shape}. It was made "
+            "for another base."
+        )
 
 
 def _of_lines(lines: Lines, weights: dict[str, Weight]) -> Mask:

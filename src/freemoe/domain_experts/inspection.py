@@ -6,16 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from freemoe.core.artifacts import about, read_manifest
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.expert import read_experts
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
 from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.curvature import super_weights as largest_disturbances
 from freemoe.evals.engine.tokens import context_length
-from freemoe.models.checkpoints.fingerprint import require_base
+from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer, origin
 from freemoe.models.weights import describe, find_weights
 from freemoe.text.files import read_text_file
@@ -54,15 +52,13 @@ def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
         ArtifactError: When it is damaged, or made for another base.
     """
     manifest = read_manifest(folder)
-    tensors = load_file(folder / "experts.safetensors")
     weights = None
     if base is not None:
-        model, _ = load_base(base)
-        require_base(manifest, model)
+        model, tokenizer = load_base(base)
+        require_base(manifest, model, tokenizer)
         weights = find_weights(model)
     experts = []
-    for described in manifest["experts"]:
-        expert = Expert.from_parts(described, tensors)
+    for expert in read_experts(folder, manifest):
         size = sum(t.numel() * t.element_size() for t in expert.to_tensors().values())
         row = {
             "name": expert.name,

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from freemoe.compat.transformers import make_known_to_pipelines
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
-from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.expert import Expert, read_experts
 from freemoe.domain_experts.hosting.batches import (
     FORWARD_ALONE,
     GENERATE_ALONE,
@@ -34,12 +33,13 @@ from freemoe.domain_experts.hosting.batches import (
 )
 from freemoe.domain_experts.hosting.host import ExpertHost
 from freemoe.domain_experts.hosting.summary import measured
+from freemoe.domain_experts.route.reading import read_router, require_features
 from freemoe.domain_experts.route.router import Route, Router
 from freemoe.domain_experts.route.subdomains import prompt_feature
 from freemoe.evals.engine.answering import AUTO, BASE, padded_ids, require_tokenizer, text_ids
 from freemoe.hub.fetch import Access, fetch_artefact
 from freemoe.hub.shipped import Shipped
-from freemoe.models.checkpoints.fingerprint import require_base
+from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_own_base
 from freemoe.models.checkpoints.placement import Placement
 from freemoe.results.build import KIND
@@ -101,15 +101,13 @@ class FreeMoE(ExpertHost, Shipped):
         manifest = read_manifest(root)
         if manifest.get("kind") != KIND:
             raise ArtifactError(f"{str(place)!r} holds {manifest.get('kind')!r}, not domain experts.")
+        experts = read_experts(root, manifest)
+        router = read_router(root, manifest, experts)
         if base is None or isinstance(base, str | Path):
             wanted = dtype if torch_dtype is None else torch_dtype
             base, tokenizer = load_own_base(manifest, base, wanted, device, access)
-        require_base(manifest, base)
-        tensors = load_file(root / "experts.safetensors")
-        experts = [Expert.from_parts(described, tensors) for described in manifest["experts"]]
-        router = None
-        if manifest.get("router"):
-            router = Router.from_parts(manifest["router"], load_file(root / "router.safetensors"))
+        require_base(manifest, base, tokenizer)
+        require_features(router, base)
         moe = cls(base, experts, router, tokenizer)
         moe.folder = root
         moe._told = measured(root)

@@ -21,6 +21,7 @@ from freemoe.evals.tasks.documents import Document, ReferenceSplit
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.evals.tasks.task import DomainData
 from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.identity import identity
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
@@ -45,6 +46,7 @@ class Workbench:
     domains: dict[str, DomainData]
     evaluators: dict[str, Evaluator]
     fingerprint: str
+    identity: dict[str, Any]
     run: RunFolder | None = None
     progress: Progress = field(default_factory=Quiet)
 
@@ -114,7 +116,15 @@ def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Workbench:
     sampling = sampling_of(recipe)
     evaluators = {name: Evaluator(scorer, data.graders, gold, sampling) for name, data in domains.items()}
     bench = Workbench(
-        recipe, model, scorer, weights, domains, evaluators, fingerprint(model), progress=progress or Quiet()
+        recipe,
+        model,
+        scorer,
+        weights,
+        domains,
+        evaluators,
+        fingerprint(model),
+        identity(model, tokenizer),
+        progress=progress or Quiet(),
     )
     for data in domains.values():
         _check_reference(bench, data)

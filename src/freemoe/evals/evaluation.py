@@ -37,6 +37,9 @@ from freemoe.models.checkpoints.gguf_header import is_gguf
 from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE, load_base
 from freemoe.recipes import EvalRecipe
 
+KIND = "evaluation"
+"""Of the result."""
+
 Row = Callable[[Evaluator, tuple[Document, ...]], tuple[Sequence[Score], Sequence[str]]]
 """Scores documents in one of the ways; also tells which expert each went to, or nothing where nobody routes."""
 
@@ -82,6 +85,17 @@ def only_known(recipe: EvalRecipe, known: Sequence[str]) -> None:
             raise unknown_name("expert", expert, [BASE, *known])
 
 
+def require_plain(recipe: EvalRecipe) -> None:
+    """Check that a recipe asks nothing of a plain model that it has not.
+
+    Raises:
+        UnknownNameError: An expert, or the router alone.
+    """
+    only_known(recipe, ())
+    if AUTO in recipe.experts and BASE not in recipe.experts:
+        raise unknown_name("expert", AUTO, [BASE], "A plain model has no router.")
+
+
 def plain_model(recipe: EvalRecipe) -> Subject:
     """A model as it is.
 
@@ -95,8 +109,33 @@ def plain_model(recipe: EvalRecipe) -> Subject:
         raise ArtifactError(
             f"{recipe.artefact!r} is neither an artefact ({MANIFEST}) nor a model (a folder with config.json, or a GGUF)."
         )
-    only_known(recipe, ())
+    require_plain(recipe)
     return Subject(*load_base(recipe.artefact, None, recipe.dtype, recipe.device), {BASE: under(nullcontext)})
+
+
+def require_result_place(path: Path, overwrite: bool) -> None:
+    """Raise unless a result can be written at a path: before anything is scored.
+
+    Raises:
+        ArtifactError: There is no folder for it, or something stands there that may not be replaced: only an evaluation is, and only
+            when asked.
+    """
+    if not path.absolute().parent.is_dir():
+        raise ArtifactError(
+            f"There is no folder {str(path.parent)!r} to write {path.name!r} into. Make it, or choose another -o."
+        )
+    if not path.exists() and not path.is_symlink():
+        return
+    if not overwrite:
+        raise ArtifactError(f"{str(path)!r} exists already. Choose another -o, or --overwrite to replace it.")
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict) or said.get("kind") != KIND or "freemoe" not in said:
+        raise ArtifactError(
+            f"{str(path)!r} is no result of freemoe eval, and nothing else is replaced. Choose another -o, or move it away."
+        )
 
 
 def evaluate(
@@ -126,8 +165,8 @@ def evaluate(
     progress = progress or Quiet()
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    if recipe.output and Path(recipe.output).exists() and not overwrite:
-        raise ArtifactError(f"{recipe.output!r} exists already. Choose another -o, or --overwrite to replace it.")
+    if recipe.output:
+        require_result_place(Path(recipe.output), overwrite)
     place = str(place or recipe.artefact)
     record = read_record(place)
     recipe = seeded(recipe, record)
@@ -149,7 +188,7 @@ def evaluate(
     ]
     result = {
         "format": 1,
-        "kind": "evaluation",
+        "kind": KIND,
         "freemoe": __version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": recipe.model_dump(mode="json"),

@@ -17,21 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
-from freemoe.core.artifacts import read_manifest
+from freemoe.core.artifacts import read_manifest, read_tensors
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import write_atomic
-from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS
+from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS, read_config
 from freemoe.hookmoe.decoding.quick import quick_decoding
 from freemoe.hookmoe.hooks.hook import Hook, Hooks
-from freemoe.hookmoe.plans.apply import applied, plan_of, probe
+from freemoe.hookmoe.plans.apply import RESCALES, applied, plan_of, probe
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import Plan, parse_plan
 from freemoe.hub.fetch import Access
-from freemoe.models.checkpoints.fingerprint import require_base
+from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_own_base
 from freemoe.models.checkpoints.placement import Placement, require_one_device
 from freemoe.models.spec import family_of
@@ -133,16 +132,16 @@ def load_trimmed(
     manifest = read_manifest(folder)
     require_one_device(device, "A trimmed mixture")
     model, tokenizer = load_own_base(manifest, base, dtype, device, access)
-    return model, tokenizer, load_adapter(folder, model)
+    return model, tokenizer, load_adapter(folder, model, tokenizer)
 
 
-def load_adapter(folder: str | Path, model: Any, check_base: bool = True) -> Trimmed:
+def load_adapter(folder: str | Path, model: Any, tokenizer: Any = None) -> Trimmed:
     """Read an artefact for a model.
 
     Args:
         folder: Written by `freemoe trim`.
         model: Its base.
-        check_base: Compare the base's fingerprint (one read of all its weights).
+        tokenizer: The base's, to be compared with the one that the plan was made with; None: it is not.
 
     Raises:
         ArtifactError: Damaged, of another kind, for another family, shape or base.
@@ -154,28 +153,39 @@ def load_adapter(folder: str | Path, model: Any, check_base: bool = True) -> Tri
         raise ArtifactError(
             f"{str(root)!r} holds {manifest.get('kind')!r}, not a trimmed mixture. freemoe trim writes those."
         )
-    try:
-        config = json.loads((root / CONFIG).read_text(encoding="utf-8"))
-        tensors = load_file(root / WEIGHTS)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ArtifactError(f"{str(root)!r} cannot be read: {error}. Copy the artefact again.") from None
+    config, tensors = read_config(root, manifest), read_tensors(root, WEIGHTS, manifest)
     _check_shape(config, model)
-    if check_base:
-        require_base(manifest, model)
+    require_base(manifest, model, tokenizer)
     probe(model)
     counts = {layer.number: layer.count for layer in moe_layers(model)}
     text = Plan(tuple(config["top_k"])).text()
     plan = parse_plan(text, plan_of(model), [counts.get(i) for i in range(config["num_hidden_layers"])])
-    hooks = None
-    if config["hook_layers"]:
-        made = {int(n): Hook(config["hidden_size"], d, config["bias"]) for n, d in config["hook_layers"].items()}
-        for n, hook in made.items():
-            prefix = f"layers.{n}."
-            own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-            hook.to(own["up.weight"].dtype).load_state_dict(own)
-            hook.r.data = own["r"]
-        hooks = Hooks(made, config["scope"], config["position"]).beside(model)
-    return Trimmed(plan, hooks, config["rescale"])
+    if config["rescale"] not in RESCALES:
+        raise ArtifactError(
+            f"{str(root)!r} has the rule {config['rescale']!r} for router weights; known: {', '.join(RESCALES)}."
+        )
+    try:
+        hooks = _hooks(config, tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ArtifactError(
+            f"The hooks of {str(root)!r} are not what {CONFIG} says ({type(error).__name__}: {error}). Copy the artefact again."
+        ) from None
+    return Trimmed(plan, hooks if hooks is None else hooks.beside(model), config["rescale"])
+
+
+def _hooks(config: dict[str, Any], tensors: dict[str, Tensor]) -> Hooks | None:
+    """The hooks of an artefact; every tensor is one of theirs."""
+    left = dict(tensors)
+    made = {int(n): Hook(config["hidden_size"], d, config["bias"]) for n, d in config["hook_layers"].items()}
+    for n, hook in made.items():
+        own = {key: left.pop(f"layers.{n}.{key}") for key in hook.state_dict()}
+        if not all(value.is_floating_point() for value in own.values()):
+            raise ValueError(f"layer {n} has integers where weights are needed")
+        hook.to(own["up.weight"].dtype).load_state_dict(own)
+        hook.r.data = own["r"]
+    if left:
+        raise ValueError(f"{next(iter(left))!r} belongs to no hook")
+    return Hooks(made, config["scope"], config["position"]) if made else None
 
 
 def _check_shape(config: dict[str, Any], model: Any) -> None:

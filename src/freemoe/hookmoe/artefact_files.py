@@ -2,5 +2,52 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from freemoe.core.artifacts import entry
+from freemoe.core.errors import ArtifactError
+
 KIND = "trimmed-moe"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+_SETTINGS: dict[str, type | tuple[type, ...]] = {
+    "family": str,
+    "hidden_size": int,
+    "num_hidden_layers": int,
+    "top_k": list,
+    "rescale": str,
+    "hook_layers": dict,
+    "scope": (str, type(None)),
+    "position": (str, type(None)),
+    "bias": bool,
+}
+
+
+def read_config(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an artefact.
+
+    Raises:
+        ArtifactError: The manifest does not vouch for them, they lack an entry, or their plan is not the manifest's.
+    """
+    if CONFIG not in entry(manifest, "files", dict, folder):
+        raise ArtifactError(f"The manifest of {str(folder)!r} does not list {CONFIG!r}. Copy the artefact again.")
+    try:
+        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        wrong = [name for name, kind in _SETTINGS.items() if not isinstance(found[name], kind)]
+        if not wrong and not all(k is None or type(k) is int for k in found["top_k"]):
+            wrong = ["top_k"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ArtifactError(
+            f"{CONFIG!r} in {str(folder)!r} cannot be read ({type(error).__name__}: {error}). Copy the artefact again."
+        ) from None
+    if wrong:
+        raise ArtifactError(f"{CONFIG!r} in {str(folder)!r} has {wrong[0]} = {found[wrong[0]]!r:.80}. Make it anew.")
+    if found["top_k"] != manifest.get("plan", found["top_k"]):
+        raise ArtifactError(
+            f"{CONFIG!r} in {str(folder)!r} has the plan {found['top_k']}, and the manifest has {manifest['plan']}. Copy the "
+            "artefact again or make it anew."
+        )
+    return found

@@ -48,7 +48,7 @@ def evaluate_text(
     recipe = _recipe_of(artefact)
     require_one_device(device, "A trimmed mixture")
     model, tokenizer = load_base(base or recipe.model, recipe.revision, dtype, device)
-    trimmed = load_adapter(artefact, model)
+    trimmed = load_adapter(artefact, model, tokenizer)
     record = read_record(artefact)
     assert record is not None
     if record.warning():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from freemoe.core.artifacts import about, read_manifest
-from freemoe.hookmoe.artefact_files import CONFIG, WEIGHTS
+from freemoe.hookmoe.artefact_files import WEIGHTS, read_config
 
 
 def inspect_trimmed(folder: Path, base: str | None = None) -> dict[str, Any]:
@@ -17,12 +16,12 @@ def inspect_trimmed(folder: Path, base: str | None = None) -> dict[str, Any]:
         ArtifactError: When it is damaged, or made for another base.
     """
     manifest = read_manifest(folder)
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config = read_config(folder, manifest)
     if base is not None:
         from freemoe.hookmoe.adapter import load_adapter
         from freemoe.models.checkpoints.loading import load_base
 
-        load_adapter(folder, load_base(base)[0])
+        load_adapter(folder, *load_base(base))
     counts = [k for k in config["top_k"] if k is not None]
     return {
         **about(folder, manifest, base),

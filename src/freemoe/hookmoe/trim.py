@@ -50,6 +50,7 @@ from freemoe.hookmoe.plans.methods import (
 )
 from freemoe.hookmoe.plans.plan import Plan
 from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.identity import IDENTITY, SETTINGS, identity
 from freemoe.models.checkpoints.loading import load_base, load_config, load_tokenizer
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe, dump
@@ -104,9 +105,11 @@ def trim(
 
 def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
     model, text = prepare(recipe)
-    base_print = fingerprint(model)
+    tokenizer = load_tokenizer(recipe.model, recipe.revision)
+    base_print, settings = fingerprint(model), identity(model, tokenizer)
     parts = {"train": text.train, "held-out": text.held_out, "test": text.test}
-    run.same_inputs({"base model": base_print, **{f"{n} text": digest(b.ids.tolist()) for n, b in parts.items()}})
+    digests = {f"{n} text": digest(b.ids.tolist()) for n, b in parts.items()}
+    run.same_inputs({"base model": base_print, SETTINGS: digest(settings), **digests})
     base = plan_of(model)
     training = recipe.training
     held_out_teacher = teach(model, text.held_out, training.top, progress, "full model, held-out")
@@ -151,8 +154,8 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
             "compared": compared,
             "text": {"passages": text.passages, "blocks": [len(part) for part in parts.values()]},
         },
-        manifest={"plan": list(found.plan.ks)},
-        seen=keep_record(run.partial, text.seen(load_tokenizer(recipe.model, recipe.revision))),
+        manifest={IDENTITY: settings, "plan": list(found.plan.ks)},
+        seen=keep_record(run.partial, text.seen(tokenizer)),
     )
 
 

@@ -41,6 +41,11 @@ def encode(numbers: Tensor) -> Tensor:
     return torch.from_numpy(np.concatenate([head, np.packbits(low), np.packbits(high)]))
 
 
+def coded(code: Tensor) -> int:
+    """How many numbers a code says that it holds; 0 of one that is cut short."""
+    return int.from_bytes(code[1:_HEAD].cpu().numpy().tobytes(), "little") if code.numel() >= _HEAD else 0
+
+
 def decode(code: Tensor) -> Tensor:
     """Inverse of `encode`: ``(N,)`` int64."""
     data = code.cpu().numpy()

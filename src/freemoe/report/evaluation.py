@@ -52,6 +52,23 @@ def page_of(source: str | Path) -> Path:
     return Path(source).with_suffix(".html")
 
 
+def require_page_place(path: Path, overwrite: bool) -> None:
+    """Raise unless a page can be written at a path.
+
+    Raises:
+        ArtifactError: Something stands there that may not be replaced: only a page of freemoe is, and only when asked.
+    """
+    if not path.exists() and not path.is_symlink():
+        return
+    if not overwrite:
+        raise ArtifactError(f"{str(path)!r} exists already. Choose another -o, or --overwrite to replace it.")
+    if not path.is_file() or b"<title>freemoe report" not in path.read_bytes()[:4096]:
+        raise ArtifactError(
+            f"{str(path)!r}, where the page goes, is no page of freemoe, and nothing else is replaced. Choose another -o, or move "
+            "it away."
+        )
+
+
 def page(result: dict[str, Any]) -> str:
     """The page of a result.
 

@@ -24,6 +24,7 @@ from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import asked
 from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.identity import IDENTITY, identity
 from freemoe.models.checkpoints.lending import lent_model
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.hooks import before, hooked
@@ -107,7 +108,8 @@ def convert(
 def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Progress) -> Made:
     bench = prepare(recipe, run, progress)
     base = fingerprint(bench.model)
-    run.same_inputs(inputs(bench, base))
+    settings = identity(bench.model, bench.tokenizer)
+    run.same_inputs(inputs(bench, base, settings))
     structure, history, curve = decide(bench, devices)
     scores = {"dense": scored(bench, "dense", bench.test, None)}
     scores["converted"] = scored(bench, "converted", bench.test, structure)
@@ -138,7 +140,7 @@ def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Pr
     return Made(
         base_fingerprint=base,
         result=result,
-        manifest={},
+        manifest={IDENTITY: settings},
         seen=keep_record(folder, bench.seen()),
         cost={"model_bytes": sum(p.stat().st_size for p in models)},
     )

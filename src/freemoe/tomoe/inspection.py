@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.artifacts import about, read_manifest
-from freemoe.models.checkpoints.fingerprint import require_base
+from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.results import read_result
 from freemoe.tomoe.card import rows
@@ -20,7 +20,7 @@ def inspect_converted(folder: Path, base: str | None = None) -> dict[str, Any]:
     """
     manifest = read_manifest(folder)
     if base is not None:
-        require_base(manifest, load_base(base)[0])
+        require_base(manifest, *load_base(base))
     result = read_result(folder)
     parameters, length = result["parameters"], result["blocks"]["length"]
     return {

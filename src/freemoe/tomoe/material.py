@@ -13,6 +13,7 @@ from freemoe.core.files import digest
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.evals.seen import Seen
+from freemoe.models.checkpoints.identity import SETTINGS
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import Sublayers, find_sublayers
 from freemoe.recipes import ConvertRecipe
@@ -130,7 +131,13 @@ def checkpoint_activations(model: Any) -> None:
             module.attention_dropout = 0.0  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
 
 
-def inputs(bench: Bench, base: str) -> dict[str, str]:
-    """What the run reads; a resumed run must read the same."""
+def inputs(bench: Bench, base: str, settings: dict[str, Any]) -> dict[str, str]:
+    """What the run reads; a resumed run must read the same.
+
+    Args:
+        bench: Base and text.
+        base: The base's fingerprint.
+        settings: Its identity beside that.
+    """
     parts = {f"{part} text": digest(getattr(bench, part).ids.tolist()) for part in ("train", "held_out", "test")}
-    return {"base model": base, **parts}
+    return {"base model": base, SETTINGS: digest(settings), **parts}

@@ -53,7 +53,7 @@ class _Converted:
     _keep_in_fp32_modules_strict = ("router", "value_gate")
 
     def __init__(self, config: Any) -> None:
-        _check(config)
+        _check(config, type(self).__name__)
         super().__init__(config)  # pyright: ignore[reportCallIssue]
         for number, layer in enumerate(self.model.layers):  # pyright: ignore[reportAttributeAccessIssue]
             layer.self_attn = self.attention(config, number)
@@ -76,7 +76,7 @@ class _Converted:
         """As in transformers; a tensor that is missing, or that nothing asks for, is an error and not a warning.
 
         Raises:
-            OSError: The folder's weights and its config.json do not belong together.
+            OSError: The folder's weights and its config.json do not belong together, or an expert names neurons that are not there.
         """
         model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)  # pyright: ignore
         wrong = {name: sorted(info[name]) for name in ("missing_keys", "unexpected_keys") if info[name]}
@@ -84,11 +84,19 @@ class _Converted:
             raise OSError(
                 f"{str(source)!r} is damaged: weights and config.json differ, {wrong}. Export the model again."
             )
+        for number, layer in enumerate(model.model.layers):
+            if fault := layer.mlp.fault():
+                raise OSError(f"{str(source)!r} is damaged: {fault} in layer {number}. Export the model again.")
         return (model, info) if output_loading_info else model
 
 
-def _check(config: Any) -> None:
-    """Raise unless ``config.tomoe`` is what this code reads."""
+def _check(config: Any, kind: str) -> None:
+    """Raise unless ``config.tomoe`` is what this code reads, and of the class that is to be made."""
+    if config.architectures and kind not in config.architectures:
+        raise ValueError(
+            f"config.json has model_type {config.model_type!r} and is of the class {', '.join(config.architectures)}, not {kind}. "
+            "Export the model again."
+        )
     if not isinstance(config.tomoe, dict) or config.tomoe.get("format") != FORMAT:
         seen = config.tomoe.get("format") if isinstance(config.tomoe, dict) else None
         raise ValueError(

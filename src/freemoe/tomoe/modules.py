@@ -249,7 +249,7 @@ class MixtureMLP(nn.Module):
         hidden, neurons, widths = config.hidden_size, own["neurons"], own["widths"]
         gated = "gate_proj" in dense._modules
         first, last = ("gate_proj", "down_proj") if gated else ("fc1", "fc2")
-        self.mode = config.tomoe["mode"]
+        self.mode, self.widths = config.tomoe["mode"], list(widths)
         self.activation = dense.act_fn if gated else dense.activation_fn
         self.activation_name = config.hidden_act
         self.router = nn.Linear(hidden, len(widths), dtype=torch.float32)
@@ -262,6 +262,18 @@ class MixtureMLP(nn.Module):
         self.register_buffer("experts", torch.zeros(len(widths), max(widths), dtype=torch.int32))
         self._plan: tuple[Any, Plan] | None = None
         self._crossover: Crossover | None = None
+
+    def fault(self) -> str | None:
+        """What is wrong with the experts' lists or the router's numbers, in words; None where nothing is."""
+        if self.experts.is_meta or self.router.weight.is_meta:
+            return None
+        kept = self.experts >= 0
+        if int(self.experts.max()) >= len(self.down) or int(self.experts.min()) < -1:
+            return f"an expert names neurons beyond the {len(self.down)} that are there"
+        if kept.sum(1).tolist() != self.widths:
+            return f"experts have {kept.sum(1).tolist()} neurons, and config.json says {self.widths}"
+        scores = (self.router.weight, self.router.bias)
+        return None if all(bool(torch.isfinite(t).all()) for t in scores) else "the router has NaN or infinity"
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., hidden) -> (..., hidden)."""

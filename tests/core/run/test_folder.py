@@ -39,7 +39,7 @@ def started(output: Path, recipe: dict[str, Any] | None = None, **options: Any) 
 
 def artefact(folder: Path, content: str = "old") -> Path:
     folder.mkdir()
-    (folder / MANIFEST).write_text("{}")
+    (folder / MANIFEST).write_text('{"format": 3, "kind": "x", "files": {}}')
     (folder / "content").write_text(content)
     return folder
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from freemoe.core.errors import DataError, RecipeError
+from freemoe.core.errors import DataError, NumericError, RecipeError
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.sampling import GREEDY, Sampling, sampling_of
 from freemoe.evals.engine.scorer import Scorer
@@ -161,3 +161,12 @@ def test_what_a_recipe_leaves_out(data, expected):
 def test_bad_sampling(values):
     with pytest.raises(RecipeError):
         Sampling(*values)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8)])
+def test_of_logits_that_are_nan_no_token_is_picked(sampling):
+    logits = torch.zeros(2, 5)
+    sampling.pick(logits, torch.zeros(2))
+    logits[1, 3] = float("nan")
+    with pytest.raises(NumericError, match="next token's logits are NaN"):
+        sampling.pick(logits, torch.zeros(2))

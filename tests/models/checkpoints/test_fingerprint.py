@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from freemoe.core.errors import ArtifactError
-from freemoe.models.checkpoints.fingerprint import fingerprint, require_base
+from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.identity import require_base
 from tests.tiny import tiny_model
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import struct
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -19,6 +20,7 @@ from freemoe.models.checkpoints.gguf_header import read_header
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer, origin
 from freemoe.models.checkpoints.saving import save_checkpoint
 from freemoe.models.weights import find_weights
+from tests import gguf_files
 from tests.gguf_files import tiny_llama, write_gguf
 
 TEXT = "the one on the thin 12 lines, né?"
@@ -84,7 +86,7 @@ def test_the_tokenizer_comes_without_the_weights(tmp_path: Path, monkeypatch: py
         return dequantize(data, kind)
 
     monkeypatch.setattr(gguf, "dequantize", probed)
-    with pytest.raises(AssertionError):
+    with pytest.raises(DataError, match="the weights were read"):
         load_base(path)
     assert load_tokenizer(path)("the")["input_ids"]
 
@@ -178,3 +180,35 @@ def test_without_the_package(package: str, tmp_path: Path, monkeypatch: pytest.M
         DataError, match=rf"needs the package {package}, which is missing.*pip install 'freemoe\[gguf\]'"
     ):
         load_base(path)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"blk.0.attn_q.bias": (32,)}, "96 numbers of norms and biases in layer 0, and the model has 64"),
+        ({"blk.1.attn_q_norm.weight": (8,)}, "72 numbers of norms and biases in layer 1, and the model has 64"),
+        ({"blk.2.ffn_up.weight": (64, 32)}, "layer 2, and the model has 2 layers"),
+    ],
+)
+def test_more_than_the_model_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: Any, message: str) -> None:
+    held = gguf_files.gguf_tensors(tiny_llama()) | {n: np.ones(shape, dtype=np.float32) for n, shape in more.items()}
+    monkeypatch.setattr(gguf_files, "gguf_tensors", lambda model: held)
+    with pytest.raises(DataError, match=message):
+        load_base(write_gguf(tiny_llama(), tmp_path / "tiny.gguf"), device="cpu")
+
+
+def test_scaled_rotary_embeddings_that_are_not_read(tmp_path: Path) -> None:
+    path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf", llama__rope__scale_linear=4)
+    with pytest.raises(DataError, match=r"scales its rotary embedding \(linear, by 4\)"):
+        load_base(path, device="cpu")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("value", "kind"), [(float("nan"), "F32"), (1e6, "F16")])
+def test_a_number_that_is_none_or_that_its_type_cannot_hold(tmp_path: Path, value: float, kind: str) -> None:
+    model = tiny_llama()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = value
+    path = write_gguf(model, tmp_path / "tiny.gguf", kind)
+    with pytest.raises(DataError, match=r"NaN or infinity in '.*up_proj"):
+        load_base(path, device="cpu")

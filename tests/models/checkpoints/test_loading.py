@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from freemoe.core.errors import DataError
-from freemoe.models.checkpoints.loading import load_base
-from tests.tiny import tiny_model
+from freemoe.models.checkpoints.lending import lent
+from freemoe.models.checkpoints.loading import load_base, load_tokenizer
+from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 
 UP = "model.layers.1.mlp.up_proj.weight"
-LOG = "freemoe.models.checkpoints.load_report"
+LOG = "freemoe.models.checkpoints.checks.load_report"
 
 
 def edited(folder: Path, edit: Callable[[dict[str, Tensor]], Any] | None = None, **config: Any) -> Path:
@@ -112,7 +113,213 @@ def test_what_nothing_asks_for_is_named(llama: Path, caplog: pytest.LogCaptureFi
         loaded, _ = load_base(llama, device="cpu")
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), loaded.parameters(), strict=True))
     assert "holds 1 tensor (model.extra.weight) that its model has no place for" in caplog.text
-    caplog.clear()
+
+
+@pytest.mark.parametrize("device", ["cpu", "disk"])
+def test_fewer_layers_than_the_checkpoint_has(llama: Path, device: str) -> None:
     edited(llama, num_hidden_layers=1)
+    with pytest.raises(
+        DataError, match=r"layers have 9 tensors \(model\.layers\.1\..*more than its config\.json says\."
+    ):
+        load_base(llama, device=device)
+
+
+@pytest.mark.parametrize(
+    ("case", "lost"), [("qwen2", "6 tensors .*k_proj.bias"), ("qwen3", "4 tensors .*k_norm.weight")]
+)
+def test_a_type_that_leaves_out_part_of_every_layer(case: str, lost: str, tmp_path: Path) -> None:
+    tiny_model(case).save_pretrained(tmp_path / "m")
+    edited(tmp_path / "m", model_type="llama", architectures=["LlamaForCausalLM"])
+    with pytest.raises(DataError, match=lost):
+        load_base(tmp_path / "m", device="cpu")
+
+
+def test_a_type_of_the_same_tensors_is_told_by_the_class(tmp_path: Path) -> None:
+    tiny_model("mistral", sliding_window=8).save_pretrained(tmp_path / "m")
+    load_base(tmp_path / "m", device="cpu")
+    edited(tmp_path / "m", model_type="llama")
+    with pytest.raises(DataError, match="model_type 'llama' and the class MistralForCausalLM of 'mistral'"):
+        load_base(tmp_path / "m", device="cpu")
+
+
+def test_a_bare_decoder_is_told_too(llama: Path) -> None:
+    edited(llama, lambda t: [t.update({k.removeprefix("model."): t.pop(k)}) for k in list(t)], tie_word_embeddings=True)
+    edited(llama, lambda t: t.pop("lm_head.weight"), architectures=["LlamaModel"])
     load_base(llama, device="cpu")
-    assert "holds 10 tensors (model.extra.weight, model.layers.1." in caplog.text
+    edited(llama, num_hidden_layers=1)
+    with pytest.raises(DataError, match=r"layers have 9 tensors \(layers\.1\."):
+        load_base(llama, device="cpu")
+
+
+def test_a_head_beside_tied_embeddings_is_told(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_base(edited(llama, tie_word_embeddings=True), device="cpu")
+    assert "head and embeddings are one, and its files hold two" in caplog.text
+
+
+def test_shapes_are_compared_on_disk_too(llama: Path) -> None:
+    edited(llama, lambda t: t.update({UP: torch.zeros(40, 32)}))
+    with pytest.raises(DataError, match=r"up_proj\.weight' is 40x32 in its files and 48x32 by its config"):
+        load_base(llama, device="disk")
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight", "lm_head.weight"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("device", ["cpu", "disk"])
+def test_a_number_that_is_none(llama: Path, name: str, value: float, device: str) -> None:
+    edited(llama, lambda t: t[name].view(-1)[-1:].fill_(value))
+    with pytest.raises(DataError, match=f"NaN or infinity in '{name}'"):
+        load_base(llama, device=device)
+
+
+def test_a_dtype_in_which_a_weight_is_infinite(llama: Path) -> None:
+    edited(llama, lambda t: t[UP].view(-1)[3:4].fill_(1e6))
+    load_base(llama, device="cpu")
+    with pytest.raises(DataError, match=r"up_proj\.weight' \(as torch\.float16\).*--dtype float32"):
+        load_base(llama, dtype="float16", device="cpu")
+
+
+def test_a_lent_model_with_nan() -> None:
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.model.norm.weight[3] = float("nan")
+    with lent("mine", model, None), pytest.raises(DataError, match=r"infinity in 'model\.norm\.weight'"):
+        load_base("mine")
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.int32, torch.bool, torch.float8_e4m3fn])
+@pytest.mark.parametrize("pickled", [False, True])
+def test_integers_are_no_weights(llama: Path, kind: torch.dtype, pickled: bool) -> None:
+    edited(llama, lambda t: t.update({UP: (50 * t[UP]).to(kind)}))
+    if pickled:
+        torch.save(load_file(llama / "model.safetensors"), llama / "pytorch_model.bin")
+        (llama / "model.safetensors").unlink()
+    with pytest.raises(DataError, match=r"stores 1 tensor \(model\.layers\.1\.mlp\.up_proj\.weight: \w+\) as integers"):
+        load_base(llama, device="cpu")
+
+
+def test_integers_among_the_experts_of_a_mixture(tmp_path: Path) -> None:
+    tiny_model("mixtral").save_pretrained(tmp_path / "m")
+    whole = load_file(tmp_path / "m" / "model.safetensors")
+    name = next(n for n in whole if "experts.1" in n)
+    edited(tmp_path / "m", lambda t: t.update({name: t[name].to(torch.int8)}))
+    with pytest.raises(DataError, match="as integers"):
+        load_base(tmp_path / "m", device="cpu")
+
+
+def test_a_setting_that_is_no_number(llama: Path) -> None:
+    edited(llama, rms_norm_eps=float("nan"))
+    with pytest.raises(DataError, match="has rms_norm_eps = nan in its config"):
+        load_base(llama, device="cpu")
+
+
+def sharded(folder: Path) -> list[Path]:
+    tiny_model("llama").save_pretrained(folder, max_shard_size="20KB")
+    return sorted(folder.glob("*.safetensors"))
+
+
+def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
+    first, second, *_ = sharded(tmp_path)
+    held, more = load_file(first), load_file(second)
+    name = next(iter(held))
+    save_file({**more, name: 2 * held[name]}, second, metadata={"format": "pt"})
+    with pytest.raises(DataError, match=f"the tensor '{name}' in '{first.name}' and in '{second.name}'"):
+        load_base(tmp_path, device="cpu")
+
+
+def test_shards_of_swapped_names_are_the_same_model(tmp_path: Path) -> None:
+    first, second, *_ = sharded(tmp_path)
+    first.rename(tmp_path / "x")
+    second.rename(first)
+    (tmp_path / "x").rename(second)
+    loaded, _ = load_base(tmp_path, device="cpu")
+    assert all(torch.equal(a, b) for a, b in zip(tiny_model("llama").parameters(), loaded.parameters(), strict=True))
+
+
+def test_two_models_in_one_folder_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sharded(tmp_path / "m")
+    tiny_model("llama", seed=1).save_pretrained(tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").rename(tmp_path / "m" / "model.safetensors")
+    load_base(tmp_path / "m", device="cpu")
+    assert "both model.safetensors and model.safetensors.index.json; the first is read" in caplog.text
+
+
+def test_a_tokenizer_of_a_larger_model(llama: Path) -> None:
+    tiny_tokenizer().save_pretrained(llama)
+    load_base(llama, device="cpu")
+
+    def cut(tensors: dict[str, Tensor]) -> None:
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tensors[name] = tensors[name][:100].clone()
+
+    edited(llama, cut, vocab_size=100)
+    with pytest.raises(DataError, match="embeddings for 100 tokens, and its tokenizer has 159 beyond them"):
+        load_base(llama, device="cpu")
+
+
+def test_tokens_that_were_added_may_lie_beyond_the_embeddings(llama: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"extra_special_tokens": [f"<{i}>" for i in range(40)]})
+    assert len(tokenizer) > VOCABULARY
+    tokenizer.save_pretrained(llama)
+    assert load_base(llama, device="cpu")[1] is not None
+
+
+def test_a_tokenizer_without_its_files(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tiny_tokenizer().save_pretrained(llama)
+    (llama / "tokenizer.json").unlink()
+    edit = llama / "tokenizer_config.json"
+    edit.write_text(json.dumps({**json.loads(edit.read_text()), "tokenizer_class": "LlamaTokenizer"}))
+    assert load_base(llama, device="cpu")[1] is None
+    assert "turns ordinary text into no tokens at all" in caplog.text
+    with pytest.raises(DataError, match="turns ordinary text into no tokens at all"):
+        load_tokenizer(llama)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}),
+        ("adapter_config.json", {"adapter_type": "hookmoe"}),
+    ],
+)
+def test_whatever_a_library_raises_is_our_error(llama: Path, file: str, content: Any) -> None:
+    path = llama / file
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **content}))
+    with pytest.raises(DataError, match="could not be loaded"):
+        load_base(llama, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("case", "values", "message"),
+    [
+        ("llama", {"rms_norm_eps": -1.0}, r"rms_norm_eps = -1\.0 .*allowed: 0 to 1"),
+        ("llama", {"rms_norm_eps": 1e30}, "rms_norm_eps"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 0.0, "rope_type": "default"}},
+            r"rope_parameters\.rope_theta = 0\.0",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 0.0}},
+            r"rotary_emb\.inv_freq",
+        ),
+        ("llama", {"max_position_embeddings": 0}, "max_position_embeddings = 0"),
+        ("mistral", {"sliding_window": -3}, "sliding_window = -3"),
+        ("mixtral", {"num_experts_per_tok": 0}, "a token 0 of 4 experts"),
+        ("mixtral", {"num_experts_per_tok": 9}, "a token 9 of 4 experts"),
+    ],
+)
+def test_settings_with_which_no_answer_means_anything(case: str, values: Any, message: str, tmp_path: Path) -> None:
+    tiny_model(case).save_pretrained(tmp_path / "m")
+    with pytest.raises(DataError, match=message):
+        load_base(edited(tmp_path / "m", **values), device="cpu")
+
+
+def test_a_stored_buffer_with_nan(tmp_path: Path) -> None:
+    tiny_model("deepseek_v3").save_pretrained(tmp_path / "m")
+    edited(
+        tmp_path / "m", lambda t: next(v for k, v in t.items() if k.endswith("correction_bias"))[:1].fill_(float("nan"))
+    )
+    with pytest.raises(DataError, match=r"NaN or infinity in '.*e_score_correction_bias"):
+        load_base(tmp_path / "m", device="cpu")

@@ -2,14 +2,15 @@
 
 import gc
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, modeling_utils
 
-from freemoe.core.errors import DataError, FamilyError
-from freemoe.models.checkpoints.saving import save_checkpoint
+from freemoe.core.errors import ArtifactError, DataError, FamilyError
+from freemoe.models.checkpoints.saving import require_free, save_checkpoint
 from tests.memory import bytes_beside
 from tests.tiny import CASES, tiny_model
 
@@ -111,3 +112,27 @@ def test_what_cannot_be_saved(tmp_path):
     with pytest.raises(FamilyError):
         save_checkpoint(torch.nn.Linear(2, 2), tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("held", "why"),
+    [
+        ({"config.json": "{}"}, "holds no weights"),
+        ({"model.safetensors": ""}, "is no model folder"),
+        ({"config.json": "{}", "model.safetensors": "", "thesis.tex": "x"}, "also holds 'thesis.tex'"),
+        ({"config.json": "{}", "model.safetensors": "", "src/main.c": "x"}, "also holds 'src'"),
+        ({"config.json": "{}", "model.safetensors": "", "freemoe_config.json": "{}"}, "is an artefact of freemoe"),
+        ({"config.json": "{}", "model.safetensors": "", "tokenizer.json": "{}", "README.md": ""}, None),
+    ],
+)
+def test_only_a_plain_checkpoint_is_replaced(tmp_path: Path, held: dict[str, str], why: str | None) -> None:
+    for name, content in held.items():
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text(content)
+    with pytest.raises(ArtifactError, match="exists already"):
+        require_free(tmp_path / "out", overwrite=False)
+    if why is None:
+        require_free(tmp_path / "out", overwrite=True)
+        return
+    with pytest.raises(ArtifactError, match=why):
+        require_free(tmp_path / "out", overwrite=True)

@@ -146,7 +146,8 @@ class RunFolder:
         """
         then = self.journal.unit(INPUTS, lambda: now)
         for what, value in now.items():
-            if then[what] != value:
+            # A run that an older freemoe began knows less of them.
+            if then.get(what, value) != value:
                 raise DataError(
                     f"The unfinished run at {str(self.partial)!r} was started with another {what}. Put it back, or start over "
                     "with --no-resume."
@@ -291,11 +292,20 @@ def _check_replaceable(output: Path, overwrite: bool) -> None:
             f"{str(output)!r} exists already. Choose another -o, or --overwrite to replace it; a finished run is never "
             "changed."
         )
-    if not output.is_dir() or (any(output.iterdir()) and not (output / MANIFEST).is_file()):
+    if not output.is_dir() or (any(output.iterdir()) and not _is_artefact(output)):
         raise ArtifactError(
-            f"{str(output)!r} is not an artefact of freemoe (it has no {MANIFEST}) and is not replaced. Choose another -o, "
-            "or move it away."
+            f"{str(output)!r} is not an artefact of freemoe (it has no {MANIFEST} that says so) and is not replaced. Choose "
+            "another -o, or move it away."
         )
+
+
+def _is_artefact(folder: Path) -> bool:
+    """Whether a folder's manifest is one, whatever has become of the rest."""
+    try:
+        said = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(said, dict) and {"format", "kind", "files"} <= said.keys()
 
 
 def _check_unfinished(partial: Path) -> None:

@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.registry import unknown_name
-from freemoe.domain_experts.expert import Expert, require_zeros_say
+from freemoe.domain_experts.expert import Expert, read_experts, require_zeros_say
 from freemoe.domain_experts.hosting.combining import combine, combined_mask, label, parse
 from freemoe.domain_experts.hosting.summary import as_table, expert_row, measured
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.hub.fetch import fetch_artefact
-from freemoe.models.checkpoints.fingerprint import require_base
+from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
 from freemoe.models.gates import left_out
 from freemoe.models.mask import Mask
@@ -160,17 +159,16 @@ class ExpertHost(torch.nn.Module):
         manifest = read_manifest(root)
         if manifest.get("kind") != KIND:
             raise ArtifactError(f"{str(artefact)!r} holds {manifest.get('kind')!r}, not domain experts.")
-        described = {d["name"]: d for d in manifest["experts"]}
-        if name is not None and name not in described:
-            raise unknown_name("expert", name, list(described))
-        wanted = list(described) if name is None else [name]
+        held = {expert.name: expert for expert in read_experts(root, manifest)}
+        if name is not None and name not in held:
+            raise unknown_name("expert", name, list(held))
+        wanted = list(held) if name is None else [name]
         self._require_free([prefix + n for n in wanted])
         with self.expert(BASE):
-            require_base(manifest, self.model)
-        tensors = load_file(root / "experts.safetensors")
+            require_base(manifest, self.model, self.tokenizer)
         told = measured(root)
         for old in wanted:
-            self._experts[prefix + old] = replace(Expert.from_parts(described[old], tensors), name=prefix + old)
+            self._experts[prefix + old] = replace(held[old], name=prefix + old)
             self._told[prefix + old] = told.get(old, {})
         return [prefix + n for n in wanted]
 

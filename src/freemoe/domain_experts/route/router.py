@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freemoe.core.errors import NumericError
 from freemoe.core.registry import Registry
 from freemoe.domain_experts.route.confidence import (
     abstention_threshold,
@@ -149,8 +150,18 @@ class Router:
     feature: str = "embedding"
 
     def standardise(self, feature: Tensor) -> Tensor:
-        """Features as the levels read them: ``(N, H) -> (N, H)`` fp32 on the CPU."""
-        return (feature.float().cpu() - self.mean) / self.scale
+        """Features as the levels read them: ``(N, H) -> (N, H)`` fp32 on the CPU.
+
+        Raises:
+            NumericError: A feature is NaN or infinite: no route follows from it.
+        """
+        found = (feature.float().cpu() - self.mean) / self.scale
+        if not bool(found.isfinite().all()):
+            raise NumericError(
+                "The features that the router reads have NaN or infinity, so that no expert follows from them. The base or its "
+                "dtype is broken for this prompt; try --dtype float32, or name an expert."
+            )
+        return found
 
     def route(self, feature: Tensor) -> list[Route]:
         """Route features ``(N, H)``; ask `abstains` whether to follow. One matrix product per level and domain seen."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freemoe.core.errors import RecipeError
+from freemoe.core.errors import NumericError, RecipeError
 from freemoe.evals.engine.row_plan import Ids
 from freemoe.recipes import BuildRecipe, EvalRecipe
 
@@ -69,7 +69,15 @@ class Sampling:
 
         Returns:
             Token ids ``(B,)``.
+
+        Raises:
+            NumericError: A logit is NaN: no token is the likeliest.
         """
+        if bool(logits.isnan().any()):
+            raise NumericError(
+                "The next token's logits are NaN. The base model or its dtype is broken for this text; try --dtype float32, and "
+                "check the checkpoint."
+            )
         if self.is_greedy:
             return logits.argmax(-1)
         # In fp64: the sum over a large vocabulary must not move a boundary.

@@ -6,10 +6,8 @@ So the same checkpoint gives the same fingerprint whether it is held in bf16 or 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
-from freemoe.core.errors import ArtifactError
 from freemoe.models.offload import named_values
 
 _CHUNK = 1 << 22
@@ -24,15 +22,3 @@ def fingerprint(model: Any) -> str:
         for start in range(0, flat.numel(), _CHUNK):
             total.update(flat[start : start + _CHUNK].float().cpu().numpy().tobytes())
     return total.hexdigest()
-
-
-def require_base(manifest: Mapping[str, Any], model: Any) -> None:
-    """Raise unless the model is the base that the artefact was made for."""
-    seen = fingerprint(model)
-    wanted = manifest["base_fingerprint"]
-    if seen != wanted:
-        raise ArtifactError(
-            f"This artefact was made for the base {manifest['base_model_name_or_path']!r} (fingerprint {wanted[:12]}), but "
-            f"the model given has fingerprint {seen[:12]}. Load that very base, at a precision that keeps its values "
-            "(its own dtype or float32)."
-        )

@@ -12,22 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from freemoe.assets import BUNDLED, BUNDLED_MOE, demo_model_path, demo_moe_path
 from freemoe.compat.transformers import dequantised, make_plain, rename
 from freemoe.core.errors import DataError, FreeMoEError, HubError, RecipeError
 from freemoe.core.plugins import load_model_type
 from freemoe.hub.fetch import Access, fetch_model
+from freemoe.models.checkpoints.checks.load_report import require_whole
+from freemoe.models.checkpoints.checks.values import require_sound, require_tokenizer
+from freemoe.models.checkpoints.checks.weight_files import require_plain_files
 from freemoe.models.checkpoints.gguf_header import is_gguf, read_header
+from freemoe.models.checkpoints.identity import PASSAGE
 from freemoe.models.checkpoints.lending import lent_model
-from freemoe.models.checkpoints.load_report import require_whole
 from freemoe.models.checkpoints.placement import Placement, device_map, is_one_device, pick_device, require_memory
 
 log = logging.getLogger(__name__)
-
-# KeyError: a GGUF whose metadata are incomplete. RuntimeError: experts that cannot be put together.
-LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -69,52 +68,83 @@ def load_base(
         DataError: When there is no such model, it cannot be loaded, it does not fit, or its checkpoint lacks a tensor.
         RecipeError: For a dtype or a device that does not exist.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     dtype = dtype_name(dtype)
     if (given := lent_model(model)) is not None:
+        require_sound(model, given[0])
         return given
     where = _where(model, revision, access)
     from_gguf = "gguf_file" in where
     if from_gguf and dtype == "auto":
         dtype = "float32"
+    base = _read(model, where, dtype, device)
+    if from_gguf:
+        make_plain(base)
+        log.info("%s: %s", model, origin(model, dtype))
+    require_plain_files(model, base, Path(model) if from_gguf else Path(where["pretrained_model_name_or_path"]))
+    require_sound(model, base)
+    try:
+        tokenizer = _tokenizer(where)
+    except Exception as error:
+        if _has_tokenizer(where):
+            log.warning("the tokenizer of %s cannot be loaded: %s", model, _reason(model, error))
+        tokenizer = None
+    if tokenizer is not None:
+        require_tokenizer(model, base, tokenizer)
+    if not from_gguf and _place(model) is None:
+        # So that what is saved of it names the repository, and no folder of this machine.
+        rename(base, tokenizer, str(model))
+    if isinstance(device, str) and is_one_device(device):
+        base.to(pick_device(device))
+    if away := [p.numel() * p.element_size() for p in base.parameters() if p.is_meta]:
+        log.info("%s: %d of its weights stay on disk, %.1f GiB", model, len(away), sum(away) / 2**30)
+    return base.eval(), tokenizer
+
+
+def _read(model: str | Path, where: dict[str, Any], dtype: str, device: Placement) -> Any:
+    """What transformers makes of a base's files, its report read."""
+    from transformers import AutoModelForCausalLM
+
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
     _register(where["pretrained_model_name_or_path"])
-    one = is_one_device(device)
     # Wrong shapes come back with the report, which names them; refused outright, they would only be logged.
     how = {**where, "dtype": wanted, "output_loading_info": True, "ignore_mismatched_sizes": True}
     with contextlib.ExitStack() as temporary:
         try:
-            if from_gguf:
+            if "gguf_file" in where:
                 how |= dequantised()
-            elif one:
+            elif is_one_device(device):
                 require_memory(_bytes_needed(where, dtype), model)
-            if not one:
+            if not is_one_device(device):
                 how |= _placed(where, wanted, device, temporary)
             with _unwarned("accelerate.big_modeling"):
                 loaded: Any = AutoModelForCausalLM.from_pretrained(**how)
         except FreeMoEError:
             raise
-        except LOAD_ERRORS as error:
+        except Exception as error:
             raise DataError(f"The base model {str(model)!r} could not be loaded: {_reason(model, error)}") from error
         base, info = loaded
-        require_whole(model, info)
+        require_whole(model, base, info)
         weakref.finalize(base, temporary.pop_all().close)
-    if from_gguf:
-        make_plain(base)
-        log.info("%s: %s", model, origin(model, dtype))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(**where)
-    except LOAD_ERRORS:
-        tokenizer = None
-    if not from_gguf and _place(model) is None:
-        # So that what is saved of it names the repository, and no folder of this machine.
-        rename(base, tokenizer, str(model))
-    if isinstance(device, str) and one:
-        base.to(pick_device(device))
-    if away := [p.numel() * p.element_size() for p in base.parameters() if p.is_meta]:
-        log.info("%s: %d of its weights stay on disk, %.1f GiB", model, len(away), sum(away) / 2**30)
-    return base.eval(), tokenizer
+    return base
+
+
+def _tokenizer(where: dict[str, Any]) -> Any:
+    """The tokenizer beside a base.
+
+    Raises:
+        DataError: It makes nothing of text: files are missing that transformers does without.
+    """
+    from transformers import AutoTokenizer
+
+    found = AutoTokenizer.from_pretrained(**where)
+    if not set(found(PASSAGE, verbose=False)["input_ids"]) - {found.bos_token_id, found.eos_token_id}:
+        raise DataError("it turns ordinary text into no tokens at all; files of it are missing (tokenizer.json).")
+    return found
+
+
+def _has_tokenizer(where: dict[str, Any]) -> bool:
+    folder = Path(where["pretrained_model_name_or_path"])
+    return "gguf_file" in where or any(folder.glob("tokenizer*"))
 
 
 @contextlib.contextmanager
@@ -277,7 +307,7 @@ def load_config(model: str | Path, revision: str | None = None, access: Access |
     _register(where["pretrained_model_name_or_path"])
     try:
         return AutoConfig.from_pretrained(**where)
-    except LOAD_ERRORS as error:
+    except Exception as error:
         raise DataError(f"The base model {str(model)!r} could not be loaded: {_reason(model, error)}") from error
 
 
@@ -287,14 +317,12 @@ def load_tokenizer(model: str | Path, revision: str | None = None) -> Any:
     Raises:
         DataError: When there is no such model, or it has no tokenizer; every prompt is text.
     """
-    from transformers import AutoTokenizer
-
     if (given := lent_model(model)) is not None and given[1] is not None:
         return given[1]
     where = _where(model, revision, weights=False)
     try:
-        return AutoTokenizer.from_pretrained(**where)
-    except LOAD_ERRORS as error:
+        return _tokenizer(where)
+    except Exception as error:
         hint = "" if is_gguf(model) else " Save one beside the model with tokenizer.save_pretrained(folder)."
         raise DataError(
             f"The base model {str(model)!r} has no tokenizer that can be loaded, and prompts are text: "

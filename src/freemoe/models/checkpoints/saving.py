@@ -21,19 +21,41 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from freemoe.core.errors import ArtifactError, DataError
+from freemoe.core.files import MANIFEST
 from freemoe.models.offload import Stored, stored_parameters
 from freemoe.models.spec import family_of, find_layers
+
+_WEIGHTS = (".safetensors", ".gguf", ".bin")
+
+_OF_CHECKPOINTS = (*_WEIGHTS, ".json", ".txt", ".model", ".jinja", ".md")
+"""Ends of the names of files that a folder written by ``save_pretrained`` may hold."""
 
 
 def require_free(target: Path, overwrite: bool) -> None:
     """Raise if something stands where a checkpoint shall be written that may not be replaced."""
     if target.exists() and not overwrite:
         raise ArtifactError(f"{str(target)!r} exists already; choose another folder.")
-    if target.exists() and not (target / "config.json").is_file():
-        raise ArtifactError(f"{str(target)!r} is no model folder, and nothing else is replaced; choose another folder.")
+    if target.exists() and (odd := _no_checkpoint(target)):
+        raise ArtifactError(
+            f"{str(target)!r} {odd}, and only a model folder such as merge writes is replaced; choose another folder, or move it "
+            "away."
+        )
     partial = target.with_name(target.name + ".partial")
     if (partial / "identity.json").exists():
         raise ArtifactError(f"{str(partial)!r} is an unfinished run of freemoe; choose another folder, or finish it.")
+
+
+def _no_checkpoint(target: Path) -> str:
+    """Why a folder is more, or less, than a plain checkpoint; empty where it is one."""
+    if not target.is_dir() or not (target / "config.json").is_file():
+        return "is no model folder"
+    if (target / MANIFEST).exists():
+        return "is an artefact of freemoe"
+    held = sorted(target.iterdir())
+    odd = [path.name for path in held if path.is_dir() or path.suffix not in _OF_CHECKPOINTS]
+    if odd:
+        return f"also holds {odd[0]!r}"
+    return "" if any(path.suffix in _WEIGHTS for path in held) else "holds no weights"
 
 
 @contextmanager

@@ -1,0 +1,95 @@
+"""A router as an artefact holds it, checked before anything is routed: one that cannot decide would send every prompt to the base."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from freemoe.core.artifacts import entry, read_tensors
+from freemoe.core.errors import ArtifactError
+from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.route.router import Level, Router
+from freemoe.domain_experts.route.subdomains import FEATURES
+
+ROUTER = "router.safetensors"
+"""The file of an artefact that holds it."""
+
+
+def read_router(folder: str | Path, manifest: Mapping[str, Any], experts: Sequence[Expert]) -> Router | None:
+    """The router of an artefact; None where it has none.
+
+    Args:
+        folder: The artefact.
+        manifest: Its manifest.
+        experts: All that it can send a prompt to.
+
+    Raises:
+        ArtifactError: It holds NaN, its tensors do not fit its classes, or its classes not the experts.
+    """
+    if "router" not in manifest or manifest["router"] is None:
+        return None
+    described = entry(manifest, "router", dict, folder)
+    tensors = read_tensors(folder, ROUTER, manifest)
+    try:
+        router = Router.from_parts(described, tensors)
+        faults = _faults(router, {expert.name for expert in experts})
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        faults = [f"{type(error).__name__}: {error}"]
+        router = None
+    if faults or router is None:
+        raise ArtifactError(
+            f"The router of {str(folder)!r} cannot decide: {'; '.join(faults[:3])}. Copy the artefact again or build it anew."
+        )
+    return router
+
+
+def require_features(router: Router | None, model: Any) -> None:
+    """Raise unless a router reads features as wide as a base's embedding.
+
+    Raises:
+        ArtifactError: It does not.
+    """
+    width = model.get_input_embeddings().weight.shape[1]
+    if router is not None and len(router.mean) != width:
+        raise ArtifactError(
+            f"The router reads features of {len(router.mean)} numbers, and the base's have {width}: it is another base's."
+        )
+
+
+def _faults(router: Router, experts: set[str]) -> list[str]:
+    """Why it cannot route, in words."""
+    width, domains = len(router.mean), router.domain.classes
+    found = []
+    if router.mean.shape != (width,) or router.scale.shape != (width,) or not bool((router.scale > 0).all()):
+        found.append(
+            f"mean and scale have the shapes {tuple(router.mean.shape)} and {tuple(router.scale.shape)}, or no width"
+        )
+    if router.feature not in FEATURES:
+        found.append(f"it reads {router.feature!r}; known: {', '.join(FEATURES)}")
+    # Where no confidence is enough the threshold lies just above 1.
+    if not (isinstance(router.threshold, float | int) and 0 <= router.threshold <= 1.02):
+        found.append(f"it abstains below {router.threshold!r}")
+    if set(domains) != set(router.subdomain):
+        found.append(f"its domains are {sorted(domains)}, and it has subdomains of {sorted(router.subdomain)}")
+    for name, level in {"its domains": router.domain, **router.subdomain}.items():
+        found += _faults_of(name, level, width)
+    ways = [name for level in router.subdomain.values() for name in level.classes]
+    if strangers := sorted(set(ways) - experts):
+        found.append(f"it leads to {strangers[0]!r}, which is no expert here")
+    return found
+
+
+def _faults_of(name: str, level: Level, width: int) -> list[str]:
+    count = len(level.classes)
+    found = []
+    if not count or len(set(level.classes)) != count:
+        found.append(f"{name}: the classes are {list(level.classes)}")
+    if tuple(level.weight.shape) != (count, width) or tuple(level.bias.shape) not in ((count,), (0,)):
+        found.append(
+            f"{name}: {count} classes of {width} numbers have weights of the shape {tuple(level.weight.shape)}"
+        )
+    if not (isinstance(level.temperature, float | int) and math.isfinite(level.temperature) and level.temperature > 0):
+        found.append(f"{name}: the temperature is {level.temperature!r}")
+    return found

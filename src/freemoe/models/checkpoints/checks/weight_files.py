@@ -1,0 +1,159 @@
+"""What a folder's weight files say in their headers: that every tensor is there once, and of a type that can be computed with.
+
+transformers turns integers and numbers of 8 bits into floats without their scales, and takes one of two tensors of a name.
+Only headers are read, which takes milliseconds whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from freemoe.compat.transformers import is_quantised
+from freemoe.core.errors import DataError, FamilyError
+from freemoe.models.checkpoints.checks.load_report import tensors
+from freemoe.models.checkpoints.gguf_header import Header, is_gguf, read_header
+from freemoe.models.spec import family_of, find_layers
+
+log = logging.getLogger(__name__)
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+
+_FLOATS = ("F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+
+_GGUF_INTEGERS = ("I8", "I16", "I32", "I64")
+
+
+def require_plain_files(source: Any, model: Any, path: Path) -> None:
+    """Refuse files whose tensors are integers where weights are needed, or are there twice.
+
+    Args:
+        source: What was loaded, for the message.
+        model: What it was loaded as; one that is quantised says itself how its numbers are read.
+        path: Its folder or GGUF file.
+
+    Raises:
+        DataError: A weight is stored as integers or in 8 bits without a quantisation that says how; one is in two files.
+    """
+    if is_gguf(path):
+        header = read_header(path)
+        kinds = header.types
+        _require_used(source, header, model)
+        odd = [f"{name}: {kind}" for name, kind in kinds.items() if kind in _GGUF_INTEGERS]
+    else:
+        files = _files(path)
+        kinds = _once(source, {file: _header(path / file) for file in files})
+        odd = [f"{name}: {kind}" for name, kind in kinds.items() if kind not in _FLOATS and _is_weight(name, model)]
+    if odd and not is_quantised(model):
+        raise DataError(
+            f"The base model {str(source)!r} stores {tensors(odd)} as integers or in 8 bits, and its config.json does not say "
+            "how they are turned into weights. Copy the model again, with its quantization_config, or dequantise it."
+        )
+
+
+def _require_used(source: Any, header: Header, model: Any) -> None:
+    """Raise where a GGUF file says more than the model does: transformers leaves that out without a word.
+
+    Raises:
+        DataError: It has more layers, norms or biases, or scaled rotary embeddings.
+    """
+    scaling = {key.removeprefix(f"{header.architecture}.rope."): value for key, value in header.values.items()}
+    factor = scaling.get("scaling.factor", scaling.get("scale_linear", 1.0))
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if scaling.get("scaling.type", "linear") != "none" and factor not in (0, 1) and rope.get("rope_type") == "default":
+        raise DataError(
+            f"The base model {str(source)!r} scales its rotary embedding ({scaling.get('scaling.type', 'linear')}, by {factor:g}), which "
+            "the reader of GGUF files leaves out: it would be another model. Give the model's original folder."
+        )
+    try:
+        layers = find_layers(model, family_of(model))[1]
+    except FamilyError:
+        return
+    held: dict[int, list[str]] = {}
+    for name in header.shapes:
+        if match := _BLOCK.match(name):
+            held.setdefault(int(match[1]), []).append(name)
+    beyond = sorted(n for n in held if n >= len(layers))
+    vectors = {n: [x for x in names if len(header.shapes[x]) == 1] for n, names in held.items()}
+    more = [
+        f"{sum(math.prod(header.shapes[x]) for x in vectors[n])} numbers of norms and biases in layer {n}, and the model has {own}"
+        for n, layer in enumerate(layers)
+        if n in held
+        and (own := sum(t.numel() for t in layer.state_dict().values() if t.ndim == 1))
+        < sum(math.prod(header.shapes[x]) for x in vectors[n])
+    ]
+    if beyond or more:
+        what = f"layer {beyond[0]}, and the model has {len(layers)} layers" if beyond else more[0]
+        raise DataError(
+            f"The base model {str(source)!r} is not whole: the file has {what} by its metadata ({header.architecture!r}). Without "
+            "them it would be another model. Copy or convert it again."
+        )
+
+
+def _files(folder: Path) -> list[str]:
+    """The weight files that transformers reads of a folder, in its order of preference."""
+    for single, index in ((SINGLE, INDEX), (PICKLED, PICKLED_INDEX)):
+        if (folder / single).is_file():
+            if (folder / index).is_file():
+                log.warning(
+                    "%s holds both %s and %s; the first is read. If that is an older model, remove it.",
+                    folder,
+                    single,
+                    index,
+                )
+            return [single]
+        if (folder / index).is_file():
+            return sorted(set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()))
+    return []
+
+
+def _header(path: Path) -> dict[str, str]:
+    """Tensor -> name of its type."""
+    if path.suffix == ".safetensors":
+        with path.open("rb") as stream:
+            said = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        return {name: entry["dtype"] for name, entry in said.items() if name != "__metadata__"}
+    import torch
+
+    try:
+        held = torch.load(path, map_location="meta", mmap=True, weights_only=True)
+    except (RuntimeError, ValueError, pickle.UnpicklingError):
+        return {}  # of a form that cannot be looked into without reading it
+    return {k: str(v.dtype).removeprefix("torch.") for k, v in held.items() if isinstance(v, torch.Tensor)}
+
+
+def _once(source: Any, headers: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The types of all tensors.
+
+    Raises:
+        DataError: A tensor is in two files.
+    """
+    found: dict[str, str] = {}
+    where: dict[str, str] = {}
+    for file, kinds in headers.items():
+        for name, kind in kinds.items():
+            if name in where:
+                raise DataError(
+                    f"The base model {str(source)!r} has the tensor {name!r} in {where[name]!r} and in {file!r}; which of them "
+                    "counts, nothing says. Copy the model again."
+                )
+            found[name], where[name] = kind, file
+    return found
+
+
+def _is_weight(name: str, model: Any) -> bool:
+    """Whether a tensor of a file becomes a parameter, also where it is one of several that are fused."""
+    names = (name, f"{model.base_model_prefix}.{name}")
+    parameters = {n for n, _ in model.named_parameters(remove_duplicate=False)}
+    if any(n in parameters for n in names):
+        return True
+    buffers = {n for n, _ in model.named_buffers(remove_duplicate=False)}
+    return name.endswith(".weight") and not any(n in buffers for n in names)

@@ -1,0 +1,299 @@
+"""Nothing in an artefact that is not what it says acts as the base under another name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core.artifacts import MANIFEST, _own_checksum
+from freemoe.core.errors import ArtifactError, FreeMoEError, NumericError
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.models.checkpoints.loading import load_tokenizer
+from freemoe.systems import load
+from tests.artefacts import rename, rewritten
+from tests.domain_experts.structured.artefacts import unit_artefact
+from tests.tiny import tiny_model, tiny_tokenizer
+
+NAN = float("nan")
+
+
+def kinds(artefact: Path) -> dict[str, str]:
+    return {e["kind"]: e["name"] for e in json.loads((artefact / MANIFEST).read_text())["experts"]}
+
+
+def one(manifest: dict[str, Any], kind: str = "band") -> dict[str, Any]:
+    """The first expert of a kind."""
+    return next(e for e in manifest["experts"] if e["kind"] == kind)
+
+
+def parts(tensors: dict[str, Any], part: str) -> list[str]:
+    return [key for key in tensors if key.rsplit("|", 2)[1] == part]
+
+
+def without(part: str) -> Any:
+    return lambda tensors: [tensors.pop(key) for key in parts(tensors, part)]
+
+
+def put(part: str, value: Any) -> Any:
+    return lambda tensors: tensors.update({k: value(tensors[k]) for k in parts(tensors, part)})
+
+
+def filled(name: str, value: float) -> Any:
+    return lambda tensors: tensors[name].view(-1)[:1].fill_(value)
+
+
+def used(model: Any, folder: Path, host: FreeMoE | None = None) -> None:
+    """Load an artefact, or its experts onto a base that others have, and make what each switches off."""
+    moe = FreeMoE.from_pretrained(model, folder) if host is None else host
+    for name in moe.experts if host is None else host.load_expert(folder):
+        moe.expert_mask(name)
+
+
+@pytest.fixture(scope="module")
+def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unit_artefact(tmp_path_factory.mktemp("units"))
+
+
+def test_the_artefacts_hold_every_kind(artefact: Path, units: Path) -> None:
+    assert {*kinds(artefact), *kinds(units)} == {"band", "switch", "unit", "base"}
+
+
+EXPERTS: dict[str, tuple[Any, Any, str]] = {
+    "an unknown kind": (lambda m: one(m).update(kind="bend"), None, "is of kind 'bend'; this freemoe knows base, band"),
+    "a kind that it has no tensors of": (
+        lambda m: one(m).update(kind="switch"),
+        None,
+        "is of kind 'switch' and holds tens",
+    ),
+    "a band that is called base": (
+        lambda m: one(m).update(kind="base"),
+        None,
+        "is of kind 'base' and holds tensors of",
+    ),
+    "a band without a rule": (lambda m: one(m).update(band=None), None, "of kind 'band' and has the rule None"),
+    "a band upside down": (lambda m: one(m)["band"].update(start=0.9, end=0.1), None, "by which nothing can be"),
+    "a band of nothing": (lambda m: one(m)["band"].update(end=one(m)["band"]["start"]), None, "by which nothing can"),
+    "a band beyond the ranking": (lambda m: one(m)["band"].update(start=2.0, end=3.0), None, "by which nothing can"),
+    "a band of NaN": (lambda m: one(m)["band"].update(end=NAN), None, "by which nothing can"),
+    "an unknown metric": (lambda m: one(m)["band"].update(metric="taste"), None, "by which nothing can"),
+    "an unknown scope": (lambda m: one(m)["band"].update(scope="world"), None, "by which nothing can"),
+    "an unknown entry": (lambda m: one(m)["band"].update(extra=1), None, "cannot be read"),
+    "no kind": (lambda m: one(m).pop("kind"), None, "cannot be read"),
+    "no name": (lambda m: one(m).pop("name"), None, "each needs a name of its own"),
+    "another's name": (lambda m: m["experts"][0].update(name=m["experts"][1]["name"]), None, "a name of its own"),
+    "the base's name": (lambda m: one(m).update(name="base"), None, "a name of its own"),
+    "no experts": (lambda m: m.update(experts=[]), None, "a name of its own"),
+    "no list of experts": (lambda m: m.pop("experts"), None, "has experts = None, where a list is needed"),
+    "an expert that is a word": (lambda m: m.update(experts=["law/0"]), None, "a name of its own"),
+    "no tensors of one": (None, without("low"), "holds|fit|cannot be read"),
+    "tensors of nobody": (lambda m: m["experts"].pop(), None, "no expert of its manifest"),
+    "a part that there is not": (
+        None,
+        lambda t: rename(t, k := parts(t, "low")[0], k.replace("|low|", "|lo|")),
+        r"tensors of lo \(",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EXPERTS)
+def test_an_expert_that_is_not_what_it_says(artefact: Path, tmp_path: Path, world: Any, case: str) -> None:
+    manifest, experts, message = EXPERTS[case]
+    files = {} if experts is None else {"experts": experts}
+    copy = rewritten(artefact, tmp_path / "copy", manifest=manifest, **files)
+    with pytest.raises(ArtifactError, match=message):
+        used(world.model, copy)
+    with pytest.raises(ArtifactError):
+        used(world.model, copy, host=FreeMoE(world.model, []))
+
+
+TENSORS: dict[str, tuple[Any, str]] = {
+    "NaN among the norms": (put("norm", lambda t: t * NAN), "NaN or infinity in '.*norm"),
+    "infinite norms": (put("norm", lambda t: t + float("inf")), "NaN or infinity in '.*norm"),
+    "negative norms": (put("norm", lambda t: -t - 1), "ends or norms .* do not fit"),
+    "norms of another width": (put("norm", lambda t: t[..., :-1].contiguous()), "ends or norms .* do not fit"),
+    "no norms": (without("norm"), "by which nothing can"),
+    "norms of another input": (
+        lambda t: [rename(t, k, k.replace("|norm|", "|norm|x")) for k in parts(t, "norm")],
+        "ends or norms .* do not fit",
+    ),
+    "ends beyond the columns": (put("low", lambda t: t.int() + 1000), "ends or norms .* do not fit"),
+    "ends before the columns": (put("low", lambda t: t.int() - 1000), "ends or norms .* do not fit"),
+    "ends of fewer rows": (put("low", lambda t: t[:, :1].contiguous()), "ends or norms .* do not fit"),
+    "ends in floats": (put("low", lambda t: t.float()), r"tensors of low \(torch\.float32\)"),
+    "ends of a weight that there is not": (
+        lambda t: [rename(t, k, k.replace("q_proj", "z_proj")) for k in parts(t, "low")],
+        "which the model does not have",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_a_band_of_other_numbers(artefact: Path, tmp_path: Path, world: Any, case: str) -> None:
+    edit, message = TENSORS[case]
+    copy = rewritten(artefact, tmp_path / "copy", experts=edit)
+    with pytest.raises(ArtifactError, match=message):
+        used(world.model, copy)
+
+
+CODES: dict[str, tuple[Any, Any, str]] = {
+    "a code cut short": (put("switch", lambda t: t[:-1].contiguous()), None, "cut short or edited"),
+    "no code": (put("switch", lambda t: t[:0].contiguous()), None, "holds nothing that is off|cut short"),
+    "a code of nothing": (
+        put("switch", lambda t: torch.zeros(9, dtype=torch.uint8)),
+        None,
+        "holds nothing that is off",
+    ),
+    "a code in floats": (put("switch", lambda t: t.float()), None, r"tensors of switch \(torch\.float32\)"),
+    "lines that are gone": (
+        lambda t: (without("rows")(t), without("columns")(t), without("switch")(t)),
+        None,
+        "nothing that",
+    ),
+    "an unknown unit": (None, lambda m: one(m, "unit").update(unit="wish"), "has units of the kind 'wish'"),
+    "no unit": (None, lambda m: one(m, "unit").pop("unit"), "has units of the kind None"),
+    "a unit of another kind": (
+        None,
+        lambda m: one(m, "switch").update(unit="neuron"),
+        "has units of the kind 'neuron'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CODES)
+def test_switches_and_units_of_other_numbers(units: Path, tmp_path: Path, case: str) -> None:
+    edit, manifest, message = CODES[case]
+    copy = rewritten(units, tmp_path / "copy", manifest=manifest, **({} if edit is None else {"experts": edit}))
+    with pytest.raises(ArtifactError, match=message):
+        used(tiny_model("llama"), copy)
+
+
+ROUTERS: dict[str, tuple[Any, Any, str]] = {
+    "NaN in its weights": (None, filled("domain|weight", NAN), r"NaN or infinity in 'domain\|weight'"),
+    "NaN in its bias": (None, filled("domain|bias", NAN), "NaN or infinity"),
+    "NaN in the mean": (None, filled("mean", NAN), "NaN or infinity in 'mean'"),
+    "NaN in level 2": (None, filled("subdomain|law|weight", NAN), "NaN or infinity in 'subdomain"),
+    "a scale of zero": (None, filled("scale", 0.0), "mean and scale"),
+    "a negative scale": (None, filled("scale", -1.0), "mean and scale"),
+    "a threshold of NaN": (lambda r: r.update(threshold=NAN), None, "abstains below nan"),
+    "a threshold that is a word": (lambda r: r.update(threshold="high"), None, "abstains below 'high'"),
+    "a threshold above every confidence": (lambda r: r.update(threshold=1e30), None, "abstains below 1e"),
+    "a temperature of NaN": (lambda r: r.update(temperature=NAN), None, "the temperature is nan"),
+    "a temperature of zero": (lambda r: r["subdomain_temperatures"].update(law=0.0), None, "the temperature is 0"),
+    "a negative temperature": (lambda r: r.update(temperature=-1.0), None, "the temperature is -1"),
+    "another number of domains": (lambda r: r["domains"].pop(), None, "its domains are"),
+    "a domain twice": (lambda r: r.update(domains=["law", "law"]), None, "its domains are|classes are"),
+    "a domain of no subdomain": (lambda r: r["subdomains"].update(law=[]), None, "law: "),
+    "a subdomain more": (lambda r: r["subdomains"]["law"].append("law/9"), None, "3 classes"),
+    "a subdomain that is no expert": (lambda r: r["subdomains"].update(law=["law/0", "x/1"]), None, "leads to 'x/1'"),
+    "another feature": (lambda r: r.update(feature="taste"), None, "it reads 'taste'"),
+    "no threshold": (lambda r: r.pop("threshold"), None, "KeyError: 'threshold'"),
+    "no tensors": (None, lambda t: [t.pop(k) for k in list(t) if "law" in k], "KeyError"),
+    "weights of another width": (
+        None,
+        lambda t: t.update({"domain|weight": t["domain|weight"][:, :9].clone()}),
+        "the shape",
+    ),
+    "all of another width": (
+        None,
+        lambda t: t.update({k: v[..., :9].clone() for k, v in t.items() if not k.endswith("bias")}),
+        "features of 9 numbers, and the base's have 32",
+    ),
+    "a list": (lambda r: r.clear(), None, "KeyError"),
+}
+
+
+@pytest.mark.parametrize("case", ROUTERS)
+def test_a_router_that_cannot_decide(artefact: Path, tmp_path: Path, world: Any, case: str) -> None:
+    described, tensors, message = ROUTERS[case]
+    copy = rewritten(
+        artefact,
+        tmp_path / "copy",
+        manifest=None if described is None else lambda m: described(m["router"]),
+        **({} if tensors is None else {"router": tensors}),
+    )
+    with pytest.raises(ArtifactError, match=message):
+        FreeMoE.from_pretrained(world.model, copy)
+
+
+def test_a_router_of_another_type_is_no_router(artefact: Path, tmp_path: Path, world: Any) -> None:
+    for other in ({}, [], "none", False):
+        copy = rewritten(artefact, tmp_path / "copy", manifest=lambda m, other=other: m.update(router=other))
+        with pytest.raises(ArtifactError, match="router"):
+            FreeMoE.from_pretrained(world.model, copy)
+    copy = rewritten(artefact, tmp_path / "copy", manifest=lambda m: m.update(router=None))
+    with pytest.raises(FreeMoEError, match="no router"):
+        FreeMoE.from_pretrained(world.model, copy, tokenizer=world.tokenizer).generate_text("a", max_new_tokens=1)
+
+
+def test_files_that_the_manifest_does_not_vouch_for(artefact: Path, tmp_path: Path, world: Any) -> None:
+    for name in ("experts.safetensors", "router.safetensors"):
+        copy = rewritten(artefact, tmp_path / "copy")
+        path = copy / MANIFEST
+        said = json.loads(path.read_text())
+        del said["files"][name]
+        said["checksum"] = _own_checksum(said)
+        path.write_text(json.dumps(said))
+        with pytest.raises(ArtifactError, match=f"does not list '{name}'"):
+            FreeMoE.from_pretrained(world.model, copy)
+
+
+@pytest.mark.parametrize("key", ["kind", "base_fingerprint", "base_model_name_or_path", "experts"])
+@pytest.mark.parametrize("value", [None, 3, ["x"]])
+def test_a_manifest_with_a_gap(artefact: Path, tmp_path: Path, key: str, value: Any) -> None:
+    copy = rewritten(artefact, tmp_path / "copy", manifest=lambda m: m.update({key: value}))
+    with pytest.raises(ArtifactError):
+        load(copy, device="cpu")
+    copy = rewritten(artefact, tmp_path / "copy", manifest=lambda m: m.pop(key))
+    with pytest.raises(ArtifactError):
+        load(copy, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "identity", [{}, [], {"config": {}}, {"config": [], "buffers": "", "tokenizer": 3, "transformers": 1}]
+)
+def test_an_identity_that_is_none(artefact: Path, tmp_path: Path, world: Any, identity: Any) -> None:
+    copy = rewritten(artefact, tmp_path / "copy", manifest=lambda m: m.update(base_identity=identity))
+    with pytest.raises(ArtifactError):
+        FreeMoE.from_pretrained(world.model, copy, tokenizer=world.tokenizer)
+
+
+def test_a_config_that_was_edited_after_the_build(artefact: Path, world: Any, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    world.model.save_pretrained(base)
+    world.tokenizer.save_pretrained(base)
+    assert FreeMoE.from_pretrained(str(base), artefact, device="cpu").experts
+    path = base / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rms_norm_eps": 1e-3}))
+    with pytest.raises(ArtifactError, match=r"rms_norm_eps is 0\.001 and was 1e-06"):
+        FreeMoE.from_pretrained(str(base), artefact, device="cpu")
+
+
+def test_a_tokenizer_that_was_exchanged_after_the_build(artefact: Path, world: Any, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    world.model.save_pretrained(base)
+    world.tokenizer.save_pretrained(base)
+    path = base / "tokenizer.json"
+    said = json.loads(path.read_text())
+    vocabulary = said["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    path.write_text(json.dumps(said))
+    with pytest.raises(ArtifactError, match="another tokenizer"):
+        FreeMoE.from_pretrained(str(base), artefact, device="cpu")
+    with pytest.raises(ArtifactError, match="another tokenizer"):
+        FreeMoE.from_pretrained(world.model, artefact, tokenizer=load_tokenizer(base))
+
+
+def test_features_of_nan_are_an_error_and_no_route(artefact: Path) -> None:
+    model = tiny_model("llama")
+    moe = FreeMoE.from_pretrained(model, artefact, tokenizer=tiny_tokenizer())
+    with torch.no_grad():
+        model.model.embed_tokens.weight[67:70] = NAN
+    with pytest.raises(NumericError, match="features that the router reads have NaN"):
+        moe.route("abc")
+    with pytest.raises(NumericError, match="features that the router reads have NaN"):
+        moe.generate_text("abc", max_new_tokens=1)
+    assert moe.active == "base"

@@ -1,0 +1,118 @@
+"""A trimmed mixture's files that are not what they say are refused, with right checksums too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core.artifacts import write_manifest
+from freemoe.core.errors import ArtifactError, FreeMoEError
+from freemoe.hookmoe.adapter import Trimmed, load_adapter, save_adapter
+from freemoe.hookmoe.artefact_files import KIND
+from freemoe.hookmoe.hooks.hook import new_hooks
+from freemoe.hookmoe.inspection import inspect_trimmed
+from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.plan import uniform
+from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.identity import IDENTITY, identity
+from tests.artefacts import rename, rewritten
+from tests.tiny import tiny_model, tiny_tokenizer
+
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def base() -> Any:
+    return tiny_model("mixtral")
+
+
+@pytest.fixture(scope="module")
+def trimmed(base: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trimmed") / "out"
+    folder.mkdir()
+    plan = uniform(plan_of(base), 1)
+    save_adapter(Trimmed(plan, new_hooks(base, {0: 4, 1: 6}, "routed", "pre", bias=True)), base, folder)
+    said = {"kind": KIND, "freemoe_version": "0", "base_model_name_or_path": "tiny", "plan": list(plan.ks)}
+    said |= {"base_fingerprint": fingerprint(base), IDENTITY: identity(base, tiny_tokenizer())}
+    write_manifest(folder, said)
+    return folder
+
+
+def test_it_is_whole(trimmed: Path, base: Any, tmp_path: Path) -> None:
+    assert load_adapter(rewritten(trimmed, tmp_path / "copy"), base, tiny_tokenizer()).hooks is not None
+
+
+SETTINGS: dict[str, tuple[Any, str]] = {
+    "another rule": (lambda c: c.update(rescale="twice"), "rule 'twice' for router weights; known: none"),
+    "a hook less": (lambda c: c["hook_layers"].pop("1"), "belongs to no hook"),
+    "no hooks": (lambda c: c.update(hook_layers={}), "belongs to no hook"),
+    "a hook more": (lambda c: c["hook_layers"].update({"2": 4}), "KeyError"),
+    "a wider hook": (lambda c: c["hook_layers"].update({"1": 8}), "not what adapter_config.json says"),
+    "a hook at a word": (lambda c: c["hook_layers"].update(x=4), "not what adapter_config.json says"),
+    "no bias": (lambda c: c.update(bias=False), "belongs to no hook"),
+    "another scope": (lambda c: c.update(scope="all"), "not what adapter_config.json says"),
+    "another position": (lambda c: c.update(position="beside"), "not what adapter_config.json says"),
+    "another plan": (lambda c: c.update(top_k=[2, 2]), r"has the plan \[2, 2\], and the manifest has \[1, 1\]"),
+    "a plan that is a word": (lambda c: c.update(top_k="1,1"), "has top_k = '1,1'"),
+    "no plan": (lambda c: c.pop("top_k"), "KeyError: 'top_k'"),
+    "another width": (lambda c: c.update(hidden_size=16), "hidden size 16, and the model has 32"),
+    "another family": (lambda c: c.update(family="olmoe"), "family 'olmoe', and the model has 'mixtral'"),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_settings_that_are_others(trimmed: Path, base: Any, tmp_path: Path, case: str) -> None:
+    edit, message = SETTINGS[case]
+    with pytest.raises(ArtifactError, match=message):
+        load_adapter(rewritten(trimmed, tmp_path / "copy", adapter_config=edit), base)
+
+
+@pytest.mark.parametrize("ks", [[0, 1], [3, 9], [1], [1, None], [1, "1"], [1.5, 1]])
+def test_plans_that_the_base_cannot_run(trimmed: Path, base: Any, tmp_path: Path, ks: list[Any]) -> None:
+    copy = rewritten(
+        trimmed, tmp_path / "copy", manifest=lambda m: m.update(plan=ks), adapter_config=lambda c: c.update(top_k=ks)
+    )
+    with pytest.raises(FreeMoEError):
+        load_adapter(copy, base)
+
+
+TENSORS: dict[str, tuple[Any, str]] = {
+    "NaN in a hook": (
+        lambda t: t["layers.1.up.weight"].view(-1)[3:4].fill_(NAN),
+        r"infinity in 'layers\.1\.up\.weight'",
+    ),
+    "NaN as its scale": (lambda t: t["layers.0.r"].fill_(NAN), r"infinity in 'layers\.0\.r'"),
+    "infinity": (lambda t: t["layers.0.down.bias"].fill_(float("inf")), "NaN or infinity"),
+    "integers": (lambda t: t.update({"layers.0.up.weight": t["layers.0.up.weight"].to(torch.int8)}), "integers where"),
+    "another shape": (lambda t: t.update({"layers.0.r": torch.ones(2)}), "not what adapter_config.json says"),
+    "a tensor less": (lambda t: t.pop("layers.0.r"), "KeyError"),
+    "a tensor more": (lambda t: t.update({"layers.7.r": torch.ones(())}), "belongs to no hook"),
+    "another name": (lambda t: rename(t, "layers.0.r", "layers.0.s"), "KeyError"),
+    "none": (lambda t: t.clear(), "KeyError"),
+}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_tensors_that_are_others(trimmed: Path, base: Any, tmp_path: Path, case: str) -> None:
+    edit, message = TENSORS[case]
+    with pytest.raises(ArtifactError, match=message):
+        load_adapter(rewritten(trimmed, tmp_path / "copy", adapter_model=edit), base)
+
+
+def test_another_base_config_or_tokenizer(trimmed: Path, base: Any, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="made for the base 'tiny'"):
+        load_adapter(trimmed, tiny_model("mixtral", seed=1))
+    base.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sliding_window": 4}))
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ArtifactError, match="sliding_window is 4 and was None"):
+        inspect_trimmed(trimmed, str(tmp_path))
+    other = tiny_tokenizer()
+    other.bos_token = "</s>"
+    with pytest.raises(ArtifactError, match="another tokenizer"):
+        load_adapter(trimmed, base, other)

@@ -1,0 +1,210 @@
+"""A base is more than its weights: what its config, its buffers and its tokenizer decide is compared too."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from freemoe.core.errors import ArtifactError
+from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.identity import IDENTITY, differences, identity, require_base, settings_of
+from freemoe.models.checkpoints.loading import load_base, load_tokenizer
+from tests.gguf_files import tiny_llama, write_gguf
+from tests.tiny import CASES, CHAT_TEMPLATE, tiny_model, tiny_tokenizer
+
+
+def manifest(model: Any, tokenizer: Any = None, **more: Any) -> dict[str, Any]:
+    """As a run writes it, through JSON."""
+    said = {"base_model_name_or_path": "some/base", "base_fingerprint": fingerprint(model), **more}
+    return json.loads(json.dumps({**said, IDENTITY: identity(model, tokenizer)}))
+
+
+def saved(case: str, folder: Path, **values: Any) -> Path:
+    tiny_model(case, **values).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def config(folder: Path, **values: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_base_is_itself_in_memory_and_from_disk(case: str, tmp_path: Path) -> None:
+    model, tokenizer = tiny_model(case), load_tokenizer(saved(case, tmp_path))
+    said = manifest(model, tokenizer)
+    require_base(said, model, tokenizer)
+    for device in ("cpu", "disk"):
+        require_base(said, *load_base(tmp_path, device=device))
+
+
+@pytest.mark.parametrize(
+    ("case", "field", "value"),
+    [
+        ("llama", "rope_parameters", {"rope_theta": 500000.0, "rope_type": "default"}),
+        ("llama", "rope_parameters", {"rope_theta": 10000.0, "rope_type": "linear", "factor": 2.0}),
+        ("llama", "rms_norm_eps", 1e-5),
+        ("llama", "hidden_act", "gelu"),
+        ("llama", "max_position_embeddings", 128),
+        ("llama", "eos_token_id", 5),
+        ("mistral", "sliding_window", 4),
+        ("gemma2", "attn_logit_softcapping", 5.0),
+        ("gemma2", "final_logit_softcapping", 5.0),
+        ("gemma2", "query_pre_attn_scalar", 4),
+        ("gemma3", "layer_types", ["full_attention", "full_attention"]),
+        ("gpt2", "layer_norm_epsilon", 1e-3),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+        ("phi", "rope_parameters", {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.25}),
+        ("qwen3_moe", "norm_topk_prob", False),
+        ("mixtral", "num_experts_per_tok", 1),
+        ("deepseek_v2", "routed_scaling_factor", 3.0),
+        ("gpt_oss", "sliding_window", 4),
+    ],
+)
+def test_a_setting_that_decides_the_answers(case: str, field: str, value: Any, tmp_path: Path) -> None:
+    base, tokenizer = load_base(saved(case, tmp_path), device="cpu")
+    said = manifest(base, tokenizer)
+    other, _ = load_base(config(tmp_path, **{field: value}), device="cpu")
+    assert fingerprint(other) == fingerprint(base)
+    with pytest.raises(ArtifactError, match=rf"other settings: .*{field}.* is .* and was .*own config\.json") as caught:
+        require_base(said, other, tokenizer)
+    assert len(str(caught.value)) < 800
+
+
+def test_query_heads_of_another_number(tmp_path: Path) -> None:
+    base, _ = load_base(saved("llama", tmp_path), device="cpu")
+    said = manifest(base)
+    other, _ = load_base(config(tmp_path, num_attention_heads=8, num_key_value_heads=4, head_dim=4), device="cpu")
+    with pytest.raises(ArtifactError, match=r"head_dim is 4 and was 8; num_attention_heads is 8 and was 4; num_key"):
+        require_base(said, other)
+
+
+def test_settings_of_a_part_of_the_model_count(tmp_path: Path) -> None:
+    base, _ = load_base(saved("gemma3_images", tmp_path), device="cpu")
+    said = manifest(base)
+    base.config.text_config.rms_norm_eps = 0.5
+    with pytest.raises(ArtifactError, match=r"text_config\.rms_norm_eps is 0\.5"):
+        require_base(said, base)
+
+
+def test_what_decides_nothing_may_change(tmp_path: Path) -> None:
+    base, tokenizer = load_base(saved("llama", tmp_path), device="cpu")
+    said = manifest(base, tokenizer)
+    free = {"use_cache": False, "pad_token_id": 2, "attention_dropout": 0.1, "transformers_version": "4.1"}
+    config(tmp_path, **free, dtype="bfloat16", initializer_range=1.0, _name_or_path="elsewhere")
+    tokenizer.pad_token = "</s>"
+    tokenizer.padding_side = "left"
+    require_base(said, load_base(tmp_path, device="cpu", dtype="float32")[0], tokenizer)
+
+
+def test_another_release_may_know_other_fields() -> None:
+    model = tiny_model("llama")
+    then, now = identity(model, None), identity(model, None)
+    then["config"] = {**then["config"], "gone": 1}
+    assert differences(then, now) == ["gone is None and was 1"]
+    then["transformers"] = "5.0.0"
+    assert differences(then, now) == []
+    then["config"]["rms_norm_eps"] = 1e-5
+    assert differences(then, now) == ["rms_norm_eps is 1e-06 and was 1e-05"]
+
+
+def test_stored_buffers_count() -> None:
+    """A bias by which DeepSeek's router chooses is no parameter."""
+    model = tiny_model("deepseek_v3")
+    said = manifest(model)
+    name, bias = next((n, b) for n, b in model.named_buffers() if n.endswith("e_score_correction_bias"))
+    with torch.no_grad():
+        bias[0] += 1.0
+    assert name not in dict(model.named_parameters())
+    assert fingerprint(model) == said["base_fingerprint"]
+    with pytest.raises(ArtifactError, match="stored buffers differ"):
+        require_base(said, model)
+
+
+def edited(edit: Any) -> Any:
+    """A tokenizer whose description is changed."""
+    tokenizer = tiny_tokenizer()
+    said = json.loads(tokenizer.backend_tokenizer.to_str())
+    edit(said)
+    return type(tokenizer)(
+        tokenizer_object=Tokenizer.from_str(json.dumps(said)), pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
+
+
+def swapped(said: dict[str, Any]) -> None:
+    vocabulary = said["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+
+
+def test_another_tokenizer_of_the_same_size() -> None:
+    model, own = tiny_model("llama"), tiny_tokenizer()
+    said = manifest(model, own)
+    require_base(said, model, edited(lambda said: None))
+    with pytest.raises(ArtifactError, match=r"another tokenizer \(its vocabulary, way of splitting text\)"):
+        require_base(said, model, edited(swapped))
+    with pytest.raises(ArtifactError, match=r"another tokenizer \(its way of splitting text\)"):
+        require_base(said, model, edited(lambda said: said.update(normalizer={"type": "Lowercase"})))
+    other = tiny_tokenizer()
+    other.eos_token = "<s>"
+    with pytest.raises(ArtifactError, match=r"another tokenizer \(its special tokens\)"):
+        require_base(said, model, other)
+    require_base(said, model, None)
+
+
+def test_merges_in_another_order() -> None:
+    pairs = [["Ġ", "t"], ["h", "e"], ["t", "h"], ["q", "z"], ["z", "q"]]
+
+    def merging(order: list[list[str]]) -> Any:
+        def edit(said: dict[str, Any]) -> None:
+            vocabulary = said["model"]["vocab"]
+            vocabulary.update({a + b: len(vocabulary) + n for n, (a, b) in enumerate(pairs)})
+            said["model"]["merges"] = order
+
+        return edited(edit)
+
+    model = tiny_model("llama")
+    said = manifest(model, merging(pairs))
+    with pytest.raises(ArtifactError, match=r"another tokenizer \(its merges\)"):
+        require_base(said, model, merging([*pairs[:3], pairs[4], pairs[3]]))
+
+
+def test_the_chat_template_counts_where_it_was_used() -> None:
+    model, talking = tiny_model("llama"), tiny_tokenizer()
+    talking.chat_template = CHAT_TEMPLATE
+    require_base(manifest(model, tiny_tokenizer()), model, talking)
+    with pytest.raises(ArtifactError, match=r"another tokenizer \(its chat template\)"):
+        require_base(manifest(model, tiny_tokenizer(), chat=True), model, talking)
+
+
+def test_an_older_artefact_is_taken_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model("llama")
+    said = {"base_model_name_or_path": "some/base", "base_fingerprint": fingerprint(model)}
+    with caplog.at_level(logging.WARNING):
+        require_base(said, model, tiny_tokenizer())
+    assert "its config (rope, norms, ...) and its tokenizer are could not be checked" in caplog.text
+    with pytest.raises(ArtifactError, match="made for the base 'some/base'"):
+        require_base(said, tiny_model("llama", seed=1))
+
+
+def test_a_gguf_file_and_what_is_written_of_it_are_one_base(tmp_path: Path) -> None:
+    path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf")
+    base, tokenizer = load_base(path, device="cpu")
+    said = manifest(base, tokenizer)
+    require_base(said, *load_base(path, device="cpu"))
+    base.save_pretrained(tmp_path / "folder")
+    tokenizer.save_pretrained(tmp_path / "folder")
+    require_base(said, *load_base(tmp_path / "folder", device="cpu"))
+
+
+def test_settings_are_named_by_their_path() -> None:
+    found = settings_of(tiny_model("llama").config)
+    assert found["rope_parameters.rope_theta"] == 10000.0
+    assert not {"use_cache", "dtype", "architectures", "attention_dropout"} & found.keys()
