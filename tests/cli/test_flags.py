@@ -145,6 +145,8 @@ def test_a_flag_reaches_its_field_and_no_other(
         ),
         (["-d", "general=mmlu,arc_easy@5"], {"domains": {"math": ("gsm8k",), "general": ("mmlu", "arc_easy@5")}}),
         (["--seed", "3", "--set", "seed=4"], {"seed": 4}),
+        (["--allow-code-execution=unsafe"], {"data.allow_code_execution": "unsafe"}),
+        (["--allow-code-execution", "--seed", "3"], {"data.allow_code_execution": True, "seed": 3}),
         (["--set", "bands.layers=[0, 2]", "--set", "search.metrics=magnitude"], {"search.metrics": ("magnitude",)}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -149,6 +149,11 @@ BENCHES.add(
     "freemoe.bench.rivals.running",
     "LoRA, DoRA, LASER, wanda, SparseGPT and others, each a row, on equal terms",
 )
+BENCHES.add(
+    "sandbox",
+    "freemoe.bench.sandbox.benchmark",
+    "hostile programs against every combination of the sandbox's walls (T20)",
+)
 
 ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "large")
 """Benchmarks that ``--device`` moves; the others run where they always do."""

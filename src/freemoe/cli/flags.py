@@ -11,9 +11,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
 
 from freemoe.cli import completion
 from freemoe.cli.common import Shown, apply_sets, calm_libraries, print_found, print_recipe
+from freemoe.core.errors import RecipeError
 from freemoe.hub.fetch import require_in_reach
 from freemoe.recipes import Recipe, recipe_from, set_path
 from freemoe.recipes.build import METRICS, PURIFICATIONS, ROUTERS, SEARCHES
@@ -48,6 +50,29 @@ SUMMARY = typer.Option(False, "--summary", help="Print the verdict and the artef
 JSON = typer.Option(False, "--json", help="Print one JSON document (freemoe schema).")
 QUIET = typer.Option(False, "--quiet", "-q", help="No progress on standard error.")
 
+CODE = "--allow-code-execution"
+
+
+class WithCode(TyperCommand):
+    """A command whose ``--allow-code-execution`` may stand alone, or be ``=unsafe``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Write out what the flag alone means."""
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [f"{CODE}=true" if a == CODE else a for a in args[:end]] + args[end:])
+
+
+def allowed_code(written: str | None) -> bool | Literal["unsafe"]:
+    """What ``--allow-code-execution`` says, where no recipe reads it.
+
+    Raises:
+        RecipeError: Anything but the flag alone and ``=unsafe``.
+    """
+    if written not in (None, "true", "unsafe"):
+        raise RecipeError(f"{CODE}={written}: it stands alone, or is {CODE}=unsafe.")
+    return "unsafe" if written == "unsafe" else written == "true"
+
+
 # The flags that build and eval share.
 SHARED: Flags = {
     "output": OUTPUT,
@@ -57,7 +82,7 @@ SHARED: Flags = {
     "fewshot": "data.fewshot",
     "chat": "data.chat",
     "overflow": "data.overflow",
-    "allow_code_execution": "data.allow_code_execution",
+    "allow_code_execution": Flag("data.allow_code_execution", (CODE,)),
     "samples": "data.samples",
     "temperature": "data.temperature",
     "top_p": "data.top_p",
@@ -153,7 +178,7 @@ class Command:
             ]
         )
         command.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
-        app.command(self.name, help=self.help)(command)
+        app.command(self.name, help=self.help, cls=WithCode)(command)
 
     def _option(self, name: str, flag: Flag) -> tuple[Any, Any]:
         about = None if flag.kind else _field(self.recipe, flag.path)

@@ -11,7 +11,7 @@ from rich.table import Table as Printed
 
 from freemoe.cli import completion
 from freemoe.cli.common import calm_libraries, print_json, print_table, progress_of, say
-from freemoe.cli.flags import JSON, QUIET
+from freemoe.cli.flags import CODE, JSON, QUIET, WithCode, allowed_code
 from freemoe.core.errors import DataError
 from freemoe.core.registry import unknown_name
 from freemoe.papers.running import FAILED, Records, measure, run_of
@@ -36,7 +36,7 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("reproduce", help=HELP)(_command)
+    app.command("reproduce", help=HELP, cls=WithCode)(_command)
 
 
 def _command(
@@ -54,8 +54,8 @@ def _command(
     output: Path = typer.Option(Path("reproduce-out"), "--output", "-o", help="Folder for runs and filled tables."),
     limit: int = typer.Option(None, min=1, help="Documents or blocks per task; the scale's own number if absent."),
     minutes: float = typer.Option(None, min=0, help="Begin no further table after so many minutes."),
-    allow_code_execution: bool = typer.Option(
-        False, "--allow-code-execution", help="Run programs that the model writes, in the sandbox."
+    allow_code_execution: str = typer.Option(
+        None, CODE, help="Run programs that the model writes, in the sandbox; =unsafe: even where no wall stands."
     ),
     keep: bool = typer.Option(False, "--keep", help="Keep what every run wrote: artefacts and reports."),
     seed: int = typer.Option(0, min=0, help="Of splits, masks and training."),
@@ -77,7 +77,7 @@ def _command(
         limit,
         seed,
         threads,
-        allow_code_execution,
+        allowed_code(allow_code_execution),
     )
     if print_recipes:
         _print_recipes(tables, scene)

@@ -42,7 +42,7 @@ class Scene:
     limit: int | None = None
     seed: int = 0
     threads: int | None = None
-    allow_code: bool = False
+    allow_code: bool | Literal["unsafe"] = False
 
 
 @dataclass(frozen=True)

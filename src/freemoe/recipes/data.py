@@ -18,7 +18,10 @@ class DataSection(Section):
     overflow: Literal["truncate", "error"] = Field(
         default="truncate", description="Prompts longer than the context: cut from the left as lm-eval does, or refuse."
     )
-    allow_code_execution: bool = Field(default=False, description="Run generated code in the sandbox.")
+    allow_code_execution: bool | Literal["unsafe"] = Field(
+        default=False,
+        description="Run generated code in the sandbox; =unsafe: even where the kernel gives it no walls.",
+    )
     samples: int | None = Field(
         default=None, ge=1, description="Code tasks: programs written for every problem; if absent, as many as pass_at."
     )

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from freemoe.compat.lm_eval import code_metric_replaced
-from freemoe.evals.sandbox.runner import pass_at_k, require_permission, run_tests
+from freemoe.evals.sandbox.runner import Permission, pass_at_k, require_permission, run_tests
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ TIMEOUT = 3.0
 class SandboxedCodeEval:
     """Same call and same answer as the hub's ``code_eval``, run in the sandbox, only when allowed."""
 
-    def __init__(self, allowed: bool = False, timeout: float = TIMEOUT) -> None:
-        self.allowed = allowed
+    def __init__(self, allowed: Permission = False, timeout: float = TIMEOUT) -> None:
+        self.allowed: Permission = allowed
         self.timeout = timeout
         self.loading = False
         self.warned = False
@@ -45,13 +45,17 @@ class SandboxedCodeEval:
         require_permission(self.allowed)
         details: dict[int, list] = {}
         for problem, (test, candidates) in enumerate(zip(references, predictions, strict=True)):
-            results = [run_tests(f"{candidate}\n{test}", timeout=self.timeout) for candidate in candidates]
+            results = [
+                run_tests(f"{candidate}\n{test}", timeout=self.timeout, unsafe=self.allowed == "unsafe")
+                for candidate in candidates
+            ]
             details[problem] = list(enumerate(results))
             if not self.warned and not all(r.isolated for r in results):
                 self.warned = True
                 log.warning(
-                    "The kernel gives programs no namespaces of their own here: generated code is kept "
-                    "from the network by the sandbox's audit hook alone. A container is safer."
+                    "The kernel gives programs no namespaces of their own here; around generated code stand: %s. A container "
+                    "is safer.",
+                    ", ".join(results[0].walls) or "no walls",
                 )
         scores = {
             f"pass@{n}": sum(pass_at_k(len(d), sum(r.passed for _, r in d), n) for d in details.values()) / len(details)

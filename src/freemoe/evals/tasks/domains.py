@@ -20,7 +20,7 @@ from typing import Any
 from freemoe.assets import DOMAINS, benchmark_path
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.registry import unknown_name
-from freemoe.evals.sandbox.runner import require_permission
+from freemoe.evals.sandbox.runner import Permission, require_permission
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSplit, check_disjoint
 from freemoe.evals.tasks.task import DomainData, Grader, Task
@@ -123,7 +123,7 @@ def make_task(
     limit: int | None = None,
     seed: int = 0,
     num_fewshot: int | None = None,
-    allow_code_execution: bool = False,
+    allow_code_execution: Permission = False,
     text_given: int = 0,
     chat: str = "auto",
     task_folder: str | None = None,
@@ -177,7 +177,7 @@ def load_domain(
     limit: int | None = None,
     seed: int = 0,
     num_fewshot: int | None = None,
-    allow_code_execution: bool = False,
+    allow_code_execution: Permission = False,
     text_given: int = 0,
     chat: str = "auto",
     task_folder: str | None = None,
@@ -195,7 +195,7 @@ def load_domain(
             order.
         seed: Seed of carving and drawing.
         num_fewshot: Few-shot examples of every named benchmark; None for each one's own (``task@N`` wins).
-        allow_code_execution: Let code tasks run generated programs when they grade.
+        allow_code_execution: Let code tasks run generated programs when they grade; ``unsafe``: even where no wall stands.
         text_given: Tokens at the start of a block of text that are context only; 0 for the beginning-of-text token.
         chat: ``auto``, ``on`` or ``off``: whether the tokenizer's chat template is used (`freemoe.text.chat`).
         task_folder: Folder of further lm-eval tasks (YAML files) for ``lm_eval:NAME``.

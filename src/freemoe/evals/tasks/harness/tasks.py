@@ -15,7 +15,7 @@ import numpy as np
 from freemoe.compat.lm_eval import filters_of, official_config, templates_compiled_once
 from freemoe.core.errors import DataError
 from freemoe.evals.sandbox.code_metric import SandboxedCodeEval, sandboxed_code_eval
-from freemoe.evals.sandbox.runner import PASS_AT, passed_at, require_permission
+from freemoe.evals.sandbox.runner import PASS_AT, Permission, passed_at, require_permission
 from freemoe.evals.tasks.benchmark import Benchmark, Sources, describe
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.benchmarks import find_benchmark
@@ -148,7 +148,7 @@ def named_task(
     limit: int | None = None,
     seed: int = 0,
     num_fewshot: int | None = None,
-    allow_code_execution: bool = False,
+    allow_code_execution: Permission = False,
     pass_at: int = 1,
     estimator: str = "unbiased",
 ) -> Task:
