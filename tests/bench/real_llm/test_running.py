@@ -167,7 +167,7 @@ def test_a_cell_ends_with_the_run_that_was_killed(tmp_path: Path) -> None:
 _KILLED = """
 import multiprocessing, os, sys, time
 from concurrent.futures import ProcessPoolExecutor
-from freemoe.core.run.units import end_with_parent
+from freemoe.core.run.processes import end_with_parent
 
 def cell(path):
     with open(path + ".part", "w") as stream:

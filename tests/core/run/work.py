@@ -69,3 +69,10 @@ def sleeps(mark: str) -> None:
     (Path(mark + ".part")).write_text(str(os.getpid()))
     Path(mark + ".part").replace(mark)
     time.sleep(600)
+
+
+def weighs(parcel: Any, folder: str, times: int) -> int:
+    """Bytes of an argument that lies elsewhere, after so many deaths."""
+    size = len(parcel.get())
+    dies(folder, times)
+    return size

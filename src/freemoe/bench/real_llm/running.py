@@ -31,8 +31,8 @@ from freemoe.bench.real_llm.protocol import (
 )
 from freemoe.bench.real_llm.work import Job
 from freemoe.core.errors import DataError
+from freemoe.core.run.processes import end_with_parent
 from freemoe.core.run.progress import Progress
-from freemoe.core.run.units import end_with_parent
 
 
 @dataclass(eq=False)
