@@ -64,9 +64,6 @@ class RayPool(Pool):
             raise
         self.count = min(count or self._usual(), room)
 
-    def __enter__(self) -> RayPool:
-        return self
-
     def close(self) -> None:
         """End the actors, and the local Ray that was started for them."""
         import ray
@@ -117,9 +114,11 @@ class RayPool(Pool):
     def _start(self) -> tuple[Worker, bool]:
         import ray
 
-        resources = {"num_cpus": self._threads, "num_gpus": 1 if self._accelerator else 0}
-        kind = ray.remote(max_restarts=0, max_task_retries=0, **resources)(Actor)
-        actor = kind.remote(str(Path.cwd()), sys.path, self._threads)
+        kind: Any = ray.remote(Actor)
+        placed = kind.options(
+            num_cpus=self._threads, num_gpus=int(self._accelerator), max_restarts=0, max_task_retries=0
+        )
+        actor = placed.remote(str(Path.cwd()), sys.path, self._threads)
         return _Remote(actor, actor.begin.remote(self._needs, versions(DECIDING))), False
 
     def _that_answer(self, workers: Collection[Worker], seconds: float | None) -> list[Worker]:
@@ -162,6 +161,7 @@ class _Remote:
 
     def receive(self) -> tuple[bool, Any]:
         import ray
+        import ray.exceptions
 
         try:
             return pickle.loads(ray.get(self.answer))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from freemoe.core.run.away import Luggage, Parcel, work_away
 from freemoe.core.run.folder import RunFolder
@@ -51,7 +51,7 @@ class Ahead:
         share = getattr(executor, "share", None)
         self._luggage = Luggage(run, share) if share is not None else None
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

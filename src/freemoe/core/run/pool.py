@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from freemoe.core.errors import WorkerError
 from freemoe.core.run.units import Unit
@@ -69,7 +69,7 @@ class Pool(ABC):
         self._starting: dict[Worker, float] = {}
         self._failed_starts = 0
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -30,9 +30,6 @@ class Processes(Pool):
         super().__init__(count, limit=limit)
         self.threads = threads
 
-    def __enter__(self) -> Processes:
-        return self
-
     def close(self) -> None:
         """End the processes."""
         # Asked to leave, they put away what they hold of the system (semaphores); all at a time, because that takes a moment.
