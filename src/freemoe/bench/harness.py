@@ -149,6 +149,11 @@ BENCHES.add(
     "freemoe.bench.rivals.running",
     "LoRA, DoRA, LASER, wanda, SparseGPT and others, each a row, on equal terms",
 )
+BENCHES.add(
+    "scale",
+    "freemoe.bench.scale.benchmark",
+    "units of work here, in processes and on Ray: bytes, speed-up, overhead; 70B on 8 to 512 devices by simulation (T12)",
+)
 
 ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "large")
 """Benchmarks that ``--device`` moves; the others run where they always do."""
