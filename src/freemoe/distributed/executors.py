@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import socket
 from collections.abc import Iterator
 from typing import Any
 
+from freemoe.core.errors import WorkerError
 from freemoe.core.run.places import Place, SideBySide, place_of
 from freemoe.core.run.pool import Pool
 from freemoe.core.run.processes import Processes
+
+INSTALL = "Running on Ray needs the package of that name: pip install 'freemoe[ray]'"
 
 _READ = ("model", "base", "artefact", "text", "domains", "root", "data_root", "task_folder")
 """Fields of recipes, and of their sections, that may name files."""
@@ -21,6 +26,28 @@ def executor_of(recipe: SideBySide) -> Pool:
     """
     plain = recipe.model_dump(mode="json")  # type: ignore[attr-defined]
     return pool(place_of(recipe), plain.get("threads"), plain.get("device"), recipe.unit_seconds, list(_paths(plain)))
+
+
+def require_place(recipe: SideBySide) -> None:
+    """Raise before the expensive part where a recipe's units can be done nowhere.
+
+    Raises:
+        WorkerError: Ray is not installed, or nobody answers at the cluster's address.
+    """
+    place = place_of(recipe)
+    if not place.ray:
+        return
+    if importlib.util.find_spec("ray") is None:
+        raise WorkerError(f"{INSTALL}.")
+    if place.address is not None:
+        host, _, port = place.address.removeprefix("ray://").rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except OSError as error:
+            raise WorkerError(
+                f"Nobody answers at {place.address} ({error}). Start a cluster there by `ray start --head "
+                f"--ray-client-server-port={port}` (docs/elsewhere.md), or give --on ray: that starts one on this machine alone."
+            ) from None
 
 
 def pool(

@@ -23,8 +23,6 @@ from freemoe.distributed.actor import Actor
 STORE_BYTES = 256 << 20
 """Of the object store of a local Ray; what does not fit there is kept on disk."""
 
-INSTALL = "Running on Ray needs the package of that name: pip install 'freemoe[ray]'"
-
 
 class RayPool(Pool):
     """Does units by actors of a Ray cluster. They end with `close`, and so does a local Ray that was started for them.
@@ -38,7 +36,7 @@ class RayPool(Pool):
         needs: Paths that units read, on every machine of the cluster.
 
     Raises:
-        WorkerError: Ray is not installed, there is no cluster at the address, or it has no room for a worker.
+        WorkerError: There is no cluster at the address, or it has no room for a worker.
     """
 
     def __init__(
@@ -190,10 +188,8 @@ def _connect(address: str | None, cpus: int) -> bool:
         # when ray is imported: who did that before has Ray's own way.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    try:
-        import ray
-    except ImportError as error:
-        raise WorkerError(f"{INSTALL} ({error}).") from None
+    import ray
+
     if ray.is_initialized():
         return False
     quiet = {"logging_level": "ERROR", "log_to_driver": False}

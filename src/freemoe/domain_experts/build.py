@@ -24,6 +24,7 @@ from freemoe.core.run.folder import RunFolder, RunPart
 from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.core.run.skeleton import Made, carry_out
+from freemoe.distributed.executors import require_place
 from freemoe.domain_experts.ahead import Ahead, Stage
 from freemoe.domain_experts.candidates import (
     Subdomain,
@@ -144,6 +145,7 @@ class _Chosen:
 
 
 def _steps(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> Made:
+    require_place(recipe)
     begun = _begin(recipe, run, progress)
     bench = begun.bench
     with contextlib.ExitStack() as stack:

@@ -26,7 +26,7 @@ from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.core.run.units import Unit
 from freemoe.core.version import __version__
-from freemoe.distributed.executors import executor_of
+from freemoe.distributed.executors import executor_of, require_place
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.sampling import sampling_of
@@ -140,6 +140,7 @@ def evaluate(
     recipe = seeded(recipe, record)
     if record is not None and record.warning():
         progress.say(record.warning())
+    require_place(recipe)
     begun = _begin(recipe, subject, place)
     opened = begun.opened
     for name, (data, _) in begun.domains.items():

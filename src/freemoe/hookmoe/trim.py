@@ -20,6 +20,7 @@ import torch
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
+from freemoe.distributed.executors import require_place
 from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import asked
@@ -101,6 +102,7 @@ def trim(
 
 
 def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
+    require_place(recipe)
     model, text = prepare(recipe)
     base_print = fingerprint(model)
     run.same_inputs(inputs(model, text))

@@ -23,7 +23,7 @@ from freemoe.core.run.folder import RunFolder, RunPart
 from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
-from freemoe.distributed.executors import executor_of
+from freemoe.distributed.executors import executor_of, require_place
 from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import asked
@@ -109,6 +109,7 @@ def convert(
 
 
 def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Progress) -> Made:
+    require_place(recipe)
     bench = prepare(recipe, run, progress)
     base = fingerprint(bench.model)
     run.same_inputs(inputs(bench, base))

@@ -13,3 +13,11 @@ def hangs(folder: str, times: int) -> str:
         mark.touch()
         time.sleep(600)
     return "awake"
+
+
+def where(number: int, wait: float) -> tuple[int, str]:
+    """A square, and the node of Ray that it was made on."""
+    import ray
+
+    time.sleep(wait)
+    return number**2, ray.get_runtime_context().get_node_id()

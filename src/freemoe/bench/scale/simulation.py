@@ -39,7 +39,9 @@ PAPER: dict[str, Input] = {
     "norm_sets": Input(1, "", "one norm (p = 2) of every input of every linear, for every subdomain"),
     "device_flops": Input(989e12, "per second", "NVIDIA H100 SXM, dense bfloat16, its data sheet"),
     "utilisation": Input(0.35, "", "assumed, for forward and backward passes of batches of whole documents"),
-    "devices_per_worker": Input(4, "", "weights and one gradient of them are 282 GB: 4 devices of 80 GB"),
+    "devices_per_worker": Input(
+        4, "", "128.5 GiB of weights and 45.6 GiB above them (docs/memory.md) fill 3 devices of 80 GB; taken as 4"
+    ),
     "storage": Input(20e9, "bytes/s", "assumed: shared storage that bases are read from, for all workers together"),
     "storage_of_one": Input(5e9, "bytes/s", "assumed: the same, for one worker"),
     "link": Input(12.5e9, "bytes/s", "100 Gbit/s: the first process's machine, each way"),
@@ -156,6 +158,57 @@ def stages(measured: Measured, subdomains: int, seed: int = 0) -> dict[str, list
     }
 
 
+class _Cluster:
+    """Workers and links, and what happens to them in the order in which it happens."""
+
+    def __init__(self, measured: Measured, devices: int) -> None:
+        told = {name: found.value for name, found in PAPER.items()}
+        self.measured = measured
+        self.workers = max(1, devices // int(told["devices_per_worker"]))
+        self.base = told["parameters"] * told["weight_bytes"]
+        self.alone = self.base / told["storage_of_one"]
+        self.storage, self.down, self.up = Link(told["storage"]), Link(told["link"]), Link(told["link"])
+        self.handing = Link(1 / measured.unit_seconds if measured.unit_seconds else math.inf)
+        self.has_common = set[int]()
+        self.has_base = set[int]()
+
+    def stage(self, clock: float, units: Sequence[Part], workers: int) -> float:
+        """Do units from a time on; when the last one's answer is there."""
+        waiting = list(reversed(units))
+        # When, in which order, whose, what comes next, of which unit.
+        order = itertools.count()
+        events: list[tuple[float, int, int, str, Part | None]] = [
+            (clock, next(order), number, "free", None) for number in range(workers)
+        ]
+        last = clock
+        while events:
+            when, _, number, step, unit = heapq.heappop(events)
+            if step == "free":
+                last = max(last, when)
+                if not waiting:
+                    continue
+                unit = waiting.pop()
+            assert unit is not None
+            when, then = self._pass(when, number, step, unit)
+            heapq.heappush(events, (when, next(order), number, then, unit))
+        return last
+
+    def _pass(self, when: float, number: int, step: str, unit: Part) -> tuple[float, str]:
+        """Let a worker take a step of a unit: when it is done, and the next one."""
+        if step == "free":
+            return self.handing.pass_on(when, 1), "handed"
+        if step == "handed":
+            if number in self.has_base:
+                return when, "loaded"
+            self.has_base.add(number)
+            return self.measured.start_seconds + max(self.storage.pass_on(when, self.base), when + self.alone), "loaded"
+        if step == "loaded":
+            size = unit.down + (0 if number in self.has_common else unit.common)
+            self.has_common.add(number)
+            return (self.down.pass_on(when, size) if size else when) + unit.seconds, "worked"
+        return self.up.pass_on(when, unit.up), "free"
+
+
 def simulate(parts: dict[str, list[Part]], measured: Measured, devices: int) -> Run:
     """Do the stages one after the other, each unit when a worker is free; a stage ends with its last unit.
 
@@ -164,35 +217,16 @@ def simulate(parts: dict[str, list[Part]], measured: Measured, devices: int) -> 
         measured: What starting and handing out cost.
         devices: Of the cluster.
     """
-    told = {name: found.value for name, found in PAPER.items()}
-    workers = max(1, devices // int(told["devices_per_worker"]))
-    base = told["parameters"] * told["weight_bytes"]
-    storage, down, up = Link(told["storage"]), Link(told["link"]), Link(told["link"])
-    run, clock = Run(workers), 0.0
-    has_base, has_common = set[int](), set[int]()
+    cluster = _Cluster(measured, devices)
+    run, clock = Run(cluster.workers), 0.0
     for stage, units in parts.items():
-        began = clock
-        free = [(clock, number) for number in range(1 if stage == "begin" else workers)]
-        heapq.heapify(free)
-        handed = clock
-        for unit in units:
-            when, number = heapq.heappop(free)
-            # One after the other they are handed out.
-            handed = max(handed, when) + measured.unit_seconds
-            when = handed
-            if number not in has_base:
-                has_base.add(number)
-                arrived = storage.pass_on(when, base)
-                when = measured.start_seconds + max(arrived, when + base / told["storage_of_one"])
-            fetched = unit.down + (0 if number in has_common else unit.common)
-            has_common.add(number)
-            when = down.pass_on(when, fetched) if fetched else when
-            when = up.pass_on(when + unit.seconds, unit.up)
-            run.work += unit.seconds
-            heapq.heappush(free, (when, number))
-        clock = max(when for when, _ in free) + sum(unit.up for unit in units) / told["disk"]
-        run.seconds[stage] = clock - began
-    run.bytes = {"bases": storage.moved, "sent": down.moved, "back": up.moved}
+        end = cluster.stage(clock, units, 1 if stage == "begin" else cluster.workers)
+        # The first process writes down what comes back.
+        end += sum(unit.up for unit in units) / PAPER["disk"].value
+        run.seconds[stage] = end - clock
+        run.work += sum(unit.seconds for unit in units)
+        clock = end
+    run.bytes = {"bases": cluster.storage.moved, "sent": cluster.down.moved, "back": cluster.up.moved}
     return run
 
 
