@@ -1,4 +1,4 @@
-"""A cluster of machines, one of which is lost: three nodes of Ray on this one, asked as a cluster far away is."""
+"""A cluster of machines, one of which is lost: three nodes of Ray on this one."""
 
 from __future__ import annotations
 
@@ -16,21 +16,17 @@ pytestmark = [needs_ray, pytest.mark.slow]
 
 # The first node has no CPU for units, and is the one that answers; each of the other two has one.
 SCRIPT = """
-import json, socket, sys
+import json
 from ray.cluster_utils import Cluster
 from freemoe.core.run.units import Unit
 from freemoe.distributed.ray_pool import RayPool
 
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-cluster = Cluster(
-    initialize_head=True, head_node_args={"num_cpus": 0, "ray_client_server_port": port, "object_store_memory": 80 << 20}
-)
-nodes = [cluster.add_node(num_cpus=1, object_store_memory=80 << 20) for _ in range(2)]
+small = {"object_store_memory": 80 << 20}
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+nodes = [cluster.add_node(num_cpus=1, **small) for _ in range(2)]
 units = [Unit(f"u{n}", "tests.core.run.light_work:where", {"number": n, "wait": 0.3}) for n in range(6)]
 found, lost, seen = {}, "", set()
-with RayPool(f"ray://127.0.0.1:{port}", count=2, threads=1) as pool:
+with RayPool(cluster.address, count=2, threads=1) as pool:
     while len(seen) < 2:
         seen |= {node for _, (_, node) in pool.run(units[:2])}
     for unit, (number, node) in pool.run(units):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from freemoe.core.run.units import Serial
 
@@ -19,8 +19,16 @@ class Held:
 class SerialAway(Serial):
     """Does units here, as if it were elsewhere."""
 
-    def __init__(self, *asked: Any) -> None:
+    count = 1
+
+    def __init__(self, *asked: Any, **more: Any) -> None:
         self.shared: list[bytes] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def share(self, blob: bytes) -> Held:
         self.shared.append(blob)
