@@ -97,11 +97,7 @@ def _command(
     here = _side_by_side(place, workers, wanted)
     where = _place(device, wanted)
     calm_libraries()
-    if threads:
-        import torch
-
-        os.environ["OMP_NUM_THREADS"] = str(threads)  # for the processes that a benchmark starts
-        torch.set_num_threads(threads)
+    _use_threads(threads)
     from freemoe.bench.harness import Settings
 
     settings = Settings(
@@ -121,6 +117,15 @@ def _command(
         _list_cells(wanted, settings, as_json)
     else:
         _run(wanted, settings, output, as_json)
+
+
+def _use_threads(threads: int | None) -> None:
+    """Have so many CPU threads, here and in the processes that a benchmark starts."""
+    if threads:
+        import torch
+
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        torch.set_num_threads(threads)
 
 
 def _side_by_side(text: str, workers: int, wanted: list[str]) -> Place:

@@ -5,6 +5,7 @@ Ray's own restarts and retries are off: which unit is done again, and how often,
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import secrets
@@ -193,21 +194,24 @@ def _connect(address: str | None, cpus: int) -> bool:
     if ray.is_initialized():
         return False
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
-    try:
-        if address is None:
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=False,
-                object_store_memory=STORE_BYTES,
-                **quiet,
-            )
-        else:
-            ray.init(address=address, **quiet)
-    except Exception as error:
-        where = f"at {address}" if address else "on this machine"
-        raise WorkerError(
-            f"There is no Ray {where}: {_how(error)}. A cluster is started by `ray start` (docs/elsewhere.md); --on ray starts one "
-            "on this machine alone."
-        ) from error
-    return True
+    if address is not None:
+        begin = functools.partial(ray.init, address=address, **quiet)
+    else:
+        size = {"num_cpus": cpus, "object_store_memory": STORE_BYTES}
+        begin = functools.partial(ray.init, address="local", include_dashboard=False, **size, **quiet)
+    # Ray waits for half a minute for its own processes, which on a busy machine is not always enough.
+    attempts = 1 if address is not None else 3
+    for attempt in range(1, attempts + 1):
+        try:
+            begin()
+            return True
+        except Exception as error:
+            ray.shutdown()
+            if attempt < attempts:
+                continue
+            where = f"at {address}" if address else "on this machine"
+            raise WorkerError(
+                f"There is no Ray {where}: {_how(error)}. A cluster is started by `ray start` (docs/elsewhere.md); --on ray starts "
+                "one on this machine alone."
+            ) from error
+    return False
