@@ -42,13 +42,13 @@ def test_what_a_recipe_reads_is_looked_for_on_every_machine(tmp_path: Path) -> N
 
 def test_without_ray_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     require_place(recipe(place="local:2"))
-    monkeypatch.setattr(executors.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(executors, "has_ray", lambda: False)
     with pytest.raises(WorkerError, match=r"pip install 'freemoe\[ray\]'"):
         require_place(recipe(place="ray"))
 
 
 def test_where_nobody_answers_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executors.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(executors, "has_ray", lambda: True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

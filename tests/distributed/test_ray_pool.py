@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,11 @@ from freemoe.core.errors import NumericError, WorkerError
 from freemoe.core.run.processes import Processes
 from freemoe.core.run.units import Serial
 from freemoe.distributed import actor
+from freemoe.distributed.executors import has_ray
 from freemoe.distributed.ray_pool import RayPool
 from tests.core.run.test_units import hanging, results, unit
 
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'freemoe[ray]'")
+needs_ray = pytest.mark.skipif(not has_ray(), reason="needs ray: pip install 'freemoe[ray]'")
 pytestmark = needs_ray
 
 

@@ -28,6 +28,11 @@ def executor_of(recipe: SideBySide) -> Pool:
     return pool(place_of(recipe), plain.get("threads"), plain.get("device"), recipe.unit_seconds, list(_paths(plain)))
 
 
+def has_ray() -> bool:
+    """Whether Ray is installed."""
+    return importlib.util.find_spec("ray") is not None
+
+
 def require_place(recipe: SideBySide) -> None:
     """Raise before the expensive part where a recipe's units can be done nowhere.
 
@@ -37,7 +42,7 @@ def require_place(recipe: SideBySide) -> None:
     place = place_of(recipe)
     if not place.ray:
         return
-    if importlib.util.find_spec("ray") is None:
+    if not has_ray():
         raise WorkerError(f"{INSTALL}.")
     if place.address is not None:
         host, _, port = place.address.removeprefix("ray://").rpartition(":")

@@ -16,7 +16,7 @@ from freemoe.bench.scale import benchmark, kill
 
 @pytest.mark.slow
 def test_the_quick_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(benchmark, "has_ray", lambda: False)
     result = run_bench("scale", Settings(quick=True))
     values = {f["name"]: f["value"] for f in result["figures"]}
     assert values["files equal to those of one process: two processes"] == 1.0

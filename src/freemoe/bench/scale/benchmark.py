@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import statistics
 import tempfile
@@ -19,7 +18,7 @@ from freemoe.bench.scale.simulation import Measured, stops_at, table, told_input
 from freemoe.core.run.places import Place
 from freemoe.core.run.pool import Pool
 from freemoe.core.run.units import Unit
-from freemoe.distributed.executors import pool
+from freemoe.distributed.executors import has_ray, pool
 
 WORK = "freemoe.bench.scale.work"
 DEVICES = (8, 16, 32, 64, 128, 256, 512)
@@ -49,7 +48,7 @@ class _Found:
 def run(settings: Settings) -> Outcome:
     """Measure, then simulate with what was measured."""
     found = _Found()
-    with_ray = importlib.util.find_spec("ray") is not None
+    with_ray = has_ray()
     if not with_ray:
         found.details["ray"] = "not installed: pip install 'freemoe[ray]'"
     with tempfile.TemporaryDirectory() as folder:
