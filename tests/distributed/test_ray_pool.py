@@ -82,7 +82,8 @@ def test_one_that_hangs_is_begun_again_by_another(two: RayPool, tmp_path: Path, 
     found = dict(results(two, [hanging(tmp_path, 1), unit("u", "square", number=3)]))
     assert found["hung"] == "awake"
     assert found["u"]["square"] == 9
-    assert 2 < time.monotonic() - began < 50
+    # It would have slept for ten minutes.
+    assert 2 < time.monotonic() - began < 500
 
 
 def test_a_machine_without_the_files_says_so(tmp_path: Path) -> None:

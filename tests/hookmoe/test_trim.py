@@ -14,6 +14,7 @@ from freemoe.core.errors import ArtifactError, DataError, FamilyError, RecipeErr
 from freemoe.evals.engine.answering import BASE
 from freemoe.evals.evaluation import Subject, under
 from freemoe.evals.evaluation import evaluate as evaluate_as
+from freemoe.hookmoe import material
 from freemoe.hookmoe import trim as trim_module
 from freemoe.hookmoe.adapter import load_adapter, load_trimmed
 from freemoe.hookmoe.evaluation import evaluate_text
@@ -352,7 +353,7 @@ def test_a_quantised_base_is_refused_by_name_before_it_is_loaded(
     config = json.loads((saved / "model" / "config.json").read_text())
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "quantization_config": how}))
-    monkeypatch.setattr(trim_module, "load_base", lambda *a, **k: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(material, "load_base", lambda *a, **k: pytest.fail("weights were loaded"))
     with pytest.raises(FamilyError, match=f"{says}.*give the checkpoint in one of these.*dequantize=True"):
         trim(recipe(saved, tmp_path / "out", model=str(tmp_path / "model")))
 
