@@ -26,13 +26,13 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Lowest first. A room may import from rooms of its own floor (but see SYSTEMS) and from the floors below.
 FLOORS = (
     ("core",),
-    ("compat",),
+    ("compat", "distributed"),
     ("recipes", "results", "hub"),
     ("models", "text", "kernels"),
     ("training",),
     ("evals",),
     ("domain_experts", "tomoe", "hookmoe"),
-    ("distributed", "serve", "report", "bench"),
+    ("serve", "report", "bench"),
     ("systems", "papers"),
     ("cli", "__main__"),
 )

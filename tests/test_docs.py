@@ -26,7 +26,7 @@ GUIDES = [
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OPTIONS = {option for c in COMMANDS.values() for p in c.params for option in [*p.opts, *p.secondary_opts]}
 # Of other programs that the guides call.
-OTHERS = {"--tasks", "--python"}
+OTHERS = {"--tasks", "--python"} | {"--head", "--port", "--address", "--include-dashboard", "--ray-client-server-port"}
 PACKAGE = ROOT / "src" / "freemoe"
 PLACES = (ROOT, PACKAGE, PACKAGE / "evals", ROOT / "docs")
 
@@ -186,6 +186,7 @@ def test_constraints_pin_everything_exactly_and_fit_the_project() -> None:
         *project["optional-dependencies"]["dev"],
         *project["optional-dependencies"]["eval"],
         *project["optional-dependencies"]["gguf"],
+        *project["optional-dependencies"]["ray"],
         *project["optional-dependencies"]["docs"],
     ]
     names = {re.match(r"[\w-]+", w)[0].lower() for w in wanted} - {"freemoe"}  # type: ignore[index]
@@ -196,7 +197,7 @@ def test_every_extra_has_code_behind_it() -> None:
     import tomllib
 
     extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
-    assert set(extras) == {"eval", "gguf", "devices", "math", "dev", "docs"}
+    assert set(extras) == {"eval", "gguf", "devices", "math", "ray", "dev", "docs"}
 
 
 def test_the_citation_names_this_version() -> None:

@@ -137,22 +137,35 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
         FreeMoEError: Its child that says what is wrong.
     """
     from freemoe.evals.evaluation import evaluate as evaluate_as
-    from freemoe.evals.evaluation import plain_model
     from freemoe.report.evaluation import page_of, require_page_place, write_evaluation_report
 
     if recipe.output:
         require_page_place(page_of(recipe.output), overwrite)
-    place = fetch_artefact(recipe.artefact)
-    system = system_of(place)
-    subject = plain_model if system is None else system.subject
-    # A plain model is opened by the name that it was given.
-    place = None if system is None else place
-    result = evaluate_as(recipe, subject, place=place, progress=progress, overwrite=overwrite)
+    subject, place = _subject_at(recipe.artefact)
+    work = f"{__name__}:{score_elsewhere.__name__}"
+    result = evaluate_as(recipe, subject, place=place, work=work, progress=progress, overwrite=overwrite)
     if recipe.output:
         report = write_evaluation_report(recipe.output)
         if progress is not None:
             progress.say(f"report: {report}")
     return result
+
+
+def score_elsewhere(recipe: dict[str, Any], **what: Any) -> Any:
+    """Score one domain in one way for an evaluation that another process makes (`freemoe.evals.evaluation.score_way`)."""
+    from freemoe.evals.evaluation import score_way
+
+    subject, place = _subject_at(recipe["artefact"])
+    return score_way(recipe, subject, place, **what)
+
+
+def _subject_at(artefact: str) -> tuple[Callable[[EvalRecipe], Subject], str]:
+    """What opens an artefact for an evaluation, and its folder; a plain model is opened by the name that it was given."""
+    from freemoe.evals.evaluation import plain_model
+
+    place = fetch_artefact(artefact)
+    system = system_of(place)
+    return (plain_model, artefact) if system is None else (system.subject, str(place))
 
 
 def merge(

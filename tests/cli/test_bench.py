@@ -74,6 +74,12 @@ def test_what_cannot_be_run_is_refused_before_anything_runs(seen: list[Settings]
     done = freemoe("bench", "pretend", "--device", "cuda")
     assert done.code == 2
     assert "pretend run on a CPU only" in done.err
+    done = freemoe("bench", "pretend", "--on", "ray")
+    assert done.code == 2
+    assert "--on and --workers are for real and rivals" in done.err
+    done = freemoe("bench", "rivals", "--on", "slurm")
+    assert done.code == 2
+    assert "Allowed: local, local:N" in done.err
     assert not seen
 
 

@@ -22,6 +22,7 @@ from freemoe.domain_experts.build import build, work_ahead
 from freemoe.domain_experts.cost.dry_run import plan
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.recipes import dump
+from tests.distributed.test_ray_pool import needs_ray
 from tests.domain_experts.conftest import task_recipe
 from tests.domain_experts.test_build_resume import same
 
@@ -77,6 +78,15 @@ def test_two_processes_write_what_one_writes(world, alone, tmp_path, monkeypatch
     assert not scored
     assert all(done == total for done, total in told.bars.values())
     assert {"signed purification", "search", "report"} <= set(told.bars)
+
+
+@needs_ray
+@pytest.mark.slow
+def test_actors_on_ray_that_do_not_see_the_folder_write_what_one_process_writes(world, alone, tmp_path):
+    folder = build(recipe(world, tmp_path, place="ray", workers=2))
+    first, second = same(folder, alone)
+    assert (folder / "journal.jsonl").read_bytes() == (alone / "journal.jsonl").read_bytes()
+    assert first["cost"]["units_done"] == second["cost"]["units_done"]
 
 
 @pytest.mark.slow

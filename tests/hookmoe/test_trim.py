@@ -14,16 +14,19 @@ from freemoe.core.errors import ArtifactError, DataError, FamilyError, RecipeErr
 from freemoe.evals.engine.answering import BASE
 from freemoe.evals.evaluation import Subject, under
 from freemoe.evals.evaluation import evaluate as evaluate_as
+from freemoe.hookmoe import material
 from freemoe.hookmoe import trim as trim_module
 from freemoe.hookmoe.adapter import load_adapter, load_trimmed
 from freemoe.hookmoe.evaluation import evaluate_text
 from freemoe.hookmoe.hooks.training import Schedule
+from freemoe.hookmoe.plans import elsewhere
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.trim import trim
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe, recipe_from
 from freemoe.report.figures.plan_figures import write_pareto
 from freemoe.systems import evaluate
+from tests.core.run.away import SerialAway
 from tests.hookmoe.conftest import logits
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -70,6 +73,30 @@ def test_a_trim_writes_an_artefact_that_is_the_measured_model(saved: Path, tmp_p
         assert again["rows"][name]["ce"] == pytest.approx(rows[name]["ce"], abs=1e-9)
     assert load_recipe(folder / "recipe.yaml") == recipe(saved, tmp_path / "out", plan={"act": 1.0})
     assert write_pareto(result, folder) == folder / "plans.svg"
+
+
+def test_plans_that_workers_measure_elsewhere_are_the_same(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"plan": {"act": 4 / 3}, "hooks": {"layers": "none"}}
+    alone = trim(recipe(saved, tmp_path / "alone", **asked))
+    monkeypatch.setattr(elsewhere, "executor_of", SerialAway)
+    elsewhere._begun_once.cache_clear()
+    measured = []
+    work = elsewhere.work_ahead
+
+    def work_ahead(**what: Any) -> None:
+        measured.append(what["name"])
+        work(**what)
+
+    monkeypatch.setattr(elsewhere, "work_ahead", work_ahead)
+    there = trim(recipe(saved, tmp_path / "there", place="local:2", **asked))
+    assert len(measured) >= 3
+    for name in ("adapter_config.json", "plan.json"):
+        assert (there / name).read_bytes() == (alone / name).read_bytes()
+    results = [json.loads((f / "result.json").read_text()) for f in (alone, there)]
+    assert results[0]["plan"] == results[1]["plan"]
+    assert results[0]["cost"]["units_done"] == results[1]["cost"]["units_done"]
 
 
 def test_parts_never_share_a_passage(saved: Path, tmp_path: Path) -> None:
@@ -326,7 +353,7 @@ def test_a_quantised_base_is_refused_by_name_before_it_is_loaded(
     config = json.loads((saved / "model" / "config.json").read_text())
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "quantization_config": how}))
-    monkeypatch.setattr(trim_module, "load_base", lambda *a, **k: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(material, "load_base", lambda *a, **k: pytest.fail("weights were loaded"))
     with pytest.raises(FamilyError, match=f"{says}.*give the checkpoint in one of these.*dequantize=True"):
         trim(recipe(saved, tmp_path / "out", model=str(tmp_path / "model")))
 

@@ -21,6 +21,7 @@ from freemoe.report.conversion import page
 from freemoe.results.convert import ConvertResult
 from freemoe.systems import SYSTEMS, system_of
 from freemoe.text.blocks import Blocks, pack_blocks
+from freemoe.tomoe import convert as convert_module
 from freemoe.tomoe.card import headlines
 from freemoe.tomoe.convert import convert
 from freemoe.tomoe.gates.initialise import clusters, worths
@@ -30,6 +31,7 @@ from freemoe.tomoe.material import read_text
 from freemoe.tomoe.measure import score_text
 from freemoe.tomoe.structures import methods as decide
 from freemoe.tomoe.structures.rivals import activities
+from tests.core.run.away import SerialAway
 from tests.tiny import save_base_and_text, tiny_model, tiny_tokenizer
 
 
@@ -59,6 +61,27 @@ def recipe(base: Path, output: Path, **values: Any) -> ConvertRecipe:
 @pytest.fixture(scope="module")
 def done(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(recipe(base, tmp_path_factory.mktemp("done") / "out"))
+
+
+def test_rivals_that_workers_measure_elsewhere_are_the_same(
+    done: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert_module, "executor_of", SerialAway)
+    convert_module._bench_once.cache_clear()
+    measured = []
+    work = convert_module.work_ahead
+
+    def work_ahead(**what: Any) -> None:
+        measured.append(what["name"])
+        work(**what)
+
+    monkeypatch.setattr(convert_module, "work_ahead", work_ahead)
+    there = convert(recipe(base, tmp_path / "out", place="local:2"))
+    results = [json.loads((folder / "result.json").read_text()) for folder in (done, there)]
+    assert measured == list(results[0]["rivals"])
+    for part in ("scores", "rivals"):
+        assert results[0][part] == results[1][part]
+    assert (there / "structure.safetensors").read_bytes() == (done / "structure.safetensors").read_bytes()
 
 
 def test_what_is_written(done: Path, base: Path) -> None:

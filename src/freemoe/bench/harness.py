@@ -24,6 +24,7 @@ from freemoe.core.environment import environment
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.files import write_atomic
 from freemoe.core.registry import Registry
+from freemoe.core.run.places import Place
 from freemoe.core.run.progress import Progress, Quiet
 
 
@@ -79,6 +80,7 @@ class Settings:
         cells: Where benchmarks that go cell by cell keep what is finished.
         only: Pattern of the names of the parts that are measured: cells, or masks of `tomoe-speed`.
         minutes: After so many no further cell is begun.
+        place: Where cells of the benchmarks in `SIDE_BY_SIDE` are measured.
         device: Where the models of the benchmarks in `ON_DEVICES` stand.
         cache: Where bases that take long to train are kept.
         progress: Where to report.
@@ -92,6 +94,7 @@ class Settings:
     cells: Path | None = None
     only: str | None = None
     minutes: float | None = None
+    place: Place = field(default_factory=Place)
     device: str = "cpu"
     cache: Path = field(default_factory=lambda: cache_folder())
     progress: Progress = field(default_factory=Quiet)
@@ -154,9 +157,18 @@ BENCHES.add(
     "freemoe.bench.sandbox.benchmark",
     "hostile programs against every combination of the sandbox's walls (T20)",
 )
+BENCHES.add(
+    "scale",
+    "freemoe.bench.scale.benchmark",
+    "units of work here, in processes and on Ray: bytes, speed-up, overhead; 70B on 8 to 512 devices by simulation (T12)",
+)
 
 ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "large")
 """Benchmarks that ``--device`` moves; the others run where they always do."""
+
+
+SIDE_BY_SIDE = ("real", "rivals")
+"""Benchmarks whose cells ``--on`` lets workers measure."""
 
 
 def cache_folder() -> Path:

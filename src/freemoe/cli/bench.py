@@ -8,11 +8,12 @@ from typing import Any
 
 import typer
 
-from freemoe.bench.harness import BENCHES, ON_DEVICES
+from freemoe.bench.harness import BENCHES, ON_DEVICES, SIDE_BY_SIDE
 from freemoe.cli import completion
 from freemoe.cli.common import calm_libraries, print_json, progress_of, say
 from freemoe.cli.flags import QUIET
 from freemoe.core.errors import DataError, RecipeError
+from freemoe.core.run.places import Place, read_place
 
 HELP = """Measure what freemoe promises: one line per figure, its target beside it; exit code 1 when one is missed.
 
@@ -73,6 +74,10 @@ def _command(
     ),
     only: str = typer.Option(None, help=_ONLY),
     minutes: float = typer.Option(None, min=0, help=f"{_BY_CELLS}: begin no cell after so many minutes."),
+    place: str = typer.Option(
+        "local", "--on", help=f"local, local:N, ray or ray://HOST:PORT; for {', '.join(SIDE_BY_SIDE)}."
+    ),
+    workers: int = typer.Option(1, min=1, help="Cells that are measured side by side (--on)."),
     device: str = typer.Option("cpu", help=f"cpu, cuda, cuda:N or auto; for {', '.join(ON_DEVICES)}."),
     listing: bool = typer.Option(False, "--list", help="real, rivals: name the cells with their time; do nothing."),
     quick: bool = typer.Option(False, "--quick", help="Small sizes: shows that it runs, judges nothing."),
@@ -89,13 +94,10 @@ def _command(
         return
     if data_root is not None and not data_root.expanduser().is_dir():
         raise DataError(f"No folder at {data_root.expanduser().resolve()} (--data-root). Check the path.")
-    place = _place(device, wanted)
+    here = _side_by_side(place, workers, wanted)
+    where = _place(device, wanted)
     calm_libraries()
-    if threads:
-        import torch
-
-        os.environ["OMP_NUM_THREADS"] = str(threads)  # for the processes that a benchmark starts
-        torch.set_num_threads(threads)
+    _use_threads(threads)
     from freemoe.bench.harness import Settings
 
     settings = Settings(
@@ -107,13 +109,39 @@ def _command(
         cells=cells.expanduser() if cells else None,
         only=only,
         minutes=minutes,
-        device=place,
+        place=here,
+        device=where,
         progress=progress_of(quiet),
     )
     if listing:
         _list_cells(wanted, settings, as_json)
     else:
         _run(wanted, settings, output, as_json)
+
+
+def _use_threads(threads: int | None) -> None:
+    """Have so many CPU threads, here and in the processes that a benchmark starts."""
+    if threads:
+        import torch
+
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        torch.set_num_threads(threads)
+
+
+def _side_by_side(text: str, workers: int, wanted: list[str]) -> Place:
+    """Where cells are measured.
+
+    Raises:
+        RecipeError: It is no place, or benchmarks are asked for that run in this process.
+    """
+    place = read_place(text, workers)
+    others = [name for name in wanted if name not in SIDE_BY_SIDE]
+    if place.several and others:
+        raise RecipeError(
+            f"--on and --workers are for {' and '.join(SIDE_BY_SIDE)}, whose cells can be measured side by side; "
+            f"{', '.join(others)} would measure how workers disturb each other."
+        )
+    return place
 
 
 def _place(device: str, wanted: list[str]) -> str:

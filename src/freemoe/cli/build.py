@@ -10,7 +10,7 @@ import typer
 
 from freemoe.cli import completion
 from freemoe.cli.common import Shown, calm_libraries, numbers, read_domains, stopped
-from freemoe.cli.flags import SHARED, Command, Flag, Flags
+from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, Command, Flag, Flags
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import BuildRecipe, set_path
 
@@ -129,7 +129,7 @@ FLAGS: Flags = {
     "level2": "router.level2",
     "controls": "evidence.controls",
     "oracle": "evidence.oracle",
-    "workers": "workers",
+    **SIDE_BY_SIDE,
     "revision": "revision",
 }
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from freemoe.cli import completion
 from freemoe.cli.common import Shown, calm_libraries, stopped
-from freemoe.cli.flags import OUTPUT, Command, Flags
+from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, Command, Flags
 from freemoe.recipes import ConvertRecipe
 
 HELP = """Make a dense model a token-level mixture of experts: the base's own weights, frozen, a part of them per token.
@@ -54,6 +54,7 @@ FLAGS: Flags = {
     "dtype": "dtype",
     "device": "device",
     "threads": "threads",
+    **SIDE_BY_SIDE,
 }
 
 

@@ -10,7 +10,7 @@ import typer
 
 from freemoe.cli import completion
 from freemoe.cli.common import Shown, calm_libraries, print_found, print_json, print_table, read_domains, say, stopped
-from freemoe.cli.flags import SHARED, Command, shown_as
+from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, Command, shown_as
 from freemoe.recipes import EvalRecipe
 
 HELP = """Score an artefact's experts, or a plain model, on the reported split of tasks.
@@ -213,7 +213,7 @@ COMMAND = Command(
             ),
         ),
     },
-    flags={"base": "base", **SHARED},
+    flags={"base": "base", **SHARED, **SIDE_BY_SIDE},
     begin=_begin,
     run=run_recipe,
     plan=_plan,

@@ -94,6 +94,9 @@ SHARED: Flags = {
     "batch_tokens": "batch_tokens",
 }
 
+# Where the units of a run are done, of every command that has units.
+SIDE_BY_SIDE: Flags = {"place": Flag("place", ("--on",)), "workers": "workers", "unit_seconds": "unit_seconds"}
+
 
 @dataclass(frozen=True)
 class Command:

@@ -10,7 +10,7 @@ import typer
 
 from freemoe.cli import completion
 from freemoe.cli.common import Shown, calm_libraries, stopped
-from freemoe.cli.flags import OUTPUT, Command, Flag, Flags
+from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, Command, Flag, Flags
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import TrimRecipe, set_path
 
@@ -93,6 +93,7 @@ FLAGS: Flags = {
     "dtype": "dtype",
     "device": "device",
     "threads": "threads",
+    **SIDE_BY_SIDE,
     "revision": "revision",
     "chat": "chat",
 }

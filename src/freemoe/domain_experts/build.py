@@ -21,8 +21,10 @@ from torch import Tensor
 from freemoe.core.errors import NumericError
 from freemoe.core.files import digest, write_atomic
 from freemoe.core.run.folder import RunFolder, RunPart
+from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.core.run.skeleton import Made, carry_out
+from freemoe.distributed.executors import require_place
 from freemoe.domain_experts.ahead import Ahead, Stage
 from freemoe.domain_experts.candidates import (
     Subdomain,
@@ -144,10 +146,11 @@ class _Chosen:
 
 
 def _steps(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> Made:
+    require_place(recipe)
     begun = _begin(recipe, run, progress)
     bench = begun.bench
     with contextlib.ExitStack() as stack:
-        several = recipe.workers > 1
+        several = place_of(recipe).several
         ahead = stack.enter_context(Ahead(recipe, bench.model, run, begun.division())) if several else None
         chosen = _choose(begun, run, ahead)
         for name, blob in chosen.files.items():
@@ -254,7 +257,7 @@ def _begun_once(recipe: str, output: str) -> _Begun:
 def _other(output: str, what: str) -> NumericError:
     return NumericError(
         f"A worker of the build of {output!r} found another {what} than the build itself: with other threads, sums differ in "
-        "their last bits. Run the same command again with --workers 1, or give every process the same --threads."
+        "their last bits. Run the same command again with --on local --workers 1, or give every process the same --threads."
     )
 
 

@@ -6,6 +6,7 @@ the result are the same for all.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,24 +19,27 @@ import torch
 
 from freemoe.core.artifacts import MANIFEST
 from freemoe.core.environment import environment
-from freemoe.core.errors import ArtifactError
+from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import digest, write_atomic
 from freemoe.core.registry import unknown_name
+from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.units import Unit
 from freemoe.core.version import __version__
+from freemoe.distributed.executors import executor_of, require_place
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.evals.engine.evaluator import Evaluator, Score
-from freemoe.evals.engine.sampling import Sampling, sampling_of
+from freemoe.evals.engine.sampling import sampling_of
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.guessing import against_guessing, vocabulary_of
 from freemoe.evals.held_out import read_record, seeded, set_aside
 from freemoe.evals.summary import average, summary
-from freemoe.evals.tasks.documents import Document, FrozenChoice
+from freemoe.evals.tasks.documents import Document, FrozenChoice, digest_documents
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.evals.tasks.task import DomainData
 from freemoe.models.checkpoints.gguf_header import is_gguf
 from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE, load_base
-from freemoe.recipes import EvalRecipe
+from freemoe.recipes import EvalRecipe, recipe_from
 
 KIND = "evaluation"
 """Of the result."""
@@ -143,6 +147,7 @@ def evaluate(
     subject: Open = plain_model,
     *,
     place: str | Path | None = None,
+    work: str | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
@@ -152,6 +157,8 @@ def evaluate(
         recipe: What to score, and on what.
         subject: Opens the artefact.
         place: Folder of the artefact, where the recipe names a repository of the hub.
+        work: What scores one domain in one way elsewhere, where the recipe says so: the path of a function that opens the same
+            subject and calls `score_way`. All is scored here if absent.
         progress: Where to report.
         overwrite: Replace an output file that is there.
 
@@ -172,19 +179,17 @@ def evaluate(
     recipe = seeded(recipe, record)
     if record is not None and record.warning():
         progress.say(record.warning())
-    opened = subject(recipe.model_copy(update={"artefact": place}))
-    loaded = {name: set_aside(data, record) for name, data in load_domains(recipe, opened.tokenizer).items()}
-    scorer = Scorer(opened.model, opened.tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
-    sampling = sampling_of(recipe)
-    # Nothing is chosen here, so the reported split may be read at once.
-    choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
+    require_place(recipe)
+    begun = _begin(recipe, subject, place)
+    opened = begun.opened
+    for name, (data, _) in begun.domains.items():
+        for note in data.notes:
+            progress.say(f"{name}: {note}")
+    several = work is not None and place_of(recipe).several
+    rows = _rows_elsewhere(begun, recipe, work or "", progress) if several else _rows(begun, progress)
     found = [
-        {
-            "name": name,
-            "set_aside": apart,
-            **_domain(opened, scorer, name, data, choice, recipe.seed or 0, progress, sampling),
-        }
-        for name, (data, apart) in loaded.items()
+        {"name": name, "set_aside": apart, **_domain(begun, name, data, rows[name], recipe.seed or 0)}
+        for name, (data, apart) in begun.domains.items()
     ]
     result = {
         "format": 1,
@@ -203,31 +208,117 @@ def evaluate(
     return result
 
 
-def _domain(
-    opened: Subject,
-    scorer: Scorer,
-    name: str,
-    data: DomainData,
-    choice: FrozenChoice,
-    seed: int,
-    progress: Progress,
-    sampling: Sampling,
-) -> dict[str, Any]:
-    """One domain in every way."""
-    for note in data.notes:
-        progress.say(f"{name}: {note}")
-    documents = data.reported.open(choice)
-    evaluator = Evaluator(scorer, data.graders, sampling=sampling)
-    rows: dict[str, Sequence[Score]] = {}
-    routed: Sequence[str] = ()
-    with progress.stage(name, len(opened.rows)) as advance:
-        for way, score in opened.rows.items():
-            rows[way], went = score(evaluator, documents)
-            routed = went or routed
+Scored = tuple[Sequence[Score], Sequence[str]]
+"""What a `Row` gives."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """An evaluation before anything is scored.
+
+    Attributes:
+        opened: What is evaluated.
+        domains: By name: the data, and how many documents were set aside.
+        documents: By domain: those to score.
+        evaluators: By domain.
+    """
+
+    opened: Subject
+    domains: dict[str, tuple[DomainData, Any]]
+    documents: dict[str, tuple[Document, ...]]
+    evaluators: dict[str, Evaluator]
+
+
+def _begin(recipe: EvalRecipe, subject: Open, place: str) -> _Begun:
+    record = read_record(place)
+    opened = subject(recipe.model_copy(update={"artefact": place}))
+    domains = {name: set_aside(data, record) for name, data in load_domains(recipe, opened.tokenizer).items()}
+    scorer = Scorer(opened.model, opened.tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
+    sampling = sampling_of(recipe)
+    # Nothing is chosen here, so the reported split may be read at once.
+    choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
+    return _Begun(
+        opened,
+        domains,
+        {name: tuple(data.reported.open(choice)) for name, (data, _) in domains.items()},
+        {name: Evaluator(scorer, data.graders, sampling=sampling) for name, (data, _) in domains.items()},
+    )
+
+
+def _rows(begun: _Begun, progress: Progress) -> dict[str, dict[str, Scored]]:
+    """Every domain in every way, here."""
+    found: dict[str, dict[str, Scored]] = {}
+    for name, documents in begun.documents.items():
+        found[name] = {}
+        with progress.stage(name, len(begun.opened.rows)) as advance:
+            for way, score in begun.opened.rows.items():
+                found[name][way] = score(begun.evaluators[name], documents)
+                advance(1)
+    return found
+
+
+def _rows_elsewhere(begun: _Begun, recipe: EvalRecipe, work: str, progress: Progress) -> dict[str, dict[str, Scored]]:
+    """Every domain in every way, each a unit of work."""
+    plain = recipe.model_dump(mode="json")
+    asked = [(name, way) for name in begun.documents for way in begun.opened.rows]
+    units = [
+        Unit(
+            f"{name}|{way}",
+            work,
+            {"recipe": plain, "domain": name, "way": way, "documents": digest_documents(begun.documents[name])},
+        )
+        for name, way in asked
+    ]
+    scored: dict[str, Scored] = {}
+    with executor_of(recipe) as executor, progress.stage("scores", len(units)) as advance:
+        for unit, found in executor.run(units):
+            scored[unit.name] = found
             advance(1)
+    return {name: {way: scored[f"{name}|{way}"] for way in begun.opened.rows} for name in begun.documents}
+
+
+def score_way(recipe: dict[str, Any], subject: Open, place: str, domain: str, way: str, documents: str) -> Scored:
+    """Score a domain's documents in one way, for an evaluation that another process makes.
+
+    Args:
+        recipe: The evaluation's, as plain data.
+        subject: Opens the artefact.
+        place: Its folder here.
+        domain: Which domain.
+        way: Which way.
+        documents: Digest of the documents, which must be the same here.
+
+    Raises:
+        DataError: When they are not.
+    """
+    begun = _begun_once(json.dumps(recipe), subject, place)
+    own = begun.documents[domain]
+    if digest_documents(own) != documents:
+        raise DataError(
+            f"A worker found other documents for {domain!r} than the evaluation itself: its files differ. Put the same ones on "
+            "every machine."
+        )
+    return begun.opened.rows[way](begun.evaluators[domain], own)
+
+
+@functools.lru_cache(maxsize=1)
+def _begun_once(recipe: str, subject: Open, place: str) -> _Begun:
+    """The evaluation of this process, whose base is loaded once."""
+    read = recipe_from(json.loads(recipe))
+    assert isinstance(read, EvalRecipe)
+    if read.threads:
+        torch.set_num_threads(read.threads)
+    return _begin(read, subject, place)
+
+
+def _domain(begun: _Begun, name: str, data: DomainData, scored: Mapping[str, Scored], seed: int) -> dict[str, Any]:
+    """What is told of a domain."""
+    documents = begun.documents[name]
+    rows = {way: scores for way, (scores, _) in scored.items()}
+    routed: Sequence[str] = next((went for _, went in reversed(list(scored.values())) if went), ())
     first, base = next(iter(rows.items()))
     table = {way: summary(scores, base, documents, seed) for way, scores in rows.items()}
-    values, vocabulary = [s.value for s in base], vocabulary_of(opened.model)
+    values, vocabulary = [s.value for s in base], vocabulary_of(begun.opened.model)
     guessing = against_guessing(documents, values, table[first]["score"], vocabulary, seed)
     return {
         "notes": list(data.notes),

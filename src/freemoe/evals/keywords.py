@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.files import write_atomic
+from freemoe.core.run.places import place_of
 from freemoe.evals.tasks.domains import PAIR
 from freemoe.models.checkpoints.lending import lent
 from freemoe.models.checkpoints.loading import dtype_name, load_tokenizer
@@ -103,9 +104,10 @@ def name_of(model: Any) -> str:
 
 def _check_loaded(recipe: Any, model: Any) -> None:
     """Raise where a recipe asks for what cannot be done with a model of this process."""
-    if getattr(recipe, "workers", 1) > 1:
+    if place_of(recipe).several:
         raise RecipeError(
-            f"workers is {recipe.workers}, and other processes cannot share a loaded model. Give its folder, or workers=1."
+            f"place is {recipe.place!r} and workers is {recipe.workers}, and other processes cannot share a loaded model. Give its "
+            "folder, or place='local' and workers=1."
         )
     for name, own in (
         ("dtype", [str(model.dtype).removeprefix("torch.")]),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from freemoe.hookmoe.compare import read_ways
+from freemoe.hookmoe.material import prepare
 from freemoe.hookmoe.metrics import count_parameters
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.methods import given_plan, rules_asked, units_of
 from freemoe.hookmoe.plans.plan import Plan, uniform
 from freemoe.hookmoe.plans.search import MOST_ACTS, even, profile_units
-from freemoe.hookmoe.trim import prepare
 from freemoe.recipes import TrimRecipe
 
 

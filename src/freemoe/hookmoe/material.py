@@ -1,15 +1,24 @@
-"""The text of a trim: read, cut into the three parts that never mix, packed into blocks."""
+"""What a trim begins with: its base, and its text, read, cut into the three parts that never mix, packed into blocks."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from freemoe.assets.tiny_world import World
+from freemoe.core.errors import DataError
+from freemoe.core.files import digest
 from freemoe.evals.seen import Seen
+from freemoe.hookmoe.compare import read_ways
+from freemoe.hookmoe.plans.apply import probe
+from freemoe.hookmoe.plans.layers import require_plain
+from freemoe.hookmoe.plans.methods import check_asked
+from freemoe.models.checkpoints.identity import SETTINGS
+from freemoe.models.checkpoints.loading import load_base, load_config
 from freemoe.recipes import TrimRecipe
 from freemoe.text.blocks import Blocks, pack_blocks, passages, row_texts, split
 from freemoe.text.documents import read_documents
@@ -73,3 +82,38 @@ def _some(blocks: Blocks, most: int, seed: int) -> Blocks:
         return blocks
     order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))
     return blocks.rows(order[:most].sort().values)
+
+
+def prepare(recipe: TrimRecipe) -> tuple[Any, TextParts]:
+    """Load base and text and check what can be checked before anything is trained.
+
+    Raises:
+        FamilyError: A dense base, or a router whose k does not act.
+        RecipeError: A plan that the base cannot run, or a hook where no mixture is.
+        DataError: No tokenizer, or a text that is too short.
+    """
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    require_plain(recipe.model, load_config(recipe.model, recipe.revision))
+    model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
+    if tokenizer is None:
+        raise DataError(
+            f"The base {recipe.model!r} has no tokenizer, and a trim reads text. Save one beside the model."
+        )
+    check_asked(model, recipe)
+    read_ways(recipe.plan.compare, model)
+    probe(model)
+    return model, load_text(recipe, tokenizer)
+
+
+def inputs(base_print: str, settings: Mapping[str, Any], text: TextParts) -> dict[str, str]:
+    """What a trim reads; a resumed one must read the same, and so must its workers.
+
+    Args:
+        base_print: The base's fingerprint.
+        settings: Its identity.
+        text: The three parts.
+    """
+    parts = {"train": text.train, "held-out": text.held_out, "test": text.test}
+    digests = {f"{n} text": digest(b.ids.tolist()) for n, b in parts.items()}
+    return {"base model": base_print, SETTINGS: digest(settings), **digests}

@@ -17,31 +17,30 @@ from typing import Any
 
 import torch
 
-from freemoe.core.errors import DataError
-from freemoe.core.files import digest
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
+from freemoe.distributed.executors import require_place
 from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import asked
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.card import model_card
-from freemoe.hookmoe.compare import compare_plans, read_ways
+from freemoe.hookmoe.compare import compare_plans
 from freemoe.hookmoe.exports import write_exports
 from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, ridge_start
 from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
 from freemoe.hookmoe.hooks.teacher import teach
 from freemoe.hookmoe.hooks.training import Material, Schedule, train
-from freemoe.hookmoe.material import TextParts, load_text
+from freemoe.hookmoe.material import TextParts, inputs, prepare
 from freemoe.hookmoe.measure import Quality, as_json, measure, recovered
 from freemoe.hookmoe.metrics import act_equivalent, act_per_layer, agreement, count_parameters, load_cv, routes, speed
-from freemoe.hookmoe.plans.apply import applied, expert_counts, plan_of, probe
-from freemoe.hookmoe.plans.layers import moe_layers, require_plain
+from freemoe.hookmoe.plans.apply import applied, expert_counts, plan_of
+from freemoe.hookmoe.plans.elsewhere import measuring
+from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.methods import (
     Found,
-    check_asked,
     describe_rules,
     find_plan,
     hook_widths,
@@ -50,8 +49,8 @@ from freemoe.hookmoe.plans.methods import (
 )
 from freemoe.hookmoe.plans.plan import Plan
 from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.models.checkpoints.identity import IDENTITY, SETTINGS, identity
-from freemoe.models.checkpoints.loading import load_base, load_config, load_tokenizer
+from freemoe.models.checkpoints.identity import IDENTITY, identity
+from freemoe.models.checkpoints.loading import load_tokenizer
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe, dump
 from freemoe.results.trim import TrimResult
@@ -104,12 +103,11 @@ def trim(
 
 
 def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
+    require_place(recipe)
     model, text = prepare(recipe)
     tokenizer = load_tokenizer(recipe.model, recipe.revision)
     base_print, settings = fingerprint(model), identity(model, tokenizer)
-    parts = {"train": text.train, "held-out": text.held_out, "test": text.test}
-    digests = {f"{n} text": digest(b.ids.tolist()) for n, b in parts.items()}
-    run.same_inputs({"base model": base_print, SETTINGS: digest(settings), **digests})
+    run.same_inputs(inputs(base_print, settings, text))
     base = plan_of(model)
     training = recipe.training
     held_out_teacher = teach(model, text.held_out, training.top, progress, "full model, held-out")
@@ -117,7 +115,8 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
         rule: kl_drop(model, text.held_out, held_out_teacher, run.journal, rule)
         for rule in rules_asked(model, recipe.plan.rescale)
     }
-    found = find_plan(model, recipe.plan, drops, progress, recipe.seed)
+    with measuring(recipe, run, progress) as ahead:
+        found = find_plan(model, recipe.plan, drops, progress, recipe.seed, ahead)
     rescale = found.rescale
     widths, residual = hook_widths(model, recipe.hooks, found, drops[rescale])
     progress.say(
@@ -152,7 +151,10 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
             "test": test,
             "speed": _speeds(model, recipe, trimmed, text),
             "compared": compared,
-            "text": {"passages": text.passages, "blocks": [len(part) for part in parts.values()]},
+            "text": {
+                "passages": text.passages,
+                "blocks": [len(part) for part in (text.train, text.held_out, text.test)],
+            },
         },
         manifest={IDENTITY: settings, "plan": list(found.plan.ks)},
         seen=keep_record(run.partial, text.seen(tokenizer)),
@@ -168,28 +170,6 @@ def _base_facts(recipe: TrimRecipe, model: Any, base_print: str, plan: Plan) -> 
         "act": plan.act,
         "experts": expert_counts(model),
     }
-
-
-def prepare(recipe: TrimRecipe) -> tuple[Any, TextParts]:
-    """Load base and text and check what can be checked before anything is trained.
-
-    Raises:
-        FamilyError: A dense base, or a router whose k does not act.
-        RecipeError: A plan that the base cannot run, or a hook where no mixture is.
-        DataError: No tokenizer, or a text that is too short.
-    """
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
-    require_plain(recipe.model, load_config(recipe.model, recipe.revision))
-    model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
-    if tokenizer is None:
-        raise DataError(
-            f"The base {recipe.model!r} has no tokenizer, and a trim reads text. Save one beside the model."
-        )
-    check_asked(model, recipe)
-    read_ways(recipe.plan.compare, model)
-    probe(model)
-    return model, load_text(recipe, tokenizer)
 
 
 def make_hooks(model: Any, recipe: TrimRecipe, widths: dict[int, int]) -> Hooks:

@@ -8,7 +8,21 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from freemoe.core.registry import check_name
 from freemoe.recipes.data import DataSection
-from freemoe.recipes.sections import BatchTokens, Devices, Dtype, Model, Output, Revision, Section, Seed, Threads
+from freemoe.recipes.sections import (
+    BatchTokens,
+    Devices,
+    Dtype,
+    Model,
+    Output,
+    Revision,
+    Section,
+    Seed,
+    SpreadSection,
+    Threads,
+    UnitSeconds,
+    Where,
+    Workers,
+)
 
 METRICS = ["saliency", "wanda", "magnitude", "random"]
 """Names that ``search.metrics`` may hold; a metric that is registered elsewhere adds its own."""
@@ -276,7 +290,7 @@ Domains = Annotated[
 ]
 
 
-class BuildRecipe(Section):
+class BuildRecipe(SpreadSection):
     """Everything `freemoe build` needs to find, prove and write domain experts."""
 
     command: Literal["build"] = "build"
@@ -288,12 +302,9 @@ class BuildRecipe(Section):
     dtype: Dtype = "auto"
     device: Devices = "auto"
     threads: Threads = None
-    workers: int = Field(
-        default=1,
-        ge=1,
-        description="Processes that purify, search and report side by side, each with the base and --threads to itself; "
-        "without --threads they share the cores.",
-    )
+    place: Where = "local"
+    workers: Workers = 1
+    unit_seconds: UnitSeconds = None
     batch_tokens: BatchTokens = 4096
     data: DataSection = DataSection()
     subdomains: SubdomainSection = SubdomainSection()
@@ -330,7 +341,7 @@ class BuildRecipe(Section):
         return self
 
 
-class EvalRecipe(Section):
+class EvalRecipe(SpreadSection):
     """Everything `freemoe eval` needs: a model or an artefact, and tasks."""
 
     command: Literal["eval"] = "eval"
@@ -349,5 +360,8 @@ class EvalRecipe(Section):
     dtype: Dtype = "auto"
     device: Devices = "auto"
     threads: Threads = None
+    place: Where = "local"
+    workers: Workers = 1
+    unit_seconds: UnitSeconds = None
     batch_tokens: BatchTokens = 4096
     data: DataSection = DataSection()

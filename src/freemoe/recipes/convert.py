@@ -7,7 +7,21 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from freemoe.core.registry import check_name
-from freemoe.recipes.sections import Chat, Device, Dtype, Model, Output, Revision, Section, Seed, Threads
+from freemoe.recipes.sections import (
+    Chat,
+    Device,
+    Dtype,
+    Model,
+    Output,
+    Revision,
+    Section,
+    Seed,
+    SpreadSection,
+    Threads,
+    UnitSeconds,
+    Where,
+    Workers,
+)
 
 METHODS = ["tomoe", "static-magnitude", "static-activation", "activation-split"]
 """What ``method`` may name: learned gates, or a rival; one that is registered elsewhere adds its own."""
@@ -153,7 +167,7 @@ _PROFILES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-class ConvertRecipe(Section):
+class ConvertRecipe(SpreadSection):
     """Everything `freemoe convert` needs to make a dense model a token-level mixture (ToMoE)."""
 
     command: Literal["convert"] = "convert"
@@ -170,6 +184,9 @@ class ConvertRecipe(Section):
     dtype: Dtype = "auto"
     device: Device = "auto"
     threads: Threads = None
+    place: Where = "local"
+    workers: Workers = 1
+    unit_seconds: UnitSeconds = None
     active: float = Field(default=0.5, gt=0, le=1, description="Share of the decoder's weights that a token uses.")
     experts: int = Field(
         default=8, ge=2, description="Experts of every MLP; one expert is static pruning: method static-*."

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
+
+from freemoe.core.run.places import MOST_WORKERS, place_of, read_place
 
 
 def _one_device(value: str) -> str:
@@ -16,6 +18,11 @@ def _one_device(value: str) -> str:
         raise ValueError(
             f"{value!r} spreads the base, and what is trained here needs all of it on one device: auto, cpu, cuda, cuda:N"
         )
+    return value
+
+
+def _known_place(value: str) -> str:
+    read_place(value)
     return value
 
 
@@ -36,6 +43,27 @@ Devices = Annotated[
         description="auto, cpu, cuda, cuda:N; split: over every accelerator, then memory, then disk; disk: layers are read from "
         "their files as they are needed; cuda:0=20GiB,cpu=8GiB: as much as that on each, the rest on disk."
     ),
+]
+Where = Annotated[
+    str,
+    AfterValidator(_known_place),
+    Field(
+        description="Where units of work are done: local, local:N (N processes), ray (on this machine alone), ray://HOST:PORT (a "
+        "cluster)."
+    ),
+]
+Workers = Annotated[
+    int,
+    Field(
+        ge=1,
+        le=MOST_WORKERS,
+        description="Processes, or actors on Ray, that do units of work side by side, each with the base and --threads to itself; "
+        "without --threads they share the cores. On Ray 1 is as many as there are machines, or accelerators.",
+    ),
+]
+UnitSeconds = Annotated[
+    float | None,
+    Field(gt=0, description="A unit that takes a worker longer is begun again, once, by another one. [no limit]"),
 ]
 Threads = Annotated[int | None, Field(ge=1, description="CPU threads.")]
 Revision = Annotated[str | None, Field(description="Revision of the hub repository.")]
@@ -86,3 +114,12 @@ def _kind(annotation: Any) -> str:
 
 def _default(field: FieldInfo) -> str:
     return "required" if field.is_required() else f"default {field.get_default()!r}"
+
+
+class SpreadSection(Section):
+    """A recipe whose units of work may be done elsewhere: it has ``place``, ``workers`` and ``unit_seconds``."""
+
+    @model_validator(mode="after")
+    def _one_number_of_workers(self) -> Self:
+        place_of(self)  # type: ignore[arg-type]
+        return self

@@ -6,7 +6,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from freemoe.recipes.sections import Chat, Device, Dtype, Model, Output, Revision, Section, Seed, Threads
+from freemoe.recipes.sections import (
+    Chat,
+    Device,
+    Dtype,
+    Model,
+    Output,
+    Revision,
+    Section,
+    Seed,
+    SpreadSection,
+    Threads,
+    UnitSeconds,
+    Where,
+    Workers,
+)
 
 
 class PlanSection(Section):
@@ -122,7 +136,7 @@ class TimingSection(Section):
     rounds: int = Field(default=3, ge=1, description="Rounds, after one that warms up (paper: 100).")
 
 
-class TrimRecipe(Section):
+class TrimRecipe(SpreadSection):
     """Everything `freemoe trim` needs to plan, hook and prove a leaner mixture."""
 
     command: Literal["trim"] = "trim"
@@ -137,6 +151,9 @@ class TrimRecipe(Section):
     dtype: Dtype = "auto"
     device: Device = "auto"
     threads: Threads = None
+    place: Where = "local"
+    workers: Workers = 1
+    unit_seconds: UnitSeconds = None
     plan: PlanSection = PlanSection()
     hooks: HookSection = HookSection()
     training: HookTraining = HookTraining()

@@ -8,6 +8,7 @@ test text is only reported.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from freemoe.core.files import write_atomic
-from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.ahead import Ahead
+from freemoe.core.run.folder import RunFolder, RunPart
+from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
+from freemoe.distributed.executors import executor_of, require_place
 from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import asked
@@ -28,7 +32,7 @@ from freemoe.models.checkpoints.identity import IDENTITY, identity
 from freemoe.models.checkpoints.lending import lent_model
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.hooks import before, hooked
-from freemoe.recipes import ConvertRecipe, dump
+from freemoe.recipes import ConvertRecipe, dump, recipe_from
 from freemoe.results.convert import ConvertResult
 from freemoe.tomoe.agreement import layer_inputs, require_agreement, tokens_apart
 from freemoe.tomoe.card import model_card
@@ -38,7 +42,7 @@ from freemoe.tomoe.gates.train import History
 from freemoe.tomoe.material import Bench, inputs, prepare
 from freemoe.tomoe.measure import TextScore, score_text
 from freemoe.tomoe.structures.masked import masked
-from freemoe.tomoe.structures.methods import best_variant, decide, follow, scored
+from freemoe.tomoe.structures.methods import GATHERED, best_variant, decide, follow, gather, scored
 from freemoe.tomoe.structures.rivals import RIVALS
 from freemoe.tomoe.structures.structure import (
     Structure,
@@ -106,6 +110,7 @@ def convert(
 
 
 def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Progress) -> Made:
+    require_place(recipe)
     bench = prepare(recipe, run, progress)
     base = fingerprint(bench.model)
     settings = identity(bench.model, bench.tokenizer)
@@ -163,11 +168,49 @@ def _layers(bench: Bench, structure: Structure) -> list[dict[str, Any]]:
 
 
 def _rivals(bench: Bench) -> dict[str, tuple[TextScore, dict[str, float]]]:
-    found = {}
-    for method in RIVALS.names():
-        structure, variant = best_variant(bench, method)
-        found[method] = (scored(bench, method, bench.test, structure), variant)
-    return found
+    """Every rival, from the journal where workers have done it by now."""
+    if place_of(bench.recipe).several:
+        gather(bench)
+        known = {"recipe": bench.recipe.model_dump(mode="json")}
+        work = f"{__name__}:{work_ahead.__name__}"
+        with (
+            Ahead(
+                bench.own_run, executor_of(bench.recipe), work, known, lambda stage, name, unit: unit in GATHERED
+            ) as ahead,
+            bench.progress.stage("rivals", len(RIVALS.names())) as advance,
+        ):
+            ahead.fill("rival", RIVALS.names(), lambda name: advance(1))
+    return {method: _rival(bench, method) for method in RIVALS.names()}
+
+
+def _rival(bench: Bench, method: str) -> tuple[TextScore, dict[str, float]]:
+    structure, variant = best_variant(bench, method)
+    return scored(bench, method, bench.test, structure), variant
+
+
+def work_ahead(recipe: dict[str, Any], output: str, stage: str, name: str) -> None:
+    """Measure a rival for a conversion that another process makes, and leave it in its run folder.
+
+    Args:
+        recipe: The conversion's, as plain data.
+        output: Its output.
+        stage: What is done.
+        name: Of the rival.
+    """
+    bench = _bench_once(json.dumps(recipe), output)
+    bench.run = RunPart(output, f"{stage}|{name}")
+    _rival(bench, name)
+
+
+@functools.lru_cache(maxsize=1)
+def _bench_once(recipe: str, output: str) -> Bench:
+    """The conversion of this process, whose base is loaded once."""
+    read = recipe_from(json.loads(recipe))
+    assert isinstance(read, ConvertRecipe)
+    run = RunPart(output, "begun")
+    bench = prepare(read, run, None)
+    run.same_inputs(inputs(bench, fingerprint(bench.model), identity(bench.model, bench.tokenizer)))
+    return bench
 
 
 def counted(bench: Bench, structure: Structure) -> dict[str, Any]:

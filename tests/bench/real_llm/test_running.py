@@ -29,12 +29,14 @@ from freemoe.bench.real_llm.protocol import quick_protocol
 from freemoe.bench.real_llm.work import Job, joined
 from freemoe.core.errors import DataError, NumericError
 from freemoe.core.files import write_atomic
+from freemoe.core.run.places import Place
 from freemoe.domain_experts.route.router import Router
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sorted_code import encode
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.bench.real_llm.records import text_record
+from tests.core.run.away import SerialAway
 from tests.masks import indices_of
 
 PLAN = [Cell("text", "wikitext"), Cell("text", "wikitext", "learned", 0.01), Cell("text", "wikitext", "greedy", 0.01)]
@@ -93,6 +95,24 @@ def test_a_killed_run_goes_on_with_what_is_missing(
     assert outcome.details["cells"]["done"] == outcome.details["cells"]["planned"] == 3
     assert running.run(settings).details == outcome.details
     assert len(ran) == 3
+
+
+@pytest.mark.slow
+def test_cells_that_workers_measure_are_recorded_and_one_that_fails_costs_no_other(
+    settings: Settings, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "pool", SerialAway)
+    monkeypatch.setattr(running.Bench, "function", "tests.bench.real_llm.records:made_up")
+    outcome = running.run(replace(settings, place=Place(workers=2)))
+    assert not ran
+    assert outcome.details["failed"] == {PLAN[1].name: "a loss is NaN"}
+    assert outcome.details["cells"]["done"] == 2
+    bench = running.bench_of(settings)
+    assert bench.finished.keys() == {PLAN[0].name, PLAN[2].name}
+    assert bench.store.tensors(PLAN[0]).read_bytes() == b"found by text"
+    # What is there is not measured again, wherever that is; what failed is.
+    running.run(settings)
+    assert ran == [PLAN[1].name]
 
 
 def test_other_settings_data_or_model_make_cells_stale(settings: Settings, ran: list[str], tmp_path: Path) -> None:
@@ -167,7 +187,7 @@ def test_a_cell_ends_with_the_run_that_was_killed(tmp_path: Path) -> None:
 _KILLED = """
 import multiprocessing, os, sys, time
 from concurrent.futures import ProcessPoolExecutor
-from freemoe.core.run.units import end_with_parent
+from freemoe.core.run.processes import end_with_parent
 
 def cell(path):
     with open(path + ".part", "w") as stream:

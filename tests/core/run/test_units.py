@@ -14,7 +14,8 @@ import torch
 
 from freemoe.core.errors import FreeMoEError, NumericError, WorkerError
 from freemoe.core.run.folder import RunFolder, RunPart
-from freemoe.core.run.units import Executor, Processes, Serial, Unit
+from freemoe.core.run.processes import Processes
+from freemoe.core.run.units import Executor, Serial, Unit
 from tests.core.run.test_journal import never
 from tests.core.run.work import writes
 
@@ -99,6 +100,21 @@ def test_one_that_dies_twice_is_named_and_nothing_else_is_lost(two: Processes, t
 def test_a_process_that_just_leaves_has_a_code(two: Processes) -> None:
     with pytest.raises(WorkerError, match=r"it ended with 3\) \(a script .* needs `if __name__"):
         list(two.run([unit("gone", "leaves", code=3)]))
+
+
+def hanging(folder: Path, times: int) -> Unit:
+    return Unit("hung", "tests.core.run.light_work:hangs", {"folder": str(folder), "times": times})
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_one_that_hangs_is_begun_again_by_another_once(tmp_path: Path, times: int) -> None:
+    with Processes(1, limit=3) as pool:
+        if times == 1:
+            assert dict(results(pool, [hanging(tmp_path, 1)])) == {"hung": "awake"}
+        else:
+            with pytest.raises(WorkerError, match=r"'hung' took longer than 3 seconds, twice.*--unit-seconds"):
+                list(pool.run([hanging(tmp_path, 2)]))
+    assert len(list(tmp_path.iterdir())) == times
 
 
 def test_who_stops_looking_ends_what_is_begun(two: Processes, tmp_path: Path) -> None:

@@ -69,3 +69,21 @@ def sleeps(mark: str) -> None:
     (Path(mark + ".part")).write_text(str(os.getpid()))
     Path(mark + ".part").replace(mark)
     time.sleep(600)
+
+
+def weighs(parcel: Any, folder: str, times: int) -> int:
+    """Bytes of an argument that lies elsewhere, after so many deaths."""
+    size = len(parcel.get())
+    dies(folder, times)
+    return size
+
+
+def part(output: str, stage: str, name: str, times: int, fails: str = "") -> None:
+    """Read what the run has, and finish so many lines and a tensor of it."""
+    run = RunPart(output, f"{stage}|{name}")
+    common = run.tensors("common", dict)["a"]
+    for number in range(times):
+        run.journal.unit(f"{stage}|{name}/{number}", lambda: float(common.sum()))
+    if name == fails:
+        raise NumericError("a loss is NaN")
+    run.tensors(f"{stage}|{name}/found", lambda: {"sum": torch.stack([common.sum(), torch.tensor(0.0)])})

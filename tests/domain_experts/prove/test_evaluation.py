@@ -5,14 +5,14 @@ import math
 
 import pytest
 
-from freemoe.core.errors import ArtifactError, FreeMoEError, UnknownNameError
+from freemoe.core.errors import ArtifactError, DataError, FreeMoEError, UnknownNameError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.recipes import recipe_from
-from freemoe.systems import evaluate
+from freemoe.systems import evaluate, score_elsewhere
 from tests.domain_experts.conftest import read_result
 
 
@@ -102,3 +102,17 @@ def test_combinations_are_scored_beside_their_parts(world, artefact):
     assert [told[f"{d.task}/{d.id}"] for d in documents] == [s.value for s in scores]
     with pytest.raises(UnknownNameError, match="Unknown expert 'sums/al'"):
         evaluate(recipe_of(world, artefact, experts=["law/0+sums/al"]))
+
+
+@pytest.mark.slow
+def test_two_processes_score_what_one_scores(world, artefact):
+    recipe = recipe_of(world, artefact, experts=["base", "auto"], threads=1)
+    alone, two = evaluate(recipe), evaluate(recipe.model_copy(update={"place": "local:2"}))
+    assert two["domains"] == alone["domains"]
+
+
+def test_a_worker_with_other_documents_says_so(world, artefact):
+    recipe = recipe_of(world, artefact, experts=["base"])
+    known = {"domain": recipe.model_dump()["domains"].copy().popitem()[0], "way": "base"}
+    with pytest.raises(DataError, match="found other documents for"):
+        score_elsewhere(recipe.model_dump(mode="json"), **known, documents="other")

@@ -11,9 +11,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
 
 from freemoe.bench.harness import Outcome, Settings
+from freemoe.bench.real_llm.apart import run_side_by_side
 from freemoe.bench.real_llm.cells import Cell, Store
 from freemoe.bench.real_llm.data import MATERIALS, TASKS, find_material
 from freemoe.bench.real_llm.dispatch import run_cell
@@ -31,8 +34,10 @@ from freemoe.bench.real_llm.protocol import (
 )
 from freemoe.bench.real_llm.work import Job
 from freemoe.core.errors import DataError
+from freemoe.core.run.places import Place
+from freemoe.core.run.processes import end_with_parent
 from freemoe.core.run.progress import Progress
-from freemoe.core.run.units import end_with_parent
+from freemoe.distributed.executors import pool
 
 
 @dataclass(eq=False)
@@ -47,6 +52,7 @@ class Bench:
         wanted: Every cell, in order.
 
     Attributes:
+        function: What measures a cell.
         finished: Records by their cells' names.
         failed: What went wrong in this run, by the cell's name.
     """
@@ -56,6 +62,7 @@ class Bench:
     store: Store
     protocol: Protocol
     wanted: list[Cell]
+    function: ClassVar[str] = "freemoe.bench.real_llm.dispatch:run_cell"
     finished: dict[str, dict[str, Any]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     _digests: dict[str, str] = field(default_factory=dict)
@@ -127,25 +134,44 @@ class Bench:
         Raises:
             FreeMoEError: What went wrong in the process.
         """
-        below = needs(cell, self.finished, self.wanted) or []
-        paths = tuple((c, str(self.store.tensors(c))) for c in below)
         self.store.folder.mkdir(parents=True, exist_ok=True)
-        job = Job(cell, self.terms(cell), self.base(cell), str(self.root), str(self.store.tensors(cell)), paths)
+        job = self.job(cell)
         began = time.perf_counter()
         record = self.measured(job)
         record["wall_seconds"] = time.perf_counter() - began
         self.finished[cell.name] = self.store.save(cell, known, record)
 
-    def run_missing(self, only: str | None, minutes: float | None, progress: Progress) -> None:
+    def job(self, cell: Cell) -> Job:
+        """A cell with all that its process needs."""
+        below = needs(cell, self.finished, self.wanted) or []
+        paths = tuple((c, str(self.store.tensors(c))) for c in below)
+        return Job(cell, self.terms(cell), self.base(cell), str(self.root), str(self.store.tensors(cell)), paths)
+
+    def due(self, cell: Cell) -> dict[str, Any] | None:
+        """What decides a cell's record, if it is missing and can be measured now."""
+        record = self._record(cell)
+        if record is not None:
+            self.finished[cell.name] = record
+        return None if cell.name in self.finished else self.identity(cell)
+
+    def run_missing(
+        self, only: str | None, minutes: float | None, progress: Progress, place: Place | None = None
+    ) -> None:
         """Run, in order, what is not there yet.
 
         Args:
             only: Pattern (as of file names) that a cell's name must match.
             minutes: After so many no further cell is begun.
             progress: Where to report.
+            place: Where cells are measured side by side; here, one after the other, if None.
         """
         end = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
         chosen = [c for c in self.wanted if matches(c, only)]
+        if place is not None and place.several:
+            read = [path for path in (self.model, str(self.root)) if path]
+            with pool(place, threads=torch.get_num_threads(), needs=read) as workers:
+                run_side_by_side(self, chosen, end, progress, workers)
+            return
         with progress.stage("cells", len(chosen)) as advance:
             for cell in chosen:
                 if time.monotonic() < end:
@@ -223,7 +249,7 @@ def listed(bench: Bench, seconds: Mapping[str, float], only: str | None) -> list
 def run(settings: Settings) -> Outcome:
     """Run what is missing, then make figures and tables of all that is there."""
     bench = bench_of(settings)
-    bench.run_missing(settings.only, settings.minutes, settings.progress)
+    bench.run_missing(settings.only, settings.minutes, settings.progress, settings.place)
     spent = sum(r["wall_seconds"] for r in bench.finished.values())
     details = {
         "model": Path(bench.model).name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from freemoe.bench.harness import Figure, Outcome, Settings
 from freemoe.bench.real_llm.cells import Cell, Store
@@ -28,6 +28,7 @@ FORMAT = 1
 class RivalBench(Bench):
     """The plan of all bases; `Bench` runs it cell by cell."""
 
+    function: ClassVar[str] = "freemoe.bench.rivals.measure:measure_rival"
     quick: bool = False
 
     def base(self, cell: Cell) -> str:
@@ -90,7 +91,7 @@ def listing(settings: Settings) -> list[dict[str, Any]]:
 def run(settings: Settings) -> Outcome:
     """Run what is missing, then make figures and the table of all that is there."""
     bench = bench_of(settings)
-    bench.run_missing(settings.only, settings.minutes, settings.progress)
+    bench.run_missing(settings.only, settings.minutes, settings.progress, settings.place)
     details = {
         "cells": {"done": len(bench.finished), "planned": len(bench.wanted)},
         "failed": bench.failed,

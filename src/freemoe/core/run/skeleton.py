@@ -23,7 +23,7 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.core.version import __version__
 
-NOT_DECIDING = ("workers",)
+NOT_DECIDING = ("workers", "place", "unit_seconds")
 """Fields of a recipe that decide how a result is made and not what it is: a resumed run may have others."""
 
 RESULT_FORMAT = 1

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Kept
 from freemoe.domain_experts.candidates import check_division
 from freemoe.domain_experts.cost.memory import FITTED, fitting, stage_peaks
@@ -113,12 +114,14 @@ def _memory(bench: Workbench, stages: Sequence[str]) -> dict[str, Any]:
     )
     above = {stage: peaks[stage].said + copies * (stage in FITTED) for stage in stages}
     total = base + max(above.values())
-    if recipe.workers > 1:
+    place = place_of(recipe)
+    workers = place.workers or 1
+    if place.several:
         # Each has the base and a stage of its own; the process that they work for has the base too.
-        total = base + recipe.workers * total
+        total = base + workers * total
     here = ", or this machine" if total < free_bytes(bench.model.device) + base else ""
     return {
-        "workers": recipe.workers,
+        "workers": workers,
         "memory_bytes": round(total),
         "base_bytes": round(base),
         "above_the_base_bytes": {stage.replace(" ", "_"): round(size) for stage, size in above.items()},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,15 @@ class Found:
     record: dict[str, Any]
 
 
+Measure = Callable[[Sequence[tuple[str, Plan]]], None]
+"""Lets others measure plans, each under a rule, and write them into the journal, before they are asked for here."""
+
+
+def drop_unit(rescale: str, plan: Plan) -> str:
+    """The journal's name for what a plan loses under a rule."""
+    return f"drop|{rescale}|{plan.text()}"
+
+
 def kl_drop(
     model: Any, blocks: Blocks, teacher: Teacher, journal: Journal | None = None, rescale: str = "none"
 ) -> Drop:
@@ -62,7 +71,7 @@ def kl_drop(
                 return measure(model, blocks, teacher).mean_kl
 
         if plan not in known:
-            known[plan] = journal.unit(f"drop|{rescale}|{plan.text()}", work) if journal else work()
+            known[plan] = journal.unit(drop_unit(rescale, plan), work) if journal else work()
         return known[plan]
 
     return drop
@@ -154,7 +163,14 @@ def given_plan(model: Any, text: str) -> Plan:
     return plan
 
 
-def find_plan(model: Any, section: PlanSection, drops: Drops, progress: Progress, seed: int = 0) -> Found:
+def find_plan(
+    model: Any,
+    section: PlanSection,
+    drops: Drops,
+    progress: Progress,
+    seed: int = 0,
+    ahead: Measure | None = None,
+) -> Found:
     """The plan that a recipe asks for, with its rule for router weights.
 
     Args:
@@ -163,6 +179,7 @@ def find_plan(model: Any, section: PlanSection, drops: Drops, progress: Progress
         drops: Under every rule that may be taken; each plan is held against others under its own best.
         progress: Where to report.
         seed: Of the random inputs of ``score: perturbation``.
+        ahead: Measures plans side by side, where there is somebody to do so.
 
     Raises:
         RecipeError: A plan that the model cannot run, that cuts nothing, or an Act that no plan has.
@@ -178,7 +195,7 @@ def find_plan(model: Any, section: PlanSection, drops: Drops, progress: Progress
         asked = [{"plan": p.text(), "drop": d} for p, d in found.asked]
         record = {"by": "two_stage", "k_star": found.k, "l_star": found.layer, "asked": asked}
         return Found(found.deployed, _rule_of(drops, found.deployed), star, record)
-    points, profile = pareto_list(model, section, drops, progress, seed)
+    points, profile = pareto_list(model, section, drops, progress, seed, ahead)
     first = choose(pareto(points), section.act, section.tolerance)
     if first.plan == base:
         raise RecipeError(
@@ -201,7 +218,12 @@ def find_plan(model: Any, section: PlanSection, drops: Drops, progress: Progress
 
 
 def pareto_list(
-    model: Any, section: PlanSection, drops: Drops, progress: Progress, seed: int = 0
+    model: Any,
+    section: PlanSection,
+    drops: Drops,
+    progress: Progress,
+    seed: int = 0,
+    ahead: Measure | None = None,
 ) -> tuple[list[Point], Profile]:
     """Profile every layer and k, then measure the plans that look best for every Act with all layers cut together.
 
@@ -214,6 +236,8 @@ def pareto_list(
     else:
         units = profile_units(base)
         rule = _rule_of(drops, even(base, section.act or (1 + base.act) / 2))
+        if ahead is not None:
+            ahead([(rule, base.with_k(layer, k)) for layer, k in units])
         with progress.stage("profile", len(units)) as advance:
             profile = {}
             for layer, k in units:
@@ -221,6 +245,8 @@ def pareto_list(
                 advance(1)
     asked = candidates(base, profile, section.best, section.act)
     points = []
+    if ahead is not None:
+        ahead([(rule, plan) for plan, _, _ in asked for rule in drops])
     with progress.stage("plans", len(asked)) as advance:
         for plan, predicted, source in asked:
             rule, lost = best_rule(drops, plan)

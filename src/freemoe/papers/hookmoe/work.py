@@ -165,7 +165,7 @@ def plans_record(
 
     from freemoe.evals.evaluation import Subject, under
     from freemoe.hookmoe.compare import calibration_weights, compare_plans, opened, read_ways
-    from freemoe.hookmoe.trim import prepare
+    from freemoe.hookmoe.material import prepare
     from freemoe.models.checkpoints.loading import load_tokenizer
 
     if recipe.threads:

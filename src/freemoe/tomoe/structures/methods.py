@@ -205,6 +205,15 @@ def _activity(bench: Bench) -> list[Activity]:
     return [Activity(*(kept[f"{n}.{name}"].to(device) for name in names)) for n in range(len(bench.sublayers))]
 
 
+GATHERED = ("clusters", "activity")
+"""Units whose tensors all rivals look at."""
+
+
+def gather(bench: Bench) -> None:
+    """Have what all rivals look at in the run's folder."""
+    _activity(bench)
+
+
 def best_variant(bench: Bench, method: str) -> tuple[Structure, dict[str, float]]:
     """A rival with the attention whole and with the attention pruned like the rest: the better on held-out text."""
     routers, activity = _clusters(bench), _activity(bench)

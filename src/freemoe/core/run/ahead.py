@@ -1,0 +1,98 @@
+"""Workers that fill a run's journal ahead of it.
+
+Each of them makes the same run up to where it stands, from what the run's folder holds, and does a part of a stage. The run
+itself then finds all of it in its journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
+
+from freemoe.core.run.away import Luggage, Parcel, work_away
+from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.units import Executor, Unit
+
+
+class Sharing(Protocol):
+    """An executor whose workers do not see this machine's files."""
+
+    def share(self, blob: bytes) -> Parcel:
+        """Put bytes where all of them find them."""
+        ...
+
+
+class Ahead:
+    """Lets workers do parts of a run; alive inside its ``with``.
+
+    Args:
+        run: The run's folder.
+        executor: Who does the work; closed at the end.
+        function: Does a part, as ``package.module:function``: called with ``output``, ``stage``, ``name`` and what is known, it
+            leaves what it finished in the `RunPart` named ``STAGE|NAME`` of that output.
+        known: More arguments of the function: plain data that is the same for every part.
+        needs: Stage, name of a part, name of a unit whose tensors the run keeps -> whether that part reads them. All if None.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        executor: Executor,
+        function: str,
+        known: dict[str, Any],
+        needs: Callable[[str, str, str], bool] | None = None,
+    ) -> None:
+        self._run = run
+        self._executor = executor
+        self._function = function
+        self._known = known
+        self._needs = needs or (lambda stage, name, unit: True)
+        share = getattr(executor, "share", None)
+        self._luggage = Luggage(run, share) if share is not None else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._executor.close()
+
+    def fill(self, stage: str, names: Sequence[str], told: Callable[[str], None]) -> set[str]:
+        """Fill the journal with parts of a stage, in their order whoever is done first.
+
+        Args:
+            stage: What is done.
+            names: Of its parts.
+            told: Called with each name as its part is finished.
+
+        Returns:
+            The names of what was done: none where there is nothing to do side by side.
+
+        Raises:
+            FreeMoEError: What went wrong in a part; all parts that were finished are in the journal.
+        """
+        if len(names) < 2:
+            return set()
+        parts = {f"{stage}|{name}": name for name in names}
+        units = [self._unit(stage, part, name) for part, name in parts.items()]
+        order, finished = list(parts), set[str]()
+        try:
+            with contextlib.closing(self._executor.run(units)) as results:
+                for unit, found in results:
+                    if self._luggage is not None:
+                        self._luggage.unpack(unit.name, found)
+                    told(parts[unit.name])
+                    finished.add(unit.name)
+                    while order and order[0] in finished:
+                        self._run.join(order.pop(0))
+        finally:
+            self._run.join()
+        return set(names)
+
+    def _unit(self, stage: str, part: str, name: str) -> Unit:
+        arguments = {**self._known, "stage": stage, "name": name, "output": str(self._run.output)}
+        if self._luggage is None:
+            return Unit(part, self._function, arguments)
+        files = self._luggage.pack(lambda unit: self._needs(stage, name, unit))
+        away = {"function": self._function, "arguments": arguments, "part": part, "files": files}
+        return Unit(part, f"{work_away.__module__}:{work_away.__name__}", away)

@@ -1,0 +1,164 @@
+"""A run's folder for workers that do not see it: what they read is sent to them, what they finish is sent back.
+
+A worker has a folder of its own for every run, with the same names in it, so that what works there need not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from freemoe.core.files import digest, write_atomic
+from freemoe.core.run.folder import RUNNING, RunFolder, _claim, _partial_of, _parts, _unit_file
+from freemoe.core.run.units import Unit
+
+PREFIX = "freemoe-worker-"
+"""How workers' folders begin, in the machine's folder for temporary files."""
+
+
+class Parcel(Protocol):
+    """Bytes that were put where every worker finds them."""
+
+    def get(self) -> bytes:
+        """The bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A file of the run's folder.
+
+    Attributes:
+        digest: Of its bytes: who has them does not fetch them again.
+        parcel: The bytes.
+    """
+
+    digest: str
+    parcel: Parcel
+
+
+class Luggage:
+    """What workers need of a run's folder; every file is put up for them once.
+
+    Args:
+        run: The run.
+        share: Puts bytes where workers find them.
+    """
+
+    def __init__(self, run: RunFolder, share: Callable[[bytes], Parcel]) -> None:
+        self._run = run
+        self._share = share
+        self._sent: dict[Path, tuple[tuple[int, int], Sent]] = {}
+        self.bytes_up = 0
+        self.bytes_back = 0
+
+    def pack(self, wanted: Callable[[str], bool]) -> dict[str, Sent]:
+        """The run's own files, and the tensors of those units that are wanted: path in its folder -> the file."""
+        partial = self._run.partial
+        own = [p for p in partial.iterdir() if p.is_file() and p.name != RUNNING and p.suffix != ".tmp"]
+        units = [_unit_file(partial, name) for name in self._run.journal.names() if wanted(name)]
+        return {str(p.relative_to(partial)): self._put(p) for p in [*own, *units] if p.exists()}
+
+    def _put(self, path: Path) -> Sent:
+        about = path.stat()
+        mark = (about.st_size, about.st_mtime_ns)
+        known = self._sent.get(path)
+        if known is not None and known[0] == mark:
+            return known[1]
+        blob = path.read_bytes()
+        sent = Sent(hashlib.sha256(blob).hexdigest(), self._share(blob))
+        self._sent[path] = (mark, sent)
+        self.bytes_up += len(blob)
+        return sent
+
+    def unpack(self, part: str, found: Mapping[str, bytes]) -> None:
+        """Write into the run's folder what a worker finished: path in its folder -> bytes; the journal's lines last."""
+        for name, blob in found.items():
+            path = self._run.partial / name
+            path.parent.mkdir(exist_ok=True)
+            write_atomic(path, blob)
+            self.bytes_back += len(blob)
+
+
+def work_away(function: str, arguments: dict[str, Any], part: str, files: Mapping[str, Sent]) -> dict[str, bytes]:
+    """Do a part of a run (`Ahead`) whose folder is elsewhere.
+
+    Args:
+        function: What does it.
+        arguments: Its arguments; ``output`` is where the run's folder stands there.
+        part: The part's name.
+        files: What of the run's folder it reads.
+
+    Returns:
+        The files that it finished: path in the run's folder -> bytes.
+    """
+    output = _folder() / digest(arguments["output"]) / "run"
+    partial = _partial_of(output)
+    for name, sent in files.items():
+        _fetch(partial / name, sent)
+    before = set(partial.glob("units/*"))
+    Unit(part, function, {**arguments, "output": str(output)}).work()
+    found = {}
+    for path in sorted(set(partial.glob("units/*.safetensors")) - before):
+        found[str(path.relative_to(partial))] = path.read_bytes()
+    for path in _parts(partial, part):
+        found[str(path.relative_to(partial))] = path.read_bytes()
+        # From now on it stands in the journal, which comes with the next part.
+        path.unlink()
+    return found
+
+
+_here: dict[Path, str] = {}
+
+
+def _fetch(path: Path, sent: Sent) -> None:
+    """Have a file as it is at the run, fetched unless it is here already."""
+    if _here.get(path) == sent.digest:
+        return
+    blob = sent.parcel.get()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, blob)
+    _here[path] = sent.digest
+
+
+_own: list[Path] = []
+
+
+def _folder() -> Path:
+    """This process's folder; those of processes that are gone are removed."""
+    if not _own:
+        _sweep(Path(tempfile.gettempdir()))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        # Locked until this process ends, however it does.
+        _claim(folder)
+        _own.append(folder)
+    return _own[0]
+
+
+def leave() -> None:
+    """Remove this process's folder."""
+    for folder in _own:
+        shutil.rmtree(folder, ignore_errors=True)
+    _own.clear()
+    _here.clear()
+
+
+def _sweep(where: Path) -> None:
+    """Remove the folders of workers that were killed."""
+    for folder in where.glob(f"{PREFIX}*"):
+        # Refused where it is another user's, or that of a worker who lives.
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < 60:
+                continue
+            held = _claim(folder)
+            if held is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(held)

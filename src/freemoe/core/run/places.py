@@ -1,0 +1,90 @@
+"""Where units of work are done, as a recipe spells it: ``local``, ``local:N``, ``ray``, ``ray://HOST:PORT``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from freemoe.core.errors import RecipeError
+
+MOST_WORKERS = 4096
+"""Nobody has more; a number above it is a mistake."""
+
+ALLOWED = "local, local:N (N processes), ray (a Ray of this machine alone), ray://HOST:PORT (a cluster)"
+
+_CLUSTER = re.compile(r"ray://[^\s/:@]+:([0-9]{1,5})|ray://\[[0-9a-fA-F:]+\]:([0-9]{1,5})")
+
+
+class SideBySide(Protocol):
+    """What is read of a recipe whose units may be done side by side."""
+
+    @property
+    def place(self) -> str:
+        """Where."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """By how many."""
+        ...
+
+    @property
+    def unit_seconds(self) -> float | None:
+        """How long a unit may take."""
+        ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where units are done.
+
+    Attributes:
+        ray: On Ray, and not by processes of this machine.
+        workers: By how many; None for as many as Ray has room for.
+        address: Of the cluster; None for a Ray of this machine alone.
+    """
+
+    ray: bool = False
+    workers: int | None = 1
+    address: str | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether there is anybody but this process."""
+        return self.ray or self.workers != 1
+
+
+def read_place(text: str, workers: int = 1) -> Place:
+    """Read where units are done.
+
+    Args:
+        text: As a recipe spells it.
+        workers: How many the recipe asks for besides.
+
+    Raises:
+        RecipeError: It is none of what is allowed, or asks for two numbers of workers.
+    """
+    kind, _, rest = text.partition(":")
+    if text == "local":
+        return Place(workers=workers)
+    if kind == "local" and re.fullmatch("[0-9]+", rest) and 1 <= int(rest[:6]) <= MOST_WORKERS:
+        if workers not in (1, int(rest)):
+            raise RecipeError(
+                f"--on {text} and --workers {workers} ask for two numbers of processes: give one of them."
+            )
+        return Place(workers=int(rest))
+    asked = None if workers == 1 else workers
+    if text == "ray":
+        return Place(ray=True, workers=asked)
+    cluster = _CLUSTER.fullmatch(text)
+    if cluster and 1 <= int(cluster[1] or cluster[2]) <= 65535:
+        return Place(ray=True, workers=asked, address=text)
+    raise RecipeError(
+        f"Units of work cannot be done on {text!r}. Allowed: {ALLOWED}, N and --workers from 1 to {MOST_WORKERS}."
+    )
+
+
+def place_of(recipe: SideBySide) -> Place:
+    """Where a recipe's units are done."""
+    return read_place(recipe.place, recipe.workers)

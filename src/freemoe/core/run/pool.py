@@ -1,0 +1,209 @@
+"""Workers that do units side by side, whatever becomes of them: which unit is whose turn, and what is begun again.
+
+What a worker is (`Worker`) and where it lives is another's business: a process of this machine, or an actor of a cluster.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Collection, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from freemoe.core.errors import WorkerError
+from freemoe.core.run.units import Unit
+
+PATIENCE = 180.0
+"""Seconds after which a pool gives up that has no worker and gets none."""
+
+
+class Died(Exception):
+    """A worker is gone; its text says how."""
+
+
+class Worker(Protocol):
+    """Who does one unit at a time."""
+
+    def send(self, unit: Unit) -> None:
+        """Let it begin a unit; one that is dead already shows when it is asked for its answer."""
+        ...
+
+    def receive(self) -> tuple[bool, Any]:
+        """Its answer, of a worker that has one: whether it went well, and the result or the error; a new one's is empty.
+
+        Raises:
+            Died: Instead of an answer.
+        """
+        ...
+
+    def end(self) -> None:
+        """Kill it, unless it is dead."""
+        ...
+
+
+@dataclass
+class _Begun:
+    unit: Unit
+    since: float
+
+
+class Pool(ABC):
+    """Does units by several workers, which start when they are needed and live until `close`.
+
+    What a function keeps in its module is there for the next unit of the same worker.
+
+    Args:
+        count: Most workers at a time.
+        again: How often a unit is begun again whose worker died.
+        limit: Seconds after which a unit counts as hung: its worker is ended, and another one begins it again, once. No limit
+            if None.
+    """
+
+    def __init__(self, count: int, again: int = 1, limit: float | None = None) -> None:
+        self.count = count
+        self.again = again
+        self.limit = limit
+        self._idle: list[Worker] = []
+        self._starting: dict[Worker, float] = {}
+        self._failed_starts = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in [*self._idle, *self._starting]:
+            worker.end()
+        self._idle.clear()
+        self._starting.clear()
+
+    @abstractmethod
+    def _start(self) -> tuple[Worker, bool]:
+        """Begin a worker; also whether it may be given a unit at once, or answers when it is ready."""
+
+    @abstractmethod
+    def _that_answer(self, workers: Collection[Worker], seconds: float | None) -> list[Worker]:
+        """Wait until there is an answer or a death, so long at most; those of whom there is."""
+
+    @abstractmethod
+    def _advice(self, how: str) -> str:
+        """What may be behind a death, and what to do."""
+
+    def run(self, units: Sequence[Unit]) -> Generator[tuple[Unit, Any], None, None]:
+        """Do the units; begun in their order, yielded as they are finished.
+
+        A unit whose worker dies is begun again, and so is one that takes longer than the limit. After any other trouble nothing
+        new is begun, what others are at is finished and yielded, and then the trouble is raised: work of hours is not thrown away.
+
+        Raises:
+            WorkerError: When the workers of a unit died, or it took too long, too often; when there is no worker to be had.
+            Exception: What a unit raised.
+        """
+        waiting, busy, lost = deque(units), dict[Worker, _Begun](), Counter[tuple[str, str]]()
+        trouble: Exception | None = None
+        try:
+            while busy or (waiting and trouble is None):
+                if trouble is None:
+                    self._staff(waiting, busy)
+                for worker in self._that_answer([*busy, *self._starting], self._patience(busy)):
+                    if worker in self._starting:
+                        failed = self._started(worker)
+                        trouble = trouble or failed
+                        continue
+                    unit = busy.pop(worker).unit
+                    try:
+                        good, found = worker.receive()
+                    except Died as death:
+                        trouble = trouble or self._begin_again(unit, "died", str(death), waiting, lost)
+                        continue
+                    self._idle.append(worker)
+                    if good:
+                        yield unit, found
+                    else:
+                        trouble = trouble or found
+                for worker in self._overdue(busy):
+                    worker.end()
+                    unit = busy.pop(worker).unit
+                    trouble = trouble or self._begin_again(unit, "hung", "", waiting, lost)
+                trouble = trouble or self._deserted(busy)
+            if trouble is not None:
+                raise trouble
+        finally:
+            for worker in busy:
+                worker.end()
+
+    def _staff(self, waiting: deque[Unit], busy: dict[Worker, _Begun]) -> None:
+        """Give every idle worker a unit, and begin as many more workers as there is work for."""
+        while len(busy) + len(self._idle) + len(self._starting) < min(self.count, len(busy) + len(waiting)):
+            worker, ready = self._start()
+            if ready:
+                self._idle.append(worker)
+            else:
+                self._starting[worker] = time.monotonic()
+        while waiting and self._idle:
+            worker = self._idle.pop()
+            busy[worker] = _Begun(waiting.popleft(), time.monotonic())
+            worker.send(busy[worker].unit)
+
+    def _patience(self, busy: dict[Worker, _Begun]) -> float | None:
+        """Seconds until somebody must be looked after who does not answer."""
+        ends = [begun.since + self.limit for begun in busy.values()] if self.limit else []
+        if not busy:
+            ends += [since + PATIENCE for since in self._starting.values()]
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+    def _overdue(self, busy: dict[Worker, _Begun]) -> list[Worker]:
+        now = time.monotonic()
+        return [w for w, begun in busy.items() if self.limit and now - begun.since >= self.limit]
+
+    def _started(self, worker: Worker) -> Exception | None:
+        """Let a new worker, that answers for the first time, be idle; the trouble, where it cannot."""
+        del self._starting[worker]
+        try:
+            good, found = worker.receive()
+        except Died as death:
+            worker.end()
+            self._failed_starts += 1
+            # One that falls over while others are started may have bad luck; each in turn has a reason.
+            return WorkerError(f"Workers die as they start: {death}.") if self._failed_starts > 2 else None
+        if not good:
+            worker.end()
+            return found
+        self._failed_starts = 0
+        self._idle.append(worker)
+        return None
+
+    def _begin_again(
+        self, unit: Unit, what: str, how: str, waiting: deque[Unit], lost: Counter[tuple[str, str]]
+    ) -> Exception | None:
+        """Put a unit back to the front; the trouble, where that was done before."""
+        lost[unit.name, what] += 1
+        times = lost[unit.name, what]
+        if times <= (1 if what == "hung" else self.again):
+            waiting.appendleft(unit)
+            return None
+        if what == "hung":
+            return WorkerError(
+                f"{unit.name!r} took longer than {self.limit:g} seconds, twice, each time by another worker. All units that were "
+                "finished are kept; run the same command again with a larger --unit-seconds, or without one."
+            )
+        often = {2: "twice", 3: "three times"}.get(times, f"{times} times")
+        return WorkerError(
+            f"The process that did {unit.name!r} died {often} ({how}){self._advice(how)} All units that were finished are kept; "
+            "run the same command again with fewer --workers."
+        )
+
+    def _deserted(self, busy: dict[Worker, _Begun]) -> Exception | None:
+        """The trouble of a pool without workers, that has waited long enough for the next one."""
+        began = min(self._starting.values(), default=None)
+        if busy or self._idle or began is None or time.monotonic() - began < PATIENCE:
+            return None
+        return WorkerError(
+            f"No worker could be started within {PATIENCE:g} seconds: no machine has room for one. All units that were finished "
+            "are kept; run the same command again when there is."
+        )

@@ -1,0 +1,97 @@
+"""Who does the units of a recipe."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from freemoe.core.errors import WorkerError
+from freemoe.core.run.places import Place, SideBySide, place_of
+from freemoe.core.run.pool import Pool
+from freemoe.core.run.processes import Processes
+
+INSTALL = "Running on Ray needs the package of that name: pip install 'freemoe[ray]'"
+
+_READ = ("model", "base", "artefact", "text", "domains", "root", "data_root", "task_folder")
+"""Fields of recipes, and of their sections, that may name files."""
+
+
+def executor_of(recipe: SideBySide) -> Pool:
+    """Who does a recipe's units: processes of this machine, or actors on Ray.
+
+    Raises:
+        WorkerError: There is no such Ray, or no room on it.
+    """
+    plain = recipe.model_dump(mode="json")  # type: ignore[attr-defined]
+    return pool(place_of(recipe), plain.get("threads"), plain.get("device"), recipe.unit_seconds, list(_paths(plain)))
+
+
+def has_ray() -> bool:
+    """Whether Ray is installed."""
+    return importlib.util.find_spec("ray") is not None
+
+
+def require_place(recipe: SideBySide) -> None:
+    """Raise before the expensive part where a recipe's units can be done nowhere.
+
+    Raises:
+        WorkerError: Ray is not installed, or nobody answers at the cluster's address.
+    """
+    place = place_of(recipe)
+    if not place.ray:
+        return
+    if not has_ray():
+        raise WorkerError(f"{INSTALL}.")
+    if place.address is not None:
+        host, _, port = place.address.removeprefix("ray://").rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except OSError as error:
+            raise WorkerError(
+                f"Nobody answers at {place.address} ({error}). Start a cluster there by `ray start --head "
+                f"--ray-client-server-port={port}` (docs/elsewhere.md), or give --on ray: that starts one on this machine alone."
+            ) from None
+
+
+def pool(
+    place: Place,
+    threads: int | None = None,
+    device: object = None,
+    limit: float | None = None,
+    needs: list[str] | None = None,
+) -> Pool:
+    """Workers at a place.
+
+    Args:
+        place: Where, and how many.
+        threads: CPU threads of each; by default they share those of this process. Sums depend on it: one that is asked for is
+            that of every worker, however many there are.
+        device: What bases are loaded on.
+        limit: Seconds that a unit may take.
+        needs: Paths that units read, checked on every machine.
+    """
+    import torch
+
+    own = threads or max(1, torch.get_num_threads() // (place.workers or 1))
+    if not place.ray:
+        return Processes(place.workers or 1, None if threads else own, limit)
+    from freemoe.distributed.ray_pool import RayPool
+
+    accelerator = str(device).startswith("cuda") or (device in ("auto", "split") and torch.cuda.is_available())
+    return RayPool(place.address, place.workers, own, accelerator=accelerator, limit=limit, needs=needs or ())
+
+
+def _paths(plain: Any, reads: bool = False) -> Iterator[str]:
+    """What a recipe as plain data names that may be a file or a folder."""
+    if isinstance(plain, dict):
+        for name, value in plain.items():
+            yield from _paths(value, reads or name in _READ)
+    elif isinstance(plain, list):
+        for value in plain:
+            yield from _paths(value, reads)
+    elif isinstance(plain, str) and reads:
+        yield plain
+        # A task may say what the file is: text:notes.txt.
+        yield from [plain.partition(":")[2]] if ":" in plain else []

@@ -1,0 +1,23 @@
+"""Functions that units of work name, in a module that a new process imports in no time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+
+def hangs(folder: str, times: int) -> str:
+    """Never come back, so many times in all."""
+    mark = Path(folder) / f"{len(list(Path(folder).iterdir()))}"
+    if int(mark.name) < times:
+        mark.touch()
+        time.sleep(600)
+    return "awake"
+
+
+def where(number: int, wait: float) -> tuple[int, str]:
+    """A square, and the node of Ray that it was made on."""
+    import ray
+
+    time.sleep(wait)
+    return number**2, ray.get_runtime_context().get_node_id()

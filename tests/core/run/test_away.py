@@ -1,0 +1,99 @@
+"""Parts of a run whose folder the workers do not see."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from freemoe.core.errors import NumericError
+from freemoe.core.run import away
+from freemoe.core.run.ahead import Ahead
+from freemoe.core.run.folder import RunFolder
+from tests.core.run.away import SerialAway
+from tests.core.run.test_journal import never
+
+WORK = "tests.core.run.work:part"
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where workers' folders are, for one test alone."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(away.tempfile, "gettempdir", lambda: str(folder))
+    monkeypatch.setattr(away.tempfile, "tempdir", str(folder))
+    away.leave()
+    yield folder
+    away.leave()
+
+
+def begun(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path / "out", {"a": 1})
+    run.tensors("common", lambda: {"a": torch.ones(3)})
+    run.tensors("mask|one", lambda: {"a": torch.zeros(2)})
+    run.tensors("mask|two", lambda: {"a": torch.zeros(2)})
+    return run
+
+
+def reads(stage: str, name: str, unit: str) -> bool:
+    return unit in ("common", f"mask|{name}")
+
+
+def test_what_they_finish_stands_in_the_run_as_if_it_had_been_done_there(tmp_path: Path) -> None:
+    run, executor, told = begun(tmp_path), SerialAway(), list[str]()
+    with Ahead(run, executor, WORK, {"times": 2}, reads) as ahead:
+        assert ahead.fill("search", ["one", "two"], told.append) == {"one", "two"}
+        assert told == ["one", "two"]
+        before = len(executor.shared)
+        # The journal has changed, and is sent again; nothing else is, and what is finished there is known.
+        ahead.fill("search", ["one", "two"], told.append)
+        assert len(executor.shared) <= before + 1 + 2
+    names = [f"search|{name}/{what}" for name in ("one", "two") for what in (0, 1, "found")]
+    assert run.journal.names() == ["common", "mask|one", "mask|two", *names]
+    assert run.journal.unit("search|two/1", never) == 3.0
+    assert torch.equal(run.tensors("search|one/found", never)["sum"], torch.tensor([3.0, 0.0]))
+    assert (run.journal.done, run.journal.reused) == (9, 0)
+    assert not list((run.partial / "parts").iterdir())
+
+
+def test_a_part_sees_only_what_it_reads(tmp_path: Path, temporary: Path) -> None:
+    with Ahead(begun(tmp_path), SerialAway(), WORK, {"times": 0}, reads) as ahead:
+        ahead.fill("search", ["one", "three"], lambda name: None)
+    (here,) = temporary.glob(f"{away.PREFIX}*")
+    # The journal and the identity; common tensors and one mask; and what was found there.
+    assert len(list(here.glob("*/run.partial/units/*"))) == 2 + 2
+
+
+def test_an_error_comes_as_itself_and_what_was_finished_stays(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    with Ahead(run, SerialAway(), WORK, {"times": 1, "fails": "two"}, reads) as ahead, pytest.raises(NumericError):
+        ahead.fill("search", ["one", "two"], lambda name: None)
+    assert "search|one/0" in run.journal
+    assert "search|two/0" not in run.journal
+
+
+def test_folders_of_workers_that_are_gone_are_removed(temporary: Path) -> None:
+    old, young = temporary / f"{away.PREFIX}old", temporary / f"{away.PREFIX}young"
+    for folder in (old, young):
+        folder.mkdir()
+    an_hour_ago = time.time() - 3600
+    os.utime(old, (an_hour_ago, an_hour_ago))
+    own = away._folder()
+    assert {p.name for p in temporary.iterdir()} == {young.name, own.name}
+    # One that lives holds its own, however old it is.
+    os.utime(own, (an_hour_ago, an_hour_ago))
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        away._sweep(temporary)
+        os.write(writer, b"x")
+        os._exit(0)
+    assert os.read(reader, 1) == b"x"
+    os.wait()
+    assert own.exists()
+    away.leave()
+    assert not own.exists()
