@@ -77,7 +77,8 @@ class Settings:
         data_root: Folder with the real benchmark files and the real model, for the figures that need them.
         model: A base to measure on, where a benchmark can take one, and the real LLM of `real`: folder, file or hub id.
         cells: Where benchmarks that go cell by cell keep what is finished.
-        only: Pattern of the names of the parts that are measured: cells, or masks of `tomoe-speed`.
+        only: Pattern of the names of the parts that are measured: cells, masks of `tomoe-speed`, kinds of `fuzz`; or a file or
+            folder of its cases.
         minutes: After so many no further cell is begun.
         device: Where the models of the benchmarks in `ON_DEVICES` stand.
         cache: Where bases that take long to train are kept.
@@ -153,6 +154,9 @@ BENCHES.add(
     "sandbox",
     "freemoe.bench.sandbox.benchmark",
     "hostile programs against every combination of the sandbox's walls (T20)",
+)
+BENCHES.add(
+    "fuzz", "freemoe.bench.fuzz.running", "hostile recipes, files and artefacts: tracebacks, hangs, wrong answers"
 )
 
 ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "large")
