@@ -46,6 +46,17 @@ def test_a_second_artefact_on_one_base(moe, text_artefact):
     assert unchanged(moe.model, before)
 
 
+def test_a_mixture_is_opened_on_a_base_that_another_has_switched(moe, artefact):
+    moe.set_expert("law/0")
+    wanted = logits(moe)
+    other = FreeMoE.from_pretrained(moe.model, artefact, tokenizer=moe.tokenizer, threads="raise")
+    assert (moe.active, other.active, other.threads) == ("law/0", "base", "raise")
+    assert torch.equal(logits(other, expert="law/0"), wanted)
+    assert not torch.equal(logits(other), wanted)
+    with pytest.raises(RecipeError, match="threads is 'queue'"):
+        FreeMoE.from_pretrained(moe.model, artefact, threads="queue")
+
+
 def test_what_cannot_be_loaded_changes_nothing(moe, world, artefact, text_artefact, tmp_path):
     with pytest.raises(
         DataError, match=r"an expert 'law/0', 'law/1', 'sums/all' already.*prefix='NAME-'.*delete_expert"

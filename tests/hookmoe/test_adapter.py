@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError
+from freemoe.evals.engine.answering import Answering
 from freemoe.hookmoe.adapter import Trimmed, load_adapter, save_adapter
 from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.exports import write_exports
@@ -24,7 +27,7 @@ from freemoe.models.weights import find_weights
 from tests.hookmoe.conftest import logits
 from tests.hookmoe.hooks.test_hook import stirred
 from tests.masks import mask_of
-from tests.tiny import tiny_model
+from tests.tiny import tiny_model, tiny_tokenizer
 
 
 def written(model: Any, trimmed: Trimmed, folder: Path) -> Path:
@@ -161,3 +164,19 @@ def test_plan_hooks_and_domain_experts_together(mixture: Any) -> None:
             assert torch.equal(now, then)
     board.switch(None)
     assert torch.equal(logits(mixture), before)
+
+
+def test_threads_take_turns_at_a_trimmed_mixture(mixtral: Any) -> None:
+    trimmed = trimmed_of(mixtral)
+    opened = Answering(mixtral, tiny_tokenizer(), {"trimmed": lambda: trimmed.attached(mixtral), "base": nullcontext})
+    before = logits(mixtral)
+    prompts = [(prompt, way) for prompt in ("court?", "12+7=") for way in ("trimmed", "base")]
+
+    def said(asked: tuple[str, str]) -> str:
+        return opened.generate_text(asked[0], expert=asked[1], max_new_tokens=4, do_sample=False)[0]
+
+    wanted = [said(asked) for asked in prompts]
+    assert wanted[0] != wanted[1]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(said, prompts * 15)) == wanted * 15
+    assert torch.equal(logits(mixtral), before)

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from freemoe.cli import app
+from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.core.run.skeleton import RESULT_FORMAT
-from freemoe.results import BuildResult, Result, TrimResult, read_result
+from freemoe.results import BuildResult, Result, TrimResult, read_result, shown
 from freemoe.results.documents import DOCUMENTS
 from freemoe.systems import SYSTEMS
 from tests.report.synthetic import make_result
@@ -68,9 +69,45 @@ def test_what_cannot_be_read_says_why(tmp_path: Path, written: str | None, messa
 
 
 def test_a_folder_and_its_file_are_read_and_an_unfinished_run_is_named(tmp_path: Path) -> None:
-    known: dict[str, Any] = {"format": 1, "kind": "converted"}
+    known: dict[str, Any] = {"format": 1, "kind": "evaluation"}
     (tmp_path / "result.json").write_text(json.dumps(known))
     assert read_result(tmp_path) == read_result(tmp_path / "result.json") == known
     (tmp_path / "other.partial").mkdir()
     with pytest.raises(ArtifactError, match=r"unfinished run stands at .*other\.partial"):
         read_result(tmp_path / "other")
+
+
+def test_a_result_that_is_not_what_its_type_says_is_refused(tmp_path: Path) -> None:
+    whole = json.loads(json.dumps(make_result()))
+    file = tmp_path / "result.json"
+
+    def read(**changed: Any) -> dict[str, Any]:
+        file.write_text(json.dumps({**whole, **changed}))
+        return read_result(tmp_path)
+
+    # A newer freemoe may write more.
+    assert read(more=[1])["more"] == [1]
+    for changed, told in (
+        ({"recipe": "none"}, r"recipe: .*object"),
+        ({"format": None}, "format: "),
+        (
+            {"domains": [{**whole["domains"][0], "reported_documents": "12"}]},
+            r"domains\.0\.reported_documents: .*integer",
+        ),
+    ):
+        with pytest.raises(ArtifactError, match=rf"is not whole: {told}.*cut short or edited"):
+            read(**changed)
+    with (
+        pytest.raises(ArtifactError, match=r"'x' cannot be shown \(KeyError: 'rule'\).*cut short or edited"),
+        shown("x"),
+    ):
+        whole["rule"]
+    with pytest.raises(ArtifactError, match="as it was"), shown("x"):
+        raise ArtifactError("as it was")
+
+
+def test_a_result_of_another_kind_than_its_artefact_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(make_result()))
+    write_manifest(tmp_path, {"kind": "trimmed-moe"})
+    with pytest.raises(ArtifactError, match="is of kind 'domain-experts', and its artefact is 'trimmed-moe'"):
+        read_result(tmp_path)

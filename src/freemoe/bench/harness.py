@@ -78,7 +78,8 @@ class Settings:
         data_root: Folder with the real benchmark files and the real model, for the figures that need them.
         model: A base to measure on, where a benchmark can take one, and the real LLM of `real`: folder, file or hub id.
         cells: Where benchmarks that go cell by cell keep what is finished.
-        only: Pattern of the names of the parts that are measured: cells, or masks of `tomoe-speed`.
+        only: Pattern of the names of the parts that are measured: cells, masks of `tomoe-speed`, kinds of `fuzz`; or a file or
+            folder of its cases.
         minutes: After so many no further cell is begun.
         place: Where cells of the benchmarks in `SIDE_BY_SIDE` are measured.
         device: Where the models of the benchmarks in `ON_DEVICES` stand.
@@ -161,6 +162,9 @@ BENCHES.add(
     "scale",
     "freemoe.bench.scale.benchmark",
     "units of work here, in processes and on Ray: bytes, speed-up, overhead; 70B on 8 to 512 devices by simulation (T12)",
+)
+BENCHES.add(
+    "fuzz", "freemoe.bench.fuzz.running", "hostile recipes, files and artefacts: tracebacks, hangs, wrong answers"
 )
 
 ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "large")

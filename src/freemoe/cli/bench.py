@@ -32,7 +32,10 @@ Examples:
 
 ALL = "all"
 _BY_CELLS = "real, rivals, tomoe-quality"
-_ONLY = f"Measure parts of these names only: cells of {_BY_CELLS} ('*/wikitext/*'), parts of large and hookmoe, masks of tomoe-speed."
+_ONLY = (
+    f"Measure parts of these names only: cells of {_BY_CELLS} ('*/wikitext/*'), parts of large and hookmoe, masks of tomoe-speed; "
+    "kinds of fuzz, or a file of its cases, which is opened again."
+)
 
 
 NEEDS_MODEL, NEEDS_DEVICE = ("real",), ("large",)
@@ -180,7 +183,9 @@ def _tell_plan(wanted: list[str], as_json: bool) -> None:
 
 def _run(wanted: list[str], settings: Any, output: Path, as_json: bool) -> None:
     from freemoe.bench.harness import missed, run_bench, save_result
+    from freemoe.cli.fuzzing import add_kind
 
+    add_kind()
     results: list[dict[str, Any]] = []
     for name in wanted:
         found = run_bench(name, settings)

@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
         as_json: bool = typer.Option(False, "--json", help="Print the result as JSON; write nothing."),
     ) -> None:
         from freemoe.hub.fetch import fetch_artefact
-        from freemoe.results import read_result
+        from freemoe.results import read_result, shown
 
         file = Path(artefact) if artefact.endswith(".json") and not Path(artefact).is_dir() else None
         if file is not None and (result := read_result(file)).get("kind") == "evaluation":
@@ -53,10 +53,12 @@ def register(app: typer.Typer) -> None:
             return
         system = system_of(place)
         assert system is not None
-        tables, lines = system.tables(result)
+        with shown(place):
+            tables, lines = system.tables(result)
+            lines = [*lines, record_text(result.get("seen"))]
         for table in tables:
             print_table(table)
-        for line in [*lines, record_text(result.get("seen"))]:
+        for line in lines:
             say(line)
         if not dry_run:
             say(f"report: {system.page(place)}")
@@ -66,10 +68,13 @@ def _evaluation(path: Path, result: dict[str, Any], dry_run: bool, as_json: bool
     """The table and the page of an evaluation."""
     from freemoe.report.evaluation import write_evaluation_report
     from freemoe.report.tables import evaluation_table
+    from freemoe.results import shown
 
     if as_json:
         print_json("eval", result)
         return
-    print_table(evaluation_table(result))
+    with shown(path):
+        table = evaluation_table(result)
+    print_table(table)
     if not dry_run:
         say(f"report: {write_evaluation_report(path)}")

@@ -51,5 +51,9 @@ class WorkerError(FreeMoEError, RuntimeError):
     """A process that was to do a part of the work and died."""
 
 
+class BusyError(FreeMoEError, RuntimeError):
+    """A model that another thread or task is using, where waiting was not wanted or would never end."""
+
+
 class SandboxError(FreeMoEError, RuntimeError):
     """Generated code that must not be run, or cannot be run safely here."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from freemoe.compat.transformers import make_known_to_pipelines
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
+from freemoe.core.threads import Threads, require_threads
 from freemoe.domain_experts.expert import Expert, read_experts
 from freemoe.domain_experts.hosting.batches import (
     FORWARD_ALONE,
@@ -31,7 +32,9 @@ from freemoe.domain_experts.hosting.batches import (
     take,
     with_positions,
 )
-from freemoe.domain_experts.hosting.host import ExpertHost
+from freemoe.domain_experts.hosting.host import ExpertHost, alone
+from freemoe.domain_experts.hosting.standing import untouched
+from freemoe.domain_experts.hosting.streaming import TextStream, stream
 from freemoe.domain_experts.hosting.summary import measured
 from freemoe.domain_experts.route.reading import read_router, require_features
 from freemoe.domain_experts.route.router import Route, Router
@@ -52,12 +55,30 @@ class FreeMoE(ExpertHost, Shipped):
     ``expert=``: the name of an expert, ``"base"``, ``"auto"`` (the router decides, per sequence), ``"a+b"`` (a union) or
     ``"a&b"`` (an intersection), a list with one name per sequence, or nothing for the expert that is set. What else a
     transformers model has (``generation_config``, ``dtype``, ``get_input_embeddings`` ...) is the base's.
+
+    **Threads.** The experts are switched in the one copy of the weights, so calls on one base run one after the other, also those
+    of several `FreeMoE` on the same base: each call, from reading its prompt to its last token, has the base for itself and
+    answers as if it were alone. A second thread waits for its turn, first come, first served, or with ``threads="raise"`` gets
+    a `BusyError`. ``with moe.expert(...)`` has the base for the whole block, and ``stream_text`` until its last token or its
+    ``close``. On one thread all of these nest. What is not kept apart: ``set_expert`` (for all threads, for calls that name no
+    expert), ``moe.model`` used directly outside of ``moe.turn()``, a backward pass, and torch's random numbers, which all
+    threads draw from (``do_sample=True``). Serve many at once by batches, not by threads.
+
+    **asyncio and processes.** All coroutines of a loop share its thread: call by ``asyncio.to_thread``, and await nothing inside
+    ``with moe.expert(...)``; another task that comes in then gets a `BusyError`, as waiting would never end. In the child of a
+    fork that happened during another thread's call, the model is refused; processes that are spawned load their own.
     """
 
     def __init__(
-        self, model: Any, experts: Sequence[Expert], router: Router | None = None, tokenizer: Any = None
+        self,
+        model: Any,
+        experts: Sequence[Expert],
+        router: Router | None = None,
+        tokenizer: Any = None,
+        *,
+        threads: Threads = "wait",
     ) -> None:
-        super().__init__(model, experts, tokenizer)
+        super().__init__(model, experts, tokenizer, threads)
         self.router = router
 
     @classmethod
@@ -74,6 +95,7 @@ class FreeMoE(ExpertHost, Shipped):
         token: str | bool | None = None,
         cache_dir: str | Path | None = None,
         local_files_only: bool = False,
+        threads: Threads = "wait",
     ) -> FreeMoE:
         """Load an artefact and its base: ``from_pretrained(artefact)``, or PEFT's ``from_pretrained(base, artefact)``.
 
@@ -89,12 +111,14 @@ class FreeMoE(ExpertHost, Shipped):
             token: For what is private, artefact or base.
             cache_dir: Where what is fetched is kept.
             local_files_only: Look into that cache only.
+            threads: What a thread does that finds the base in use by another: ``wait`` for its turn, or ``raise`` a `BusyError`.
 
         Raises:
             ArtifactError: When the artefact is damaged, of another kind, or was made for another base.
             HubError: When it cannot be read from the hub.
-            RecipeError: When no artefact is named, or base or artefact twice.
+            RecipeError: When no artefact is named, or base or artefact twice; or ``threads`` is neither.
         """
+        require_threads(threads)
         base, place = _named(places, base, artefact)
         access = Access(revision, token, cache_dir, local_files_only)
         root = fetch_artefact(place, access, required=True)
@@ -106,9 +130,10 @@ class FreeMoE(ExpertHost, Shipped):
         if base is None or isinstance(base, str | Path):
             wanted = dtype if torch_dtype is None else torch_dtype
             base, tokenizer = load_own_base(manifest, base, wanted, device, access)
-        require_base(manifest, base, tokenizer)
-        require_features(router, base)
-        moe = cls(base, experts, router, tokenizer)
+        with untouched(base):
+            require_base(manifest, base, tokenizer)
+            require_features(router, base)
+        moe = cls(base, experts, router, tokenizer, threads=threads)
         moe.folder = root
         moe._told = measured(root)
         return moe
@@ -144,11 +169,11 @@ class FreeMoE(ExpertHost, Shipped):
         if self.router is None:
             raise DataError("This artefact has no router; name an expert instead of 'auto'.")
         special = set(getattr(self.tokenizer, "all_special_ids", None) or [])
-        kept = [[t for t in ids if t not in special] for ids in self._token_ids(prompts, attention_mask)]
-        if not kept:
-            return []
         # Features are made of the untouched base, whatever expert is active.
         with self.expert(BASE):
+            kept = [[t for t in ids if t not in special] for ids in self._token_ids(prompts, attention_mask)]
+            if not kept:
+                return []
             rows = [prompt_feature(self.model, ids, self.router.feature).cpu() for ids in kept]
         found = []
         for ids, route in zip(kept, self.router.route(torch.stack(rows)), strict=True):
@@ -187,6 +212,7 @@ class FreeMoE(ExpertHost, Shipped):
 
     # ------------------------------------------------------------- like the HF model
 
+    @alone
     def forward(self, input_ids: Tensor | None = None, *, expert: Any = None, **inputs: Any) -> Any:
         """The base's forward under an expert; sequences of different experts are run group by group.
 
@@ -213,6 +239,7 @@ class FreeMoE(ExpertHost, Shipped):
 
         return CausalLMOutputWithPast(logits=logits)  # type: ignore[arg-type]
 
+    @alone
     @torch.no_grad()
     def generate(self, input_ids: Tensor | None = None, *, expert: Any = None, **inputs: Any) -> Any:
         """The base's generate under an expert; the prompt's expert stays for the whole sequence.
@@ -248,7 +275,8 @@ class FreeMoE(ExpertHost, Shipped):
         self, prompt: Sequence[str], *, expert: str | Sequence[str] = ..., max_new_tokens: int = ..., **options: Any
     ) -> list[tuple[str, str]]: ...
 
-    def generate_text(
+    @alone
+    def generate_text(  # pyright: ignore[reportInconsistentOverload]
         self,
         prompt: str | Sequence[str],
         *,
@@ -278,6 +306,29 @@ class FreeMoE(ExpertHost, Shipped):
         found = list(zip(said, used, strict=True))
         return found[0] if isinstance(prompt, str) else found
 
+    def stream_text(self, prompt: str, *, expert: str = AUTO, max_new_tokens: int = 64, **options: Any) -> TextStream:
+        """Continue a prompt and read it piece by piece: the pieces together are what `generate_text` says.
+
+        It is written by a thread of its own, which has the base until the last token, also where the reader stalls; closing or
+        letting go of the stream ends it earlier, and an error is raised where it is read.
+
+        Args:
+            prompt: A text.
+            expert: As in `generate_text`.
+            max_new_tokens: The most.
+            options: Of `generate`.
+
+        Returns:
+            An iterator of texts, with ``close`` and, at the end, ``expert``.
+
+        Raises:
+            BusyError: This thread has the base itself (``with moe.expert(...)``), for which the writer would wait in vain.
+            UnknownNameError: There is no such expert.
+        """
+        if expert != AUTO:
+            self.require(expert)
+        return stream(self, prompt, options | {"expert": expert, "max_new_tokens": max_new_tokens})
+
     def can_generate(self) -> bool:
         """Whether the base generates text; pipelines ask this before they ask what kind of model it is."""
         make_known_to_pipelines(type(self))
@@ -296,7 +347,8 @@ class FreeMoE(ExpertHost, Shipped):
         """An independent copy with the same experts, the same one switched in; what is never changed is shared."""
         with self.expert(BASE):
             model = copy.deepcopy(self.model, memo)
-        other = type(self)(model, list(self._experts.values()), self.router, copy.deepcopy(self.tokenizer, memo))
+            tokenizer = copy.deepcopy(self.tokenizer, memo)
+        other = type(self)(model, list(self._experts.values()), self.router, tokenizer, threads=self.threads)
         other.folder = self.folder
         other._told = dict(self._told)
         other.set_expert(self.active)

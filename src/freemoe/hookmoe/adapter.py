@@ -23,6 +23,7 @@ from torch import Tensor
 from freemoe.core.artifacts import read_manifest, read_tensors
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import write_atomic
+from freemoe.core.threads import turn_of
 from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS, read_config
 from freemoe.hookmoe.decoding.quick import quick_decoding
 from freemoe.hookmoe.hooks.hook import Hook, Hooks
@@ -54,11 +55,15 @@ class Trimmed:
     def attached(self, model: Any, quick: bool = False) -> Iterator[None]:
         """While open, the model runs trimmed; afterwards it is bit-equal to before. Nests with switched experts.
 
+        Gates and layers of the one model are changed, so the thread that opens it has the model until it is closed: others
+        that open it, or ask for a text of what `freemoe.load` returned, wait. ``model`` must not be called by others meanwhile.
+
         Args:
             model: The base.
             quick: Decode in compiled loops on a CPU (`quick_decoding`): equal within rounding, and much faster.
         """
         with ExitStack() as stack:
+            stack.enter_context(turn_of(model).held())
             stack.enter_context(applied(model, self.plan, self.rescale))
             if self.hooks is not None:
                 stack.enter_context(self.hooks.attached(model))

@@ -20,7 +20,7 @@ from freemoe.core.files import write_atomic
 from freemoe.report import reading
 from freemoe.report.figures.all_figures import Picture, drawn
 from freemoe.report.palette import css
-from freemoe.results import read_result
+from freemoe.results import read_result, shown
 
 REPORT = "report.html"
 
@@ -169,7 +169,9 @@ def write_page(source: str | Path, page: Callable[[dict[str, Any]], str], target
         ArtifactError: When there is no result, it is damaged, or the page cannot be written.
     """
     path = Path(source)
-    html = page(read_result(path))
+    result = read_result(path)
+    with shown(path):
+        html = page(result)
     target = target or (path.parent if path.suffix == ".json" else path) / REPORT
     write_atomic(target, html.encode())
     return target

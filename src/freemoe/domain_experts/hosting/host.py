@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -14,8 +15,10 @@ from torch import Tensor
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.registry import unknown_name
+from freemoe.core.threads import Threads, require_threads, turn_of
 from freemoe.domain_experts.expert import Expert, read_experts, require_zeros_say
 from freemoe.domain_experts.hosting.combining import combine, combined_mask, label, parse
+from freemoe.domain_experts.hosting.standing import Host, standing_of
 from freemoe.domain_experts.hosting.summary import as_table, expert_row, measured
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.hub.fetch import fetch_artefact
@@ -28,8 +31,21 @@ from freemoe.models.switching import switch_off
 from freemoe.models.weights import find_weights
 from freemoe.results.build import KIND
 
+Call = TypeVar("Call", bound=Callable[..., Any])
 
-class ExpertHost(torch.nn.Module):
+
+def alone(call: Call) -> Call:
+    """Let a host's method have the base for itself while it runs."""
+
+    @functools.wraps(call)
+    def inside(self: ExpertHost, *args: Any, **kwargs: Any) -> Any:
+        with self.turn():
+            return call(self, *args, **kwargs)
+
+    return cast("Call", inside)
+
+
+class ExpertHost(torch.nn.Module, Host):
     """A base model with its experts, one of them or none switched in.
 
     Wherever a name is expected, ``a+b`` is the union of two experts (what is off in either) and ``a&b`` their intersection.
@@ -38,10 +54,15 @@ class ExpertHost(torch.nn.Module):
         model: The base, a transformers model.
         experts: Those that are there from the start.
         tokenizer: The base's, or None.
+        threads: What a thread does that finds the base in use by another: ``wait`` for its turn, or ``raise`` a `BusyError`.
+
+    Raises:
+        RecipeError: ``threads`` is neither.
     """
 
-    def __init__(self, model: Any, experts: Sequence[Expert], tokenizer: Any = None) -> None:
+    def __init__(self, model: Any, experts: Sequence[Expert], tokenizer: Any = None, threads: Threads = "wait") -> None:
         super().__init__()
+        self.threads: Threads = require_threads(threads)
         self.model = model
         self.tokenizer = tokenizer
         self.training = model.training
@@ -65,7 +86,7 @@ class ExpertHost(torch.nn.Module):
     @property
     def active(self) -> str:
         """The expert that is switched in now, or ``"base"``."""
-        return self._board.active or BASE
+        return standing_of(self.model).name_of(self)
 
     @property
     def active_expert(self) -> str:
@@ -86,16 +107,20 @@ class ExpertHost(torch.nn.Module):
 
     def expert_mask(self, name: str) -> Mask:
         """Weights that an expert switches off, regenerated from the untouched base."""
-        self.require(name)
+        with self.expert(BASE):
+            self.require(name)
+            return self._mask(name)
+
+    def _mask(self, name: str) -> Mask:
+        """The same while the base is switched in."""
         if name == BASE:
             return Mask()
-        with self.expert(BASE):
-            if name in self._experts:
-                return self._experts[name].mask(self._weights)
-            combination = parse(name, self._experts)
-            assert combination is not None
-            operation, parts = combination
-            return combined_mask(operation, [self._experts[part].mask(self._weights) for part in parts])
+        if name in self._experts:
+            return self._experts[name].mask(self._weights)
+        combination = parse(name, self._experts)
+        assert combination is not None
+        operation, parts = combination
+        return combined_mask(operation, [self._experts[part].mask(self._weights) for part in parts])
 
     def described(self, name: str) -> Expert:
         """An expert, or a combination as an expert of its own.
@@ -104,34 +129,57 @@ class ExpertHost(torch.nn.Module):
             UnknownNameError: As `require`.
             DataError: The combination is the base.
         """
-        self.require(name)
-        if name in self._experts:
-            return self._experts[name]
-        combination = parse(name, self._experts)
-        if combination is None:
-            return Expert(BASE)
-        operation, parts = combination
         with self.expert(BASE):
+            self.require(name)
+            if name in self._experts:
+                return self._experts[name]
+            combination = parse(name, self._experts)
+            if combination is None:
+                return Expert(BASE)
+            operation, parts = combination
             return combine(name, operation, [self._experts[part] for part in parts], self._weights)
 
     # -------------------------------------------------------------- switching
 
+    def turn(self) -> contextlib.AbstractContextManager[None]:
+        """Have the base for this thread alone inside a ``with`` block, as every call here does for itself; it nests.
+
+        Raises:
+            BusyError: Another thread has it and ``threads`` is ``raise``; or waiting would never end.
+        """
+        return turn_of(self.model).held(self.threads)
+
     def set_expert(self, name: str | None) -> None:
-        """Switch to an expert until told otherwise; None or ``"base"`` restores the base bit by bit."""
-        wanted = name or BASE
-        if wanted != BASE and wanted not in self._board:
-            self._board.learn(wanted, self.expert_mask(wanted))
-        self._board.switch(None if wanted == BASE else wanted)
+        """Switch to an expert until told otherwise; None or ``"base"`` restores the base bit by bit.
+
+        That holds for all threads, for calls that name no expert.
+        """
+        with self.turn():
+            self.require(name or BASE)
+            standing_of(self.model).set(self, name or BASE)
 
     @contextlib.contextmanager
     def expert(self, name: str | None) -> Iterator[Self]:
-        """Use an expert inside a ``with`` block, then go back to the one before."""
-        before = self.active
-        self.set_expert(name)
-        try:
-            yield self
-        finally:
-            self.set_expert(before)
+        """Use an expert inside a ``with`` block, then go back to the one before; other threads wait until the block ends."""
+        with self.turn():
+            self.require(name or BASE)
+            block = standing_of(self.model).open(self, name or BASE)
+            try:
+                yield self
+            finally:
+                standing_of(self.model).close(block)
+
+    def switch_in(self, name: str) -> None:
+        """Put an expert into the weights; `set_expert` and `expert` ask for it."""
+        if name not in self._board:
+            # Bands are rankings of the base's own values.
+            self._board.switch(None)
+            self._board.learn(name, self._mask(name))
+        self._board.switch(name)
+
+    def way_back(self) -> Callable[[], None]:
+        """What makes the weights the base's again."""
+        return functools.partial(self._board.switch, None)
 
     def disable_expert(self) -> contextlib.AbstractContextManager[Self]:
         """Use the base inside a ``with`` block, then go back to the expert before."""
@@ -163,13 +211,13 @@ class ExpertHost(torch.nn.Module):
         if name is not None and name not in held:
             raise unknown_name("expert", name, list(held))
         wanted = list(held) if name is None else [name]
-        self._require_free([prefix + n for n in wanted])
         with self.expert(BASE):
+            self._require_free([prefix + n for n in wanted])
             require_base(manifest, self.model, self.tokenizer)
-        told = measured(root)
-        for old in wanted:
-            self._experts[prefix + old] = replace(held[old], name=prefix + old)
-            self._told[prefix + old] = told.get(old, {})
+            told = measured(root)
+            for old in wanted:
+                self._experts[prefix + old] = replace(held[old], name=prefix + old)
+                self._told[prefix + old] = told.get(old, {})
         return [prefix + n for n in wanted]
 
     def add_expert(
@@ -188,18 +236,17 @@ class ExpertHost(torch.nn.Module):
             DataError: The name is taken, neither or both are given, or the combination is the base.
             UnknownNameError: One of them is no expert here.
         """
-        self._require_free([name])
         if (union is None) == (intersection is None):
             raise DataError("An expert combines others by union=[...] or by intersection=[...]: give one of the two.")
         operation, parts = ("intersection", intersection) if union is None else ("union", union)
         assert parts is not None
-        for part in parts:
-            if part not in self._experts:
-                raise unknown_name("expert", part, self.experts)
         with self.expert(BASE):
+            self._require_free([name])
+            for part in parts:
+                if part not in self._experts:
+                    raise unknown_name("expert", part, self.experts)
             self._experts[name] = combine(name, operation, [self._experts[p] for p in parts], self._weights)
-        self._told[name] = {"verdict": f"{label(operation, parts)}: measured by nobody yet"}
-        if name in self._board and name != self.active:
+            self._told[name] = {"verdict": f"{label(operation, parts)}: measured by nobody yet"}
             self._board.forget(name)
 
     def delete_expert(self, name: str) -> None:
@@ -208,18 +255,17 @@ class ExpertHost(torch.nn.Module):
         Raises:
             UnknownNameError: There is no such expert.
         """
-        if name not in self._experts:
-            raise unknown_name("expert", name, self.experts)
-        active = self.active
-        gone = active == name or (
-            active not in (BASE, *self._experts) and name in (parse(active, self._experts) or ((), ()))[1]
-        )
-        self.set_expert(BASE)
-        del self._experts[name]
-        self._told.pop(name, None)
-        # Combinations with it are forgotten too.
-        self._on_board()
-        self.set_expert(BASE if gone else active)
+        with self.expert(BASE):
+            if name not in self._experts:
+                raise unknown_name("expert", name, self.experts)
+            known = list(self._experts)
+            standing_of(self.model).let_go(
+                self, lambda n: n == name or (n not in (BASE, *known) and name in (parse(n, known) or ((), ()))[1])
+            )
+            del self._experts[name]
+            self._told.pop(name, None)
+            # Combinations with it are forgotten too.
+            self._on_board()
 
     def _require_free(self, names: Sequence[str]) -> None:
         taken = [n for n in names if n in self._experts or n in (BASE, AUTO)]
@@ -233,10 +279,11 @@ class ExpertHost(torch.nn.Module):
 
     def expert_summary(self) -> list[dict[str, Any]]:
         """What there is to say of every expert; see `hosting.summary.expert_row` for the keys."""
-        return [
-            expert_row(expert, self.expert_mask(name), self._weights, self._told.get(name))
-            for name, expert in self._experts.items()
-        ]
+        with self.expert(BASE):
+            return [
+                expert_row(expert, self._mask(name), self._weights, self._told.get(name))
+                for name, expert in self._experts.items()
+            ]
 
     def print_expert_summary(self) -> None:
         """Print `expert_summary` as a table; a star marks the expert that is switched in."""
@@ -292,21 +339,23 @@ class ExpertHost(torch.nn.Module):
         Raises:
             ArtifactError: Zeros do not say what the expert is, or weights are not in memory.
         """
-        wanted = name or self.active
-        mask = self.expert_mask(wanted)
-        if wanted != BASE:
-            require_zeros_say(wanted, self.described(wanted).unit)
-        if left_out(self._weights, mask):
-            require_zeros_say(wanted, "expert")
-        if stored := [w.name for w in self._weights if w.stored is not None and w.name in mask]:
-            raise ArtifactError(
-                f"{len(stored)} weights that expert {wanted!r} has off are not in memory (the first is {stored[0]!r}), so that "
-                "zeros cannot be written into them. Use merge_and_save, which writes a checkpoint."
-            )
-        self.set_expert(BASE)
-        switch_off(self._weights, mask)
-        self._experts, self._told = {}, {}
-        self._on_board()
+        with self.turn():
+            wanted = name or self.active
+            mask = self.expert_mask(wanted)
+            if wanted != BASE:
+                require_zeros_say(wanted, self.described(wanted).unit)
+            if left_out(self._weights, mask):
+                require_zeros_say(wanted, "expert")
+            if stored := [w.name for w in self._weights if w.stored is not None and w.name in mask]:
+                raise ArtifactError(
+                    f"{len(stored)} weights that expert {wanted!r} has off are not in memory (the first is {stored[0]!r}), so "
+                    "that zeros cannot be written into them. Use merge_and_save, which writes a checkpoint."
+                )
+            standing_of(self.model).let_go(self, lambda _: True)
+            with self.expert(BASE):
+                switch_off(self._weights, mask)
+                self._experts, self._told = {}, {}
+                self._on_board()
         return self.model
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from freemoe.core.errors import DataError
 from freemoe.core.registry import unknown_name
+from freemoe.core.threads import turn_of
 from freemoe.evals.engine.scorer import context_length
 from freemoe.hub.shipped import Shipped
 
@@ -104,6 +105,9 @@ def padded_ids(model: Any, tokenizer: Any, prompts: Sequence[str], max_new_token
 class Answering(Shipped):
     """One model and the ways in which it can be run.
 
+    Threads take turns at the model, from the prompt to the last token. ``model`` itself, used directly, is as safe as any of
+    transformers' (a converted model keeps no state between calls) where no way is open.
+
     Attributes:
         model: A transformers causal LM.
         tokenizer: Its tokenizer, or None.
@@ -146,8 +150,9 @@ class Answering(Shipped):
         texts = [prompt] if isinstance(prompt, str) else list(prompt)
         if not texts:
             return []
-        ids, mask = padded_ids(self.model, self.tokenizer, texts, max_new_tokens)
-        with self.ways[name]():
-            out = self.model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **options)
-        said = self.tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
+        with turn_of(self.model).held():
+            ids, mask = padded_ids(self.model, self.tokenizer, texts, max_new_tokens)
+            with self.ways[name]():
+                out = self.model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **options)
+            said = self.tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
         return (said[0], name) if isinstance(prompt, str) else [(text, name) for text in said]

@@ -1,0 +1,1 @@
+"""`freemoe bench fuzz`: hostile recipes, flags, task files, artefacts, base models and results, and what becomes of them."""

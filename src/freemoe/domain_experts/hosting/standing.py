@@ -1,0 +1,161 @@
+"""Which expert stands in a base's weights now, whichever of its hosts and blocks asked for it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from freemoe.core.threads import turn_of
+from freemoe.evals.engine.answering import BASE
+
+
+class Host:
+    """What `Standing` asks of a host.
+
+    Attributes:
+        set_to: The expert that is set until told otherwise.
+    """
+
+    set_to: str = BASE
+
+    def switch_in(self, name: str) -> None:
+        """Put an expert into the weights, where now the base or another expert of this host is."""
+        raise NotImplementedError
+
+    def way_back(self) -> Callable[[], None]:
+        """What puts the base back, also half way; it does not hold the host, and a second call does nothing."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Block:
+    """An open ``with`` block.
+
+    Attributes:
+        host: Whose.
+        name: The expert that the block uses.
+    """
+
+    host: Host
+    name: str
+
+
+class Standing:
+    """The blocks that are open on one base, innermost last, and the host whose expert is set outside of them.
+
+    The weights are those of the innermost block. A block may end out of order, and on another thread (a generator that is
+    collected): the others keep what they asked for, and when all have ended the base is what it was.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._blocks: list[Block] = []
+        self._set_by: weakref.ref[Host] | None = None
+        # Whose expert is in the weights, which, and the way back.
+        self._now: tuple[weakref.ref[Host], str, Callable[[], None]] | None = None
+        self._settling = False
+
+    def name_of(self, host: Host) -> str:
+        """The expert that a host uses: of its innermost block, else what it is set to."""
+        with self._lock:
+            return next((block.name for block in reversed(self._blocks) if block.host is host), host.set_to)
+
+    def open(self, host: Host, name: str) -> Block:
+        """Begin a block; on an error it has not begun."""
+        block = Block(host, name)
+        with self._lock:
+            self._blocks.append(block)
+            try:
+                self._settle()
+            except BaseException:
+                self.close(block)
+                raise
+        return block
+
+    def close(self, block: Block) -> None:
+        """End a block."""
+        with self._lock:
+            if block in self._blocks:
+                self._blocks.remove(block)
+            self._settle()
+
+    def set(self, host: Host, name: str) -> None:
+        """Use an expert until told otherwise, or until the host's innermost block ends; on an error all is as before."""
+        with self._lock:
+            block = next((b for b in reversed(self._blocks) if b.host is host), None)
+            before = host.set_to, self._set_by, block and block.name
+            if block is not None:
+                block.name = name
+            else:
+                host.set_to, self._set_by = name, weakref.ref(host)
+            try:
+                self._settle()
+            except BaseException:
+                host.set_to, self._set_by = before[:2]
+                if block is not None:
+                    block.name = str(before[2])
+                self._settle()
+                raise
+
+    def _wanted(self) -> tuple[Host | None, str]:
+        if self._blocks:
+            return self._blocks[-1].host, self._blocks[-1].name
+        host = None if self._set_by is None else self._set_by()
+        return host, BASE if host is None else host.set_to
+
+    def _settle(self) -> None:
+        """Bring what is wanted into the weights."""
+        # A block may end in the middle of a switching, when garbage is collected: then whoever is switching looks again.
+        if self._settling:
+            return
+        self._settling = True
+        try:
+            while True:
+                host, name = self._wanted()
+                if self._now is not None and (name == BASE or self._now[0]() is not host):
+                    self._now[2]()
+                    self._now = None
+                elif name != BASE and host is not None and (self._now is None or self._now[1] != name):
+                    self._now = weakref.ref(host), name, host.way_back()
+                    host.switch_in(name)
+                else:
+                    return
+        except BaseException:
+            if self._now is not None:
+                self._now[2]()
+                self._now = None
+            raise
+        finally:
+            self._settling = False
+
+    def let_go(self, host: Host, gone: Callable[[str], bool]) -> None:
+        """Use the base wherever a host uses an expert that is ``gone``."""
+        with self._lock:
+            for block in self._blocks:
+                if block.host is host and gone(block.name):
+                    block.name = BASE
+            if gone(host.set_to):
+                host.set_to = BASE
+            self._settle()
+
+
+def standing_of(model: Any) -> Standing:
+    """The one of a base, whichever host asks; it goes with the base."""
+    # A dictionary's setdefault is one step, also for two threads.
+    return turn_of(model).kept.setdefault("standing", Standing())
+
+
+@contextmanager
+def untouched(model: Any) -> Iterator[None]:
+    """Inside a ``with`` block a model is the base, bit by bit, whichever host has an expert in it; takes its turn."""
+    with turn_of(model).held():
+        standing = standing_of(model)
+        block = standing.open(Host(), BASE)
+        try:
+            yield
+        finally:
+            standing.close(block)

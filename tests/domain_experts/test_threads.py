@@ -1,0 +1,352 @@
+"""Threads on one base: every answer is what one thread alone gets, and the base is bit-equal afterwards."""
+
+import asyncio
+import gc
+import os
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from freemoe import FreeMoE
+from freemoe.core.errors import BusyError, RecipeError, UnknownNameError
+from freemoe.domain_experts.expert import switch_expert
+from freemoe.models.weights import find_weights
+from tests.domain_experts.test_mixture import bits, unchanged
+from tests.masks import mask_of
+from tests.tiny import tiny_model, tiny_tokenizer
+
+PROMPTS = ["court?", "12+7=", "treaty 9"]
+NAMES = ["base", "a", "b", "c", "d", "a+c", "b&d"]
+
+
+def experts_on(model, names="abcd"):
+    """Random switches; every third weight is off in each, another third each time."""
+    found = []
+    for number, name in enumerate(names):
+        generator = torch.Generator().manual_seed(number)
+        off = {w.name: torch.rand(w.size, generator=generator).lt(0.3).nonzero()[:, 0] for w in find_weights(model)}
+        found.append(switch_expert(name, mask_of(off, find_weights(model))))
+    return found
+
+
+@pytest.fixture
+def model():
+    return tiny_model("llama", num_hidden_layers=1, max_position_embeddings=64)
+
+
+@pytest.fixture
+def moe(model):
+    return FreeMoE(model, experts_on(model), None, tiny_tokenizer())
+
+
+class Failing(LogitsProcessor):
+    """Raises at the second token."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, ids, scores):
+        self.calls += 1
+        if self.calls > 1:
+            raise ValueError("in the middle")
+        return scores
+
+
+def text(moe, prompt, name, **options):
+    return moe.generate_text(prompt, expert=name, max_new_tokens=3, do_sample=False, **options)[0]
+
+
+def logits(moe, prompt, name):
+    with torch.no_grad():
+        return moe(torch.tensor([tiny_tokenizer()(prompt)["input_ids"]]), expert=name).logits
+
+
+def in_a_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result(timeout=60)
+
+
+def test_eight_threads_get_what_one_gets(moe, model):
+    before = bits(model)
+    # A second host of the same base, with two of the experts under other names.
+    other = FreeMoE(model, experts_on(model, "wx"), None, tiny_tokenizer())
+    hosts = {**{(name, 0): moe for name in NAMES}, ("w", 1): other, ("x", 1): other, ("base", 1): other}
+    texts = {(p, *k): text(host, p, k[0]) for k, host in hosts.items() for p in PROMPTS}
+    scores = {(p, *k): logits(host, p, k[0]) for k, host in hosts.items() for p in PROMPTS}
+    assert len(set(texts.values())) > 6
+    keys = list(texts)
+    wrong = []
+
+    def work(seed):
+        rng = random.Random(seed)
+        for number in range(200):
+            prompt, name, which = key = rng.choice(keys)
+            host = (moe, other)[which]
+            kind = rng.random()
+            if kind < 0.08:
+                with pytest.raises(ValueError, match="in the middle"):
+                    text(host, prompt, name, logits_processor=LogitsProcessorList([Failing()]))
+            elif kind < 0.12:
+                with pytest.raises(UnknownNameError):
+                    text(host, prompt, "nobody")
+            elif kind < 0.3:
+                if text(host, prompt, name) != texts[key]:
+                    wrong.append((seed, number, "text"))
+            elif kind < 0.4:
+                nested = rng.choice(keys)
+                with host.expert(name):
+                    inner = logits((moe, other)[nested[2]], nested[0], nested[1])
+                    outer = logits(host, prompt, None)
+                if not torch.equal(outer, scores[key]) or not torch.equal(inner, scores[nested]):
+                    wrong.append((seed, number, "nested"))
+            elif kind < 0.43:
+                if "".join(host.stream_text(prompt, expert=name, max_new_tokens=3, do_sample=False)) != texts[key]:
+                    wrong.append((seed, number, "stream"))
+            elif kind < 0.46:
+                host.set_expert(name)
+            elif not torch.equal(logits(host, prompt, name), scores[key]):
+                wrong.append((seed, number, "logits"))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert wrong == []
+    moe.set_expert(None)
+    other.set_expert(None)
+    assert unchanged(model, before)
+
+
+def test_a_second_thread_waits(moe):
+    order = []
+
+    def second():
+        with moe.expert("b"):
+            order.append("b")
+
+    with moe.expert("a"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        assert moe.active == "a"
+        order.append("a")
+    thread.join(20)
+    assert order == ["a", "b"]
+
+
+def test_or_is_refused(moe, model):
+    strict = FreeMoE(model, experts_on(model), None, tiny_tokenizer(), threads="raise")
+    with moe.expert("a"):
+        for call in (
+            lambda: text(strict, PROMPTS[0], "b"),
+            lambda: logits(strict, PROMPTS[0], "b"),
+            lambda: strict.set_expert("b"),
+            strict.expert_summary,
+            lambda: list(strict.stream_text(PROMPTS[0], expert="b")),
+        ):
+            with pytest.raises(BusyError, match=r"Another thread is using this model.*threads='wait'"):
+                in_a_thread(call)
+        # The same thread may.
+        assert text(strict, PROMPTS[0], "b")
+    assert in_a_thread(lambda: text(strict, PROMPTS[0], "b")) == text(moe, PROMPTS[0], "b")
+    with pytest.raises(RecipeError, match=r"threads is 'block'; allowed: wait .* raise"):
+        FreeMoE(model, [], threads="block")
+
+
+def test_two_hosts_of_one_base_do_not_see_each_other(moe, model):
+    before = bits(model)
+    other = FreeMoE(model, experts_on(model, "wx"), None, tiny_tokenizer())
+    wanted = {name: logits(moe, PROMPTS[0], name) for name in "ab"}
+    base = logits(moe, PROMPTS[0], "base")
+    moe.set_expert("a")
+    assert torch.equal(logits(other, PROMPTS[0], None), base)
+    other.set_expert("x")
+    assert (moe.active, other.active) == ("a", "x")
+    assert torch.equal(logits(moe, PROMPTS[0], None), wanted["a"])
+    with moe.expert("b"):
+        with other.expert("w"):
+            assert torch.equal(logits(moe, PROMPTS[0], None), wanted["b"])
+        assert torch.equal(model(torch.tensor([tiny_tokenizer()(PROMPTS[0])["input_ids"]])).logits, wanted["b"])
+    # A host that is gone leaves nothing behind, once another is used.
+    del other
+    gc.collect()
+    assert torch.equal(logits(moe, PROMPTS[0], "base"), base)
+    moe.set_expert(None)
+    assert unchanged(model, before)
+
+
+def test_blocks_that_end_out_of_order_leave_the_base(moe, model):
+    before = bits(model)
+
+    def using(name):
+        with moe.expert(name):
+            yield moe.active
+            yield moe.active
+
+    first, second = using("a"), using("b")
+    assert [next(first), next(second)] == ["a", "b"]
+    first.close()
+    # The second's block is still open, and still what it was.
+    assert next(second) == "b"
+    assert torch.equal(logits(moe, PROMPTS[0], None), logits(moe, PROMPTS[0], "b"))
+    third = using("c")
+    next(third)
+    # Collected on another thread.
+    held = [second, third]
+    del second, third
+    in_a_thread(held.clear)
+    assert moe.active == "base"
+    assert unchanged(model, before)
+    assert in_a_thread(lambda: text(moe, PROMPTS[0], "a"))
+
+
+def test_an_expert_that_goes_while_blocks_are_open(moe, model):
+    before = bits(model)
+    with moe.expert("a"):
+        with moe.expert("a+b"):
+            moe.delete_expert("a")
+            assert moe.active == "base"
+            assert unchanged(model, before)
+        assert moe.active == "base"
+    assert moe.experts == ["b", "c", "d"]
+    assert unchanged(model, before)
+
+
+# ------------------------------------------------------------------------------- streams
+
+
+def test_a_stream_says_the_same(moe):
+    stream = moe.stream_text("court?", expert="a", max_new_tokens=12, do_sample=False)
+    assert stream.expert is None
+    pieces = list(stream)
+    assert "".join(pieces) == moe.generate_text("court?", expert="a", max_new_tokens=12, do_sample=False)[0]
+    assert stream.expert == "a"
+    assert next(stream, "over") == "over"
+
+
+def slow(seconds):
+    class Slow(LogitsProcessor):
+        def __call__(self, ids, scores):
+            time.sleep(seconds)
+            return scores
+
+    return LogitsProcessorList([Slow()])
+
+
+def test_a_stalled_reader_holds_nobody_up(moe):
+    stream = moe.stream_text("court?", expert="a", max_new_tokens=10, do_sample=False)
+    assert in_a_thread(lambda: text(moe, "court?", "b"))
+    assert "".join(stream) == moe.generate_text("court?", expert="a", max_new_tokens=10, do_sample=False)[0]
+
+
+@pytest.mark.parametrize("end", ["close", "with", "collected"])
+def test_a_stream_that_is_left_frees_the_base(moe, model, end):
+    before = bits(model)
+    began = time.monotonic()
+    stream = moe.stream_text("a", expert="a", max_new_tokens=60, logits_processor=slow(0.2), do_sample=False)
+    if end == "close":
+        stream.close()
+    elif end == "with":
+        with stream:
+            time.sleep(0.5)
+    else:
+        del stream
+    assert text(moe, "court?", "b")
+    assert time.monotonic() - began < 8
+    assert unchanged(model, before)
+
+
+def test_errors_of_a_stream_are_raised_where_it_is_read(moe, model):
+    before = bits(model)
+    stream = moe.stream_text(
+        "court?", expert="a", max_new_tokens=5, logits_processor=LogitsProcessorList([Failing()]), do_sample=False
+    )
+    with pytest.raises(ValueError, match="in the middle"):
+        list(stream)
+    assert list(stream) == []
+    assert in_a_thread(lambda: unchanged(model, before))
+    with pytest.raises(UnknownNameError):
+        moe.stream_text("court?", expert="nobody")
+    with moe.expert("a"), pytest.raises(BusyError, match=r"outside of `with moe\.expert"):
+        moe.stream_text("court?", expert="a")
+
+
+def test_a_stream_that_is_closed_before_its_turn_ends(moe):
+    with moe.expert("b"):
+        stream = in_a_thread(lambda: moe.stream_text("court?", expert="a", max_new_tokens=5))
+        stream.close()
+    assert text(moe, "court?", "b")
+
+
+# ------------------------------------------------------------------------------- tasks and processes
+
+
+def test_a_block_that_is_open_across_an_await_is_refused_to_other_tasks(moe):
+    async def holder(entered, leave):
+        with moe.expert("a"):
+            assert text(moe, "court?", "b")
+            entered.set()
+            await leave.wait()
+
+    async def tasks():
+        entered, leave = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(holder(entered, leave))
+        await entered.wait()
+        with pytest.raises(BusyError, match=r"across an await.*asyncio\.to_thread"):
+            text(moe, "court?", "b")
+        leave.set()
+        await task
+
+    async def main():
+        await tasks()
+        several = await asyncio.gather(*(asyncio.to_thread(text, moe, "court?", n) for n in "abcd"))
+        return several == [text(moe, "court?", n) for n in "abcd"]
+
+    assert asyncio.run(main())
+    # A loop that runs inside a block is part of it.
+    with moe.expert("c"):
+        asyncio.run(tasks())
+        assert moe.active == "c"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_goes_on_where_its_own_thread_was_and_nowhere_else(moe):
+    wanted = text(moe, "court?", "b")
+
+    def in_a_child(work):
+        child = os.fork()
+        if not child:
+            try:
+                os._exit(0 if work() else 1)
+            except BaseException:
+                os._exit(2)
+        return os.waitpid(child, 0)[1]
+
+    def refused():
+        try:
+            moe.set_expert("a")
+        except BusyError as error:
+            return "forked while another thread" in str(error)
+        return False
+
+    with moe.expert("a"):
+        assert in_a_child(lambda: moe.active == "a" and text(moe, "court?", "b") == wanted) == 0
+    held, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with moe.expert("a"):
+            held.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    assert in_a_child(refused) == 0
+    leave.set()
+    thread.join()
+    assert text(moe, "court?", "b") == wanted
