@@ -17,6 +17,8 @@ ALL = [
     (errors.FamilyError, ValueError),
     (errors.NumericError, ValueError),
     (errors.ArtifactError, OSError),
+    (errors.BusyError, OSError),
+    (errors.DiskError, OSError),
     (errors.VersionError, ImportError),
     (errors.SandboxError, RuntimeError),
     (errors.WorkerError, RuntimeError),

@@ -30,7 +30,8 @@ from freemoe.bench.real_llm.protocol import (
     quick_protocol,
 )
 from freemoe.bench.real_llm.work import Job
-from freemoe.core.errors import DataError
+from freemoe.core.errors import BusyError, DataError
+from freemoe.core.run.lock import alone
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.units import end_with_parent
 
@@ -162,7 +163,11 @@ class Bench:
             known = self.identity(cell)
             if cell.name in self.finished or known is None:
                 return
-            self.run(cell, known)
+            with alone(self.store.path(cell)):
+                self.run(cell, known)
+        except BusyError as error:
+            progress.say(f"{cell.name}: left to another run ({error})")
+            return
         # One cell's trouble (no memory, a killed process, a NaN, a fault of another package's method) must not cost the
         # cells behind it.
         except Exception as error:
