@@ -154,6 +154,9 @@ BENCHES.add(
     "freemoe.bench.sandbox.benchmark",
     "hostile programs against every combination of the sandbox's walls (T20)",
 )
+BENCHES.add(
+    "kill", "freemoe.bench.kill.benchmark", "SIGKILL at the writes of build, convert and trim; then the same bytes"
+)
 
 ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "large")
 """Benchmarks that ``--device`` moves; the others run where they always do."""

@@ -16,6 +16,7 @@ from freemoe.core.files import MANIFEST
 from freemoe.core.run import lock
 from freemoe.core.run.folder import RunFolder, finished
 from freemoe.core.run.lock import alone, claim, release
+from tests.core.run.test_folder import artefact
 
 HOLDER = """
 import sys, time
@@ -146,8 +147,7 @@ def test_killed_between_the_rename_and_the_tidying(tmp_path: Path, monkeypatch: 
 
 def test_killed_between_the_two_renames_of_an_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old folder has its name again before anything else is done."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / MANIFEST).write_text("{}")
+    artefact(tmp_path / "out")
     (tmp_path / "out.old-2020").mkdir()
     run = RunFolder(tmp_path / "out", {"a": 1}, overwrite=True)
     run.unit("u", lambda: 1)

@@ -290,7 +290,7 @@ def _put_back(output: Path) -> None:
     for old in output.parent.glob(f"{glob.escape(output.name)}.old-*"):
         kept = old / "replaced"
         with contextlib.suppress(OSError):
-            if [p.name for p in old.iterdir()] != ["replaced"] or not (kept / MANIFEST).is_file():
+            if [p.name for p in old.iterdir()] != ["replaced"] or not _is_artefact(kept):
                 continue
             if output.exists():
                 # Its successor is there.
