@@ -81,7 +81,7 @@ def test_merging_that_fails_leaves_nothing(moe, tmp_path, monkeypatch):
         return save
 
     for error, seen, message in (
-        (OSError(28, "No space left on device"), ArtifactError, "merged' could not be written: .*No space left"),
+        (OSError(28, "No space left on device"), ArtifactError, "The disk is full: .*merged could not be written"),
         (SafetensorError("I/O error"), ArtifactError, "could not be written: I/O error"),
         (KeyboardInterrupt("by hand"), KeyboardInterrupt, "by hand"),
     ):

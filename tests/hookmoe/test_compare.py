@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import RecipeError
-from freemoe.core.run.journal import Journal
+from freemoe.core.run.folder import RunFolder
 from freemoe.hookmoe.compare import compare_plans, read_ways
 from freemoe.hookmoe.hooks.teacher import teach
 from freemoe.hookmoe.measure import measure
@@ -53,8 +53,8 @@ def test_what_cannot_be_read_is_refused(mixtral: Any, text: str, says: str) -> N
 def test_rows_are_what_each_way_measures_alone(mixtral: Any, tmp_path: Path) -> None:
     before, blocks, other = logits(mixtral), blocks_of(4), blocks_of(6, seed=3)
     plans = ["uniform:1", "2,1,2", "top_p:0.6,0.1", "rel_threshold:act=1.5", "naee"]
-    journal = Journal(tmp_path / "units.jsonl")
-    rows = compare_plans(mixtral, blocks, plans, calibration=other, journal=journal)
+    run = RunFolder(tmp_path / "out", {})
+    rows = compare_plans(mixtral, blocks, plans, calibration=other, run=run)
     assert json.loads(json.dumps(rows)) == rows
     assert [r["name"] for r in rows] == ["full", *plans]
     by = {r["name"]: r for r in rows}
@@ -72,9 +72,9 @@ def test_rows_are_what_each_way_measures_alone(mixtral: Any, tmp_path: Path) -> 
     # One expert less can only be further away than the full model is from itself.
     assert all(r["kl"] > 1e-4 for r in rows[1:])
     assert torch.equal(logits(mixtral), before)
-    done = journal.done
-    assert compare_plans(mixtral, blocks, plans, calibration=other, journal=journal) == rows
-    assert journal.done == done
+    done = run.journal.done
+    assert compare_plans(mixtral, blocks, plans, calibration=other, run=run) == rows
+    assert run.journal.done == done
     with pytest.raises(RecipeError, match="naee: thresholds come from calibration text"):
         compare_plans(mixtral, blocks, ["naee"])
 

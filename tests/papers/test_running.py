@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from freemoe.core.errors import DataError, UnknownNameError
+from freemoe.core.run.lock import alone
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.papers import writing
 from freemoe.papers.running import DONE, FAILED, OPEN, PAPER_ONLY, RECIPES, Records, measure, run_of
@@ -225,3 +227,26 @@ def test_what_the_command_refuses(freemoe: Freemoe, arguments: tuple[str, ...], 
     done = freemoe("reproduce", *arguments)
     assert done.code == 2
     assert said in done.err
+
+
+def test_a_row_that_another_process_measures_is_left_to_it(tmp_path: Path) -> None:
+    """A thread stands for the other process: a lock is a thread's own. The other rows are measured."""
+    records, began, over = Records(tmp_path), threading.Event(), threading.Event()
+    key = run_of(ONE, WAY, Scene()).key
+
+    def other() -> None:
+        with alone(tmp_path / f"{key}.json"):
+            began.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    began.wait(60)
+    try:
+        filled = measure(table(ONE, FIVE), Scene(), records, Quiet())
+    finally:
+        over.set()
+        thread.join()
+    assert [row["status"] for row in filled["rows"]] == [OPEN, DONE]
+    assert "is being written by another run" in filled["rows"][0]["why"]
+    assert measure(table(ONE), Scene(), records, Quiet())["rows"][0]["status"] == DONE

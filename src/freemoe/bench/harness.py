@@ -166,6 +166,9 @@ BENCHES.add(
 BENCHES.add(
     "fuzz", "freemoe.bench.fuzz.running", "hostile recipes, files and artefacts: tracebacks, hangs, wrong answers"
 )
+BENCHES.add(
+    "kill", "freemoe.bench.kill.benchmark", "SIGKILL at the writes of build, convert and trim; then the same bytes"
+)
 
 ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "large")
 """Benchmarks that ``--device`` moves; the others run where they always do."""

@@ -184,12 +184,14 @@ def _tell_plan(wanted: list[str], as_json: bool) -> None:
 def _run(wanted: list[str], settings: Any, output: Path, as_json: bool) -> None:
     from freemoe.bench.harness import missed, run_bench, save_result
     from freemoe.cli.fuzzing import add_kind
+    from freemoe.core.run.lock import alone
 
     add_kind()
     results: list[dict[str, Any]] = []
     for name in wanted:
-        found = run_bench(name, settings)
-        save_result(found, output)
+        with alone(output / f"{name}.json"):
+            found = run_bench(name, settings)
+            save_result(found, output)
         results.append(found)
         for figure in () if as_json else found["figures"]:
             say(figure["line"])

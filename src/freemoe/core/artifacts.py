@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import CARD, MANIFEST, write_atomic
-from freemoe.core.run.folder import RUNNING
+from freemoe.core.run.folder import IDENTITY, RUNNING, WORKING
 
 T = TypeVar("T")
 
@@ -39,8 +39,8 @@ def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
         str(path.relative_to(folder)): _checksum(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
-        and path.name not in (MANIFEST, RUNNING, "journal.jsonl", "identity.json")
-        and "units" not in path.relative_to(folder).parts
+        and path.name not in (MANIFEST, RUNNING, "journal.jsonl", IDENTITY)
+        and path.relative_to(folder).parts[0] not in WORKING
     }
     manifest = {"format": FORMAT, **body, "files": files}
     manifest["checksum"] = _own_checksum(manifest)

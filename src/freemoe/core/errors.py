@@ -43,6 +43,14 @@ class ArtifactError(FreeMoEError, OSError):
     """An artefact that is truncated, edited, for another base, or in the way."""
 
 
+class LockedError(ArtifactError):
+    """An output that another process is writing."""
+
+
+class DiskError(ArtifactError):
+    """A disk that is full, read-only or gone, in the middle of a run: what was finished is kept."""
+
+
 class VersionError(FreeMoEError, ImportError):
     """A name of another package that the installed release does not have."""
 

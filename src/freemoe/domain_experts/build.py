@@ -51,6 +51,7 @@ from freemoe.evals.seen import Seen
 from freemoe.evals.tasks.documents import FrozenChoice, digest_documents
 from freemoe.models.checkpoints.identity import IDENTITY, SETTINGS
 from freemoe.models.checkpoints.loading import origin
+from freemoe.models.precision import compute_dtype, is_measured
 from freemoe.recipes import BuildRecipe, dump, recipe_from
 from freemoe.results.build import KIND, BuildResult
 
@@ -151,7 +152,7 @@ def _steps(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> Made:
     bench = begun.bench
     with contextlib.ExitStack() as stack:
         several = place_of(recipe).several
-        ahead = stack.enter_context(Ahead(recipe, bench.model, run, begun.division())) if several else None
+        ahead = stack.enter_context(Ahead(bench.recipe, bench.model, run, begun.division())) if several else None
         chosen = _choose(begun, run, ahead)
         for name, blob in chosen.files.items():
             write_atomic(run.partial / name, blob)
@@ -183,6 +184,7 @@ def _begin(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> _Begun:
     bench = prepare(recipe, progress)
     bench.run = run
     run.same_inputs(_inputs(bench))
+    bench.recipe = recipe = _with_format(recipe, bench.model, run)
     for data in bench.domains.values():
         for note in data.notes:
             progress.say(f"{data.name}: {note}")
@@ -194,6 +196,18 @@ def _begin(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> _Begun:
     check_division(bench, divided)
     norms = _calibrate(bench, run, divided) if _needs_norms(recipe) else None
     return _Begun(bench, feature, divided, make_subdomains(bench, divided, norms))
+
+
+def _with_format(recipe: BuildRecipe, model: Any, run: RunFolder) -> BuildRecipe:
+    """The recipe with the number format of gradient passes settled for good: a process that goes on may measure otherwise."""
+    if not is_measured(recipe.saliency.compute, model):
+        return recipe
+
+    def found() -> str:
+        return "own" if compute_dtype("auto", model) is None else "bfloat16"
+
+    compute = run.journal.unit("number format", found)
+    return recipe.model_copy(update={"saliency": recipe.saliency.model_copy(update={"compute": compute})})
 
 
 def _choose(begun: _Begun, run: RunFolder, ahead: Ahead | None = None) -> _Chosen:

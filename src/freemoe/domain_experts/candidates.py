@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from freemoe.core.errors import DataError, NumericError, RecipeError
@@ -15,7 +14,7 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts.ahead import Ahead, Stage
 from freemoe.domain_experts.expert import Expert, band_expert, switch_expert, unit_expert
 from freemoe.domain_experts.purify.curvature import Forecast
-from freemoe.domain_experts.purify.greedy import OnRound
+from freemoe.domain_experts.purify.greedy import OnRound, from_state, to_state
 from freemoe.domain_experts.purify.methods import Task, method_of
 from freemoe.domain_experts.rank.bands import Band, Rankings, grid
 from freemoe.domain_experts.rank.calibrate import Norms
@@ -231,6 +230,7 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: Sequence[Subdomain]
                     text[sub.name],
                     recipe.seed,
                     on_round,
+                    run.state(f"purify|{sub.name}"),
                 )
                 try:
                     found = methods[sub.name].run(task, section)
@@ -239,18 +239,10 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: Sequence[Subdomain]
                         f"Subdomain {sub.name!r}: {error} The base model is as it was; subdomains done before are kept for "
                         "a run of the same recipe."
                     ) from None
-                forecast = astuple(found.forecast) if found.forecast else ()
-                return {
-                    **found.mask.encode(),
-                    "|curve": torch.tensor(found.losses, dtype=torch.float64),
-                    "|forecast": torch.tensor(forecast, dtype=torch.float64),
-                }
+                return to_state(found)
 
-            tensors = run.tensors(f"purify|{sub.name}", work)
-            sub.curve = tuple(tensors.pop("|curve").tolist())
-            forecast = tensors.pop("|forecast").tolist()
-            sub.forecast = Forecast(*forecast) if forecast else None
-            sub.fitted = Mask.decode(tensors, bench.weights)
+            found = from_state(run.tensors(f"purify|{sub.name}", work), bench.weights)
+            sub.curve, sub.forecast, sub.fitted = found.losses, found.forecast, found.mask
             advance(max(0, most[sub.name] - seen))
 
 
@@ -290,6 +282,7 @@ def shrink_all(bench: Workbench, run: RunFolder, subdomains: Sequence[Subdomain]
                     return fit_units(
                         bench.model, bench.weights, units, gradient, stop, section, recipe.saliency,
                         singles=SALIENCY in recipe.search.metrics, text=text, seed=recipe.seed, on_look=on_look,
+                        kept=run.state(f"units|{sub.name}"),
                     ).to_tensors()  # fmt: skip
                 except NumericError as error:
                     raise NumericError(f"Subdomain {sub.name!r}: {error} The base model is as it was.") from None

@@ -22,6 +22,7 @@ from freemoe.core.environment import environment
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import digest, write_atomic
 from freemoe.core.registry import unknown_name
+from freemoe.core.run.lock import alone
 from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.core.run.units import Unit
@@ -169,12 +170,22 @@ def evaluate(
     Raises:
         FreeMoEError: Its child that says what is wrong.
     """
-    progress = progress or Quiet()
+    if not recipe.output:
+        return _evaluated(recipe, subject, str(place or recipe.artefact), work, progress or Quiet())
+    output = Path(recipe.output)
+    require_result_place(output, overwrite)
+    with alone(output):
+        # What another process may have written meanwhile.
+        require_result_place(output, overwrite)
+        result = _evaluated(recipe, subject, str(place or recipe.artefact), work, progress or Quiet())
+        write_atomic(output, (json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def _evaluated(recipe: EvalRecipe, subject: Open, place: str, work: str | None, progress: Progress) -> dict[str, Any]:
+    """The result of `evaluate`."""
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    if recipe.output:
-        require_result_place(Path(recipe.output), overwrite)
-    place = str(place or recipe.artefact)
     record = read_record(place)
     recipe = seeded(recipe, record)
     if record is not None and record.warning():
@@ -191,7 +202,7 @@ def evaluate(
         {"name": name, "set_aside": apart, **_domain(begun, name, data, rows[name], recipe.seed or 0)}
         for name, (data, apart) in begun.domains.items()
     ]
-    result = {
+    return {
         "format": 1,
         "kind": KIND,
         "freemoe": __version__,
@@ -203,9 +214,6 @@ def evaluate(
         **({"costs": dict(opened.costs)} if opened.costs else {}),
         "environment": environment(),
     }
-    if recipe.output:
-        write_atomic(Path(recipe.output), (json.dumps(result, indent=1) + "\n").encode())
-    return result
 
 
 Scored = tuple[Sequence[Score], Sequence[str]]

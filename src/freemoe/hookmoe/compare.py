@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from freemoe.core.errors import RecipeError
-from freemoe.core.run.journal import Journal
+from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.hookmoe.hooks.teacher import Teacher, teach
 from freemoe.hookmoe.measure import measure
 from freemoe.hookmoe.plans.apply import applied, expert_counts, plan_of
@@ -118,7 +119,7 @@ def compare_plans(
     calibration: Blocks | None = None,
     rescale: str = "none",
     top: int = 64,
-    journal: Journal | None = None,
+    run: RunFolder | None = None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """Measure plans and rules of k per token on one text.
@@ -130,7 +131,7 @@ def compare_plans(
         calibration: Other text, from which ``naee`` and tuned rules take their thresholds.
         rescale: The plans' rule for router weights, see `applied`; rules per token have the model's own.
         top: Tokens kept of the full model's distribution per position.
-        journal: Keeps what was measured: a run that was stopped goes on.
+        run: Keeps what was measured: a run that was stopped goes on.
         progress: Where to report.
 
     Returns:
@@ -151,17 +152,20 @@ def compare_plans(
 
     def work(way: Way) -> dict[str, Any]:
         if not teacher:
-            teacher.append(teach(model, blocks, top, progress))
+            teacher.append(teach(model, blocks, top, progress, kept=run.state("compare|teacher") if run else NOT_KEPT))
         if way.calibrated and not seen:
             seen.append(calibration_weights(model, [way], calibration))
-        return _measured(model, blocks, teacher[0], way, rescale, seen[0] if seen else None)
+        kept = run.state(unit_of(way)) if run else NOT_KEPT
+        return _measured(model, blocks, teacher[0], way, rescale, seen[0] if seen else None, kept)
+
+    def unit_of(way: Way) -> str:
+        return f"compare|{rescale}|{way.name}"
 
     rows = []
     full = Way("full", plan_of(model))
     with progress.stage("compared plans", len(ways) + 1) as advance:
         for way in (full, *ways):
-            name = f"compare|{rescale}|{way.name}"
-            rows.append(journal.unit(name, lambda way=way: work(way)) if journal else work(way))
+            rows.append(run.unit(unit_of(way), lambda way=way: work(way)) if run else work(way))
             advance(1)
     return rows
 
@@ -192,10 +196,17 @@ def opened(
 
 
 def _measured(
-    model: Any, blocks: Blocks, teacher: Teacher, way: Way, rescale: str, seen: Mapping[int, Tensor] | None
+    model: Any,
+    blocks: Blocks,
+    teacher: Teacher,
+    way: Way,
+    rescale: str,
+    seen: Mapping[int, Tensor] | None,
+    kept: UnitState,
 ) -> dict[str, Any]:
     with opened(model, way, seen, rescale) as counts:
-        quality = measure(model, blocks, teacher)
+        # A rule's counts are of all tokens that ran: such a way is measured in one go.
+        quality = measure(model, blocks, teacher, kept if way.plan is not None else NOT_KEPT)
     act = {str(n): executed / tokens for n, (executed, tokens) in counts.items()}
     if way.plan is not None:
         how: dict[str, Any] = {"plan": list(way.plan.ks)}

@@ -12,9 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freemoe.core.errors import NumericError
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.evals.statistics import Interval
 from freemoe.hookmoe.hooks.teacher import Teacher, divergence, ending_of
 from freemoe.text.blocks import Blocks
+from freemoe.training.states import State
+
+_SUMS = ("ce", "kl", "tokens", "right")
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,26 @@ class Quality:
 
 
 @torch.no_grad()
-def measure(model: Any, blocks: Blocks, teacher: Teacher) -> Quality:
+def measure(model: Any, blocks: Blocks, teacher: Teacher, kept: UnitState = NOT_KEPT) -> Quality:
     """Score the model as it stands (plan and hooks on it) against the text and against what the teacher said.
+
+    What was measured is kept between two batches.
 
     Raises:
         NumericError: A loss is NaN or infinite.
     """
-    parts = []
+    parts: list[list[Tensor]] = []
     done = 0
-    for batch in blocks.batches():
+
+    def load(state: State) -> None:
+        nonlocal done
+        parts.append([state[name] for name in _SUMS])
+        done = len(state[_SUMS[0]])
+
+    def state() -> State:
+        return dict(zip(_SUMS, (torch.cat(p) for p in zip(*parts, strict=True)), strict=True))
+
+    for batch in kept.over(blocks.batches(), state, load):
         ending = ending_of(model, batch)
         device = ending.hidden.device
         said = teacher.rows(range(done, done + len(batch)))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.hooks.hook import Hooks
 from freemoe.hookmoe.hooks.teacher import logits_of
@@ -23,6 +24,7 @@ from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import Plan
 from freemoe.models.hooks import before
 from freemoe.text.blocks import Blocks
+from freemoe.training.states import State
 
 
 @dataclass(frozen=True)
@@ -64,19 +66,24 @@ def act_equivalent(model: Any, hooks: Hooks) -> float:
 
 
 @torch.no_grad()
-def routes(model: Any, blocks: Blocks) -> dict[int, Tensor]:
-    """Layer -> (tokens, k) int64: the experts that ran, as they reach the experts, on the CPU."""
-    seen: dict[int, list[Tensor]] = {}
+def routes(model: Any, blocks: Blocks, kept: UnitState = NOT_KEPT) -> dict[int, Tensor]:
+    """Layer -> (tokens, k) int64: the experts that ran, as they reach the experts, on the CPU; kept between two batches."""
+    seen: dict[str, Tensor] = {}
     with ExitStack() as stack:
         for layer in moe_layers(model):
 
             def look(module: nn.Module, args: tuple[Any, ...], number: int = layer.number) -> None:
-                seen.setdefault(number, []).append(args[1].reshape(-1, args[1].shape[-1]).cpu())
+                seen[str(number)] = args[1].reshape(-1, args[1].shape[-1]).cpu()
 
             stack.enter_context(before(layer.experts, look))
-        for batch in blocks.batches():
+
+        def work(batch: Blocks) -> State:
+            seen.clear()
             logits_of(model, batch)
-    return {n: torch.cat(parts) for n, parts in seen.items()}
+            return dict(seen)
+
+        found = kept.listed(blocks.batches(), work)
+    return {int(n): torch.cat([own[n] for own in found]) for n in sorted(found[0], key=int)}
 
 
 def act_per_layer(found: Mapping[int, Tensor], counts: Mapping[int, int]) -> dict[int, float]:

@@ -8,10 +8,10 @@ is kept, the test part is measured once, at the end.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.distributed.executors import require_place
 from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
@@ -31,7 +32,7 @@ from freemoe.hookmoe.compare import compare_plans
 from freemoe.hookmoe.exports import write_exports
 from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, ridge_start
 from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
-from freemoe.hookmoe.hooks.teacher import teach
+from freemoe.hookmoe.hooks.teacher import Teacher, teach
 from freemoe.hookmoe.hooks.training import Material, Schedule, train
 from freemoe.hookmoe.material import TextParts, inputs, prepare
 from freemoe.hookmoe.measure import Quality, as_json, measure, recovered
@@ -54,6 +55,7 @@ from freemoe.models.checkpoints.loading import load_tokenizer
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe, dump
 from freemoe.results.trim import TrimResult
+from freemoe.text.blocks import Blocks
 from freemoe.training.loop import Store
 
 
@@ -93,7 +95,7 @@ def trim(
             KIND,
             made,
             dump(made),
-            functools.partial(_steps, made),
+            partial(_steps, made),
             TrimResult,
             model_card,
             progress=progress,
@@ -110,9 +112,9 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
     run.same_inputs(inputs(base_print, settings, text))
     base = plan_of(model)
     training = recipe.training
-    held_out_teacher = teach(model, text.held_out, training.top, progress, "full model, held-out")
+    held_out_teacher = _taught(model, text.held_out, training.top, run, progress, "held-out")
     drops = {
-        rule: kl_drop(model, text.held_out, held_out_teacher, run.journal, rule)
+        rule: kl_drop(model, text.held_out, held_out_teacher, run, rule)
         for rule in rules_asked(model, recipe.plan.rescale)
     }
     with measuring(recipe, run, progress) as ahead:
@@ -125,9 +127,9 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
     )
     hooks, control, losses, start = None, None, {}, {}
     if widths:
-        train_teacher = teach(model, text.train, training.top, progress, "full model, train")
+        train_teacher = _taught(model, text.train, training.top, run, progress, "train")
         material = Material(text.train, train_teacher, text.held_out, held_out_teacher)
-        hooks, start = _start(model, recipe, found, widths, material, drops[rescale](found.plan))
+        hooks, start = _start(model, recipe, found, widths, material, drops[rescale](found.plan), run)
         losses["hooks"] = _train(model, found.plan, hooks, material, recipe, run, progress, "hooks", rescale)
         if training.control:
             control = make_hooks(model, recipe, widths)
@@ -136,7 +138,7 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
     trimmed = Trimmed(found.plan, hooks, rescale).as_type(model.dtype)
     save_adapter(trimmed, model, run.partial)
     write_exports(run.partial, model, found.plan, bool(widths), rescale)
-    test = _test(model, recipe, trimmed, control, text, progress)
+    test = _test(model, recipe, trimmed, control, text, run, progress)
     compared = _compared(model, recipe, text, run, progress)
     guessing = text_against_guessing(math.exp(min(700.0, test["rows"]["full"]["ce"])), vocabulary_of(model))
     return Made(
@@ -149,7 +151,7 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
             "hooks": {"widths": widths, "residual_kl": residual, "losses": losses, "start": start},
             "cost_of_a_token": _costs(model, base, trimmed),
             "test": test,
-            "speed": _speeds(model, recipe, trimmed, text),
+            "speed": _speeds(model, recipe, trimmed, text, run),
             "compared": compared,
             "text": {
                 "passages": text.passages,
@@ -159,6 +161,11 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
         manifest={IDENTITY: settings, "plan": list(found.plan.ks)},
         seen=keep_record(run.partial, text.seen(tokenizer)),
     )
+
+
+def _taught(model: Any, blocks: Blocks, top: int, run: RunFolder, progress: Progress, part: str) -> Teacher:
+    """What the full model says on a part of the text, kept in the run folder."""
+    return teach(model, blocks, top, progress, f"full model, {part}", run.state(f"teacher|{part}"))
 
 
 def _base_facts(recipe: TrimRecipe, model: Any, base_print: str, plan: Plan) -> dict[str, Any]:
@@ -178,7 +185,13 @@ def make_hooks(model: Any, recipe: TrimRecipe, widths: dict[int, int]) -> Hooks:
 
 
 def _start(
-    model: Any, recipe: TrimRecipe, found: Found, widths: dict[int, int], material: Material, plan_alone: float
+    model: Any,
+    recipe: TrimRecipe,
+    found: Found,
+    widths: dict[int, int],
+    material: Material,
+    plan_alone: float,
+    run: RunFolder,
 ) -> tuple[Hooks, dict[str, Any]]:
     """Hooks as training begins with them: in closed form where that is asked for and better than none, on held-out text.
 
@@ -188,9 +201,10 @@ def _start(
     hooks = make_hooks(model, recipe, widths)
     if recipe.hooks.begins == "zero":
         return hooks, {"kept": "zero"}
-    ridge_start(model, found.plan, hooks, material.train, found.rescale)
+    ridge_start(model, found.plan, hooks, material.train, found.rescale, run.state("ridge"))
     with applied(model, found.plan, found.rescale), hooks.attached(model):
-        ridge = measure(model, material.held_out, material.held_out_teacher).mean_kl
+        on_its_way = run.state("ridge, held-out")
+        ridge = measure(model, material.held_out, material.held_out_teacher, on_its_way).mean_kl
     kept = "ridge" if ridge <= plan_alone else "zero"
     start = {"kept": kept, "held_out_kl": {"zero": plan_alone, "ridge": ridge}}
     return (hooks if kept == "ridge" else make_hooks(model, recipe, widths)), start
@@ -258,18 +272,19 @@ def _compared(
         calibration=text.train,
         rescale=rescale,
         top=recipe.training.top,
-        journal=run.journal,
+        run=run,
         progress=progress,
     )
 
 
-def _speeds(model: Any, recipe: TrimRecipe, trimmed: Trimmed, text: TextParts) -> dict[str, Any]:
-    """The first length's figures, and under ``lengths`` those of all that are asked for."""
+def _speeds(model: Any, recipe: TrimRecipe, trimmed: Trimmed, text: TextParts, run: RunFolder) -> dict[str, Any]:
+    """The first length's figures, and under ``lengths`` those of all that are asked for; each is timed once."""
     asked, found = recipe.timing, []
     ids = text.test.ids.flatten()
     for length in asked.prompts or (text.test.length,):
         prompt = ids.repeat(-(-length // len(ids)))[:length]
-        found.append(speed(model, trimmed, prompt[None].to(model.device), asked.new_tokens, asked.rounds))
+        timed = partial(speed, model, trimmed, prompt[None].to(model.device), asked.new_tokens, asked.rounds)
+        found.append(run.unit(f"speed|{length}", timed))
     return {**found[0], "lengths": found}
 
 
@@ -295,11 +310,18 @@ def rows_of(model: Any, trimmed: Trimmed) -> dict[str, AbstractContextManager[An
 
 
 def _test(
-    model: Any, recipe: TrimRecipe, trimmed: Trimmed, control: Hooks | None, text: TextParts, progress: Progress
+    model: Any,
+    recipe: TrimRecipe,
+    trimmed: Trimmed,
+    control: Hooks | None,
+    text: TextParts,
+    run: RunFolder,
+    progress: Progress,
 ) -> dict[str, Any]:
     """The test part under every row of the report; nothing is chosen any more."""
     plan, rescale = trimmed.plan, trimmed.rescale
-    fit = fit_scale_bias(model, plan, text.train.rows(range(min(len(text.train), 64))), rescale)
+    some = text.train.rows(range(min(len(text.train), 64)))
+    fit = fit_scale_bias(model, plan, some, rescale, run.state("scale and bias"))
     rows = rows_of(model, trimmed)
     hooks = rows.pop("hooks", None)
     rows["scale and bias"] = _both(applied(model, plan, rescale), fit.attached(model))
@@ -307,7 +329,7 @@ def _test(
         rows["hooks"] = hooks
     if control is not None:
         rows["control"] = control.attached(model)
-    return measure_rows(model, text, rows, recipe.training, recipe.seed, progress)
+    return measure_rows(model, text, rows, recipe.training, recipe.seed, progress, run.state("test"))
 
 
 def measure_rows(
@@ -317,18 +339,22 @@ def measure_rows(
     training: HookTraining,
     seed: int,
     progress: Progress,
+    kept: UnitState = NOT_KEPT,
 ) -> dict[str, Any]:
-    """Cross-entropy, KL, share won back, routes: of every row, on the test part; ``full`` and ``plan`` come first."""
-    teacher = teach(model, text.test, training.top, progress, "full model, test")
+    """Cross-entropy, KL, share won back, routes: of every row, on the test part; ``full`` and ``plan`` come first.
+
+    What was measured is kept between two batches.
+    """
+    teacher = teach(model, text.test, training.top, progress, "full model, test", kept.part("teacher"))
     counts = {layer.number: layer.count for layer in moe_layers(model)}
     measured: dict[str, Quality] = {}
     report: dict[str, Any] = {}
-    full_routes = routes(model, text.test)
+    full_routes = routes(model, text.test, kept.part("full, routes"))
     with progress.stage("test", len(rows)) as advance:
         for name, context in rows.items():
             with context:
-                measured[name] = measure(model, text.test, teacher)
-                own = routes(model, text.test)
+                measured[name] = measure(model, text.test, teacher, kept.part(name))
+                own = routes(model, text.test, kept.part(f"{name}, routes"))
             report[name] = {
                 **measured[name].describe(),
                 "act": act_per_layer(own, counts),

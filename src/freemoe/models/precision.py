@@ -43,11 +43,23 @@ def compute_dtype(wish: Compute, model: nn.Module) -> torch.dtype | None:
     if wish == "own" or any(p.dtype != torch.float32 for p in matrices):
         return None
     if wish == "auto":
-        shapes = [tuple(p.shape[-2:]) for p in matrices]
-        rows, columns = max(shapes, key=lambda s: (shapes.count(s), s))
+        rows, columns = _commonest(matrices)
         if rows * columns < _SMALLEST or speedup(matrices[0].device, rows, columns) < _CLEAR:
             return None
     return torch.bfloat16
+
+
+def is_measured(wish: Compute, model: nn.Module) -> bool:
+    """Whether `compute_dtype` measures, so that another process may find another format."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    rows, columns = _commonest(matrices)
+    return wish == "auto" and all(p.dtype == torch.float32 for p in matrices) and rows * columns >= _SMALLEST
+
+
+def _commonest(matrices: list[nn.Parameter]) -> tuple[int, int]:
+    """Rows and columns that most matrices have."""
+    shapes = [(p.shape[-2], p.shape[-1]) for p in matrices]
+    return max(shapes, key=lambda s: (shapes.count(s), s))
 
 
 @cache

@@ -16,8 +16,9 @@ from typing import Any
 import yaml
 
 from freemoe.core.environment import DECIDING, environment, versions
-from freemoe.core.errors import FreeMoEError
+from freemoe.core.errors import FreeMoEError, LockedError
 from freemoe.core.files import digest, write_atomic
+from freemoe.core.run.lock import alone
 from freemoe.core.run.progress import Progress
 from freemoe.papers.table import Measured, Row, Scene, Table, Way, load_function
 from freemoe.recipes import Recipe, recipe_from, set_path
@@ -87,8 +88,13 @@ class Records:
         """Do a run, or go on with it, and write its record.
 
         Raises:
+            LockedError: Another process is at it.
             FreeMoEError: What the run met; what it has done so far stays for the next try.
         """
+        with alone(self.folder / f"{run.key}.json"):
+            return self._carried_out(run, progress)
+
+    def _carried_out(self, run: Run, progress: Progress) -> dict[str, Any]:
         began = time.perf_counter()
         folder = self.folder / run.key
         folder.mkdir(parents=True, exist_ok=True)
@@ -155,6 +161,8 @@ def _filled(row: Row, table: Table, scene: Scene, records: Records, progress: Pr
             progress.say(f"{table.name}: {row.label}")
             record = records.carry_out(run, progress)
         ours: dict[str, Measured] = load_function(way.read)(record["found"], row)
+    except LockedError as error:
+        return shown | {"status": OPEN, "why": str(error)}
     except FreeMoEError as error:
         return shown | {"status": FAILED, "why": " ".join(str(error).split())}
     except Exception as error:  # a row that fails, however it fails, does not cost the others

@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from freemoe.core.files import write_atomic
+from freemoe.core.run.lock import alone
 from freemoe.report import reading
 from freemoe.report.figures.all_figures import Picture, drawn
 from freemoe.report.palette import css
@@ -169,11 +170,10 @@ def write_page(source: str | Path, page: Callable[[dict[str, Any]], str], target
         ArtifactError: When there is no result, it is damaged, or the page cannot be written.
     """
     path = Path(source)
-    result = read_result(path)
-    with shown(path):
-        html = page(result)
     target = target or (path.parent if path.suffix == ".json" else path) / REPORT
-    write_atomic(target, html.encode())
+    result = read_result(path)
+    with shown(path), alone(target):
+        write_atomic(target, page(result).encode())
     return target
 
 

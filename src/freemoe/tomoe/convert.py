@@ -281,7 +281,7 @@ def _usage(bench: Bench, structure: Structure) -> list[list[float]]:
 
 def _export(bench: Bench, structure: Structure, folder: Path) -> None:
     """Write the model, load it again and hold it against the masks on the dense one, which is gone afterwards, unless lent."""
-    export(bench.model, structure, folder, mode=bench.recipe.mode, tokenizer=bench.tokenizer)
+    export(bench.model, structure, folder, mode=bench.recipe.mode, tokenizer=bench.tokenizer, resume=True)
     device, paths = bench.model.device, [layer.path for layer in bench.sublayers]
     ids = bench.test.ids[:1, :COMPARED].to(device)
     with masked(bench.model, structure, bench.sublayers):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from freemoe.compat.transformers import attention_of, unfilled
 from freemoe.core.errors import ArtifactError, FamilyError, RecipeError
+from freemoe.core.files import tell
 from freemoe.models.checkpoints.saving import save_checkpoint
 from freemoe.models.sublayers import Sublayers, find_sublayers
 from freemoe.tomoe import modeling
@@ -233,6 +234,7 @@ def export(
     mode: str = "shared",
     tokenizer: Any = None,
     extra: dict[str, Any] | None = None,
+    resume: bool = False,
 ) -> Path:
     """Write a folder that loads without freemoe, given ``trust_remote_code=True``, and by it without that.
 
@@ -245,6 +247,7 @@ def export(
         mode: ``shared``, ``materialised`` or ``pseudo``.
         tokenizer: Saved beside the model if given.
         extra: More to keep in config.json, under ``tomoe.about``: plain JSON values.
+        resume: Leave what an earlier call, for the same structure, had written before it was stopped.
 
     Returns:
         The folder.
@@ -254,6 +257,9 @@ def export(
         DataError, FamilyError, RecipeError: As ``converted``.
     """
     folder = Path(folder)
+    if resume and (folder / "config.json").exists():
+        shutil.rmtree(folder / "partial", ignore_errors=True)
+        return folder
     if (folder / "config.json").exists():
         raise ArtifactError(f"{str(folder)!r} holds a model already. Export to another folder, or remove it.")
     own, config, tensors = _planned(model, structure, mode)
@@ -268,17 +274,19 @@ def export(
     new.tie_weights()
     new.generation_config = copy.deepcopy(model.generation_config)
     unfinished = folder / "partial"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
+    if not resume:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True, exist_ok=True)
     dense = sum(p.numel() * p.element_size() for p in model.parameters())
     path = next(iter(tensors.layers)).rpartition(".")[0]
     # A shard is held beside the dense model.
-    save_checkpoint(new, unfinished, max(_SHARD, dense // 10), values=tensors.make, layers=path)
+    save_checkpoint(new, unfinished, max(_SHARD, dense // 10), values=tensors.make, layers=path, resume=resume)
     if tokenizer is not None:
         tokenizer.save_pretrained(unfinished)
     for name, text in remote_code().items():
         (unfinished / name).write_text(text, encoding="utf-8")
     for path in sorted(unfinished.iterdir(), key=lambda path: path.name == "config.json"):
+        tell("begins", f"model {path.name}")
         path.replace(folder / path.name)
     unfinished.rmdir()
     return folder

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.text.blocks import Blocks
+from freemoe.training.states import State
 
 TOKENS = 2048
 """In one pass, about: their logits are held at once."""
@@ -60,7 +62,11 @@ class TextScore:
 
 @torch.no_grad()
 def score_text(
-    model: Any, blocks: Blocks, tokens: int = TOKENS, on_rows: Callable[[int], None] | None = None
+    model: Any,
+    blocks: Blocks,
+    tokens: int = TOKENS,
+    on_rows: Callable[[int], None] | None = None,
+    kept: UnitState = NOT_KEPT,
 ) -> TextScore:
     """Predict every token of every passage from the passage's tokens before it in the block.
 
@@ -69,12 +75,22 @@ def score_text(
         blocks: Text.
         tokens: At a time, about; at least one block.
         on_rows: Called with the number of finished blocks.
+        kept: Where the pass keeps its figures between two batches.
     """
     device = next(model.parameters()).device
     nll: list[float] = []
     right: list[int] = []
     numbers: list[int] = []
-    for batch in blocks.within(tokens):
+
+    def state() -> State:
+        found = torch.tensor(nll, dtype=torch.float64)
+        return {"nll": found, "right": torch.tensor(right), "numbers": torch.tensor(numbers)}
+
+    def load(state: State) -> None:
+        for own, name in ((nll, "nll"), (right, "right"), (numbers, "numbers")):
+            own.extend(state[name].tolist())
+
+    for batch in kept.over(blocks.within(tokens), state, load):
         ids, positions = batch.ids.to(device), batch.positions.to(device)
         logits = model(ids, position_ids=positions, use_cache=False).logits[:, :-1].float()
         counted, wanted = batch.predicted().to(device), ids[:, 1:]

@@ -1,15 +1,17 @@
 """The one training loop: steps, looks between them, and states that a killed run goes on from.
 
-What a step does and what a look judges is the caller's. Before each look the state is kept: a run that stops in between,
-whatever stopped it, goes on at the last one, and as every run goes on from what it kept, it ends with the same bytes.
+What a step does and what a look judges is the caller's. Before each look the state is kept, and every few seconds between two
+looks: a run that stops, whatever stopped it, goes on at the last state, and as a state holds everything that the next step
+depends on, it ends with the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.unit_state import UnitState
 from freemoe.training.states import State
 
 
@@ -31,6 +33,10 @@ class Store:
         """See `RunFolder.drop`."""
         self.run.drop(name)
 
+    def on_the_way(self, name: str) -> UnitState:
+        """See `RunFolder.state`."""
+        return self.run.state(name)
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -41,12 +47,14 @@ class Kept:
         name: Of the training: states are called ``name|steps``.
         state: Everything that the next step depends on.
         load: Go on from a state.
+        between: Keep states between two looks too.
     """
 
     store: Store
     name: str
     state: Callable[[], State]
     load: Callable[[State], None]
+    between: bool = True
 
     def last(self, steps: int, every: int) -> int:
         """Steps done at the last state that is kept; 0 where there is none."""
@@ -89,7 +97,7 @@ def train(
             continue
 
         def work(numbers: range = range(done, end)) -> State:
-            for number in numbers:
+            for number in _on_the_way(kept, numbers, advance):
                 step(number)
                 advance(1)
             return kept.state() if kept else {}
@@ -103,3 +111,11 @@ def train(
         if look(end):
             return
         done = end
+
+
+def _on_the_way(kept: Kept | None, numbers: range, advance: Callable[[int], None]) -> Iterable[int]:
+    """The steps up to a look, without those that a process which was stopped between two looks has done."""
+    if kept is None or not kept.between:
+        return numbers
+    between = kept.store.on_the_way(f"{kept.name}|{numbers.stop}")
+    return between.over(numbers, kept.state, kept.load, advance)

@@ -19,6 +19,7 @@ from freemoe.core.errors import ArtifactError
 from freemoe.core.files import MANIFEST, write_atomic
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run import folder as run_folder
+from freemoe.core.run import lock
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.journal import Journal
 from freemoe.core.run.progress import Quiet
@@ -337,7 +338,7 @@ def test_a_folder_that_another_process_writes_is_refused(
 
 
 def test_without_locks_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "fcntl", None)
+    monkeypatch.setattr(lock, "fcntl", None)
     started(tmp_path / "out").publish()
     assert (tmp_path / "out").is_dir()
 

@@ -33,7 +33,8 @@ from freemoe.bench.real_llm.protocol import (
     quick_protocol,
 )
 from freemoe.bench.real_llm.work import Job
-from freemoe.core.errors import DataError
+from freemoe.core.errors import DataError, LockedError
+from freemoe.core.run.lock import alone
 from freemoe.core.run.places import Place
 from freemoe.core.run.processes import end_with_parent
 from freemoe.core.run.progress import Progress
@@ -188,7 +189,11 @@ class Bench:
             known = self.identity(cell)
             if cell.name in self.finished or known is None:
                 return
-            self.run(cell, known)
+            with alone(self.store.path(cell)):
+                self.run(cell, known)
+        except LockedError as error:
+            progress.say(f"{cell.name}: left to another run ({error})")
+            return
         # One cell's trouble (no memory, a killed process, a NaN, a fault of another package's method) must not cost the
         # cells behind it.
         except Exception as error:

@@ -23,7 +23,9 @@ from freemoe.bench.gain.contest import side_by_side
 from freemoe.bench.harness import Settings
 from freemoe.bench.real_llm.protocol import file_sum, model_digest
 from freemoe.core.environment import DECIDING, versions
+from freemoe.core.errors import LockedError
 from freemoe.core.files import digest, write_atomic
+from freemoe.core.run.lock import alone
 from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
 
 # Asked for once per job that may be kept.
@@ -88,14 +90,16 @@ def run_all(jobs: Sequence[Job], settings: Settings) -> list[dict[str, Any]]:
 
 
 def measured(job: Job) -> dict[str, Any] | None:
-    """The job's record, made now unless it is there; None where it is too late."""
+    """The job's record, made now unless it is there; None where it is too late, or another process is making it."""
     found = kept(job)
     if found is not None or (job.until is not None and time.time() > job.until):
         return found
-    with tempfile.TemporaryDirectory() as scratch:
-        found = {**converted(job, Path(scratch) / "converted"), "identity": identity(job)}
-    Path(job.record).parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(Path(job.record), json.dumps(found).encode())
+    try:
+        with alone(Path(job.record)), tempfile.TemporaryDirectory() as scratch:
+            found = {**converted(job, Path(scratch) / "converted"), "identity": identity(job)}
+            write_atomic(Path(job.record), json.dumps(found).encode())
+    except LockedError:
+        return None
     return found
 
 

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from freemoe.core.errors import ArtifactError
 from freemoe.core.files import digest, write_atomic
-from freemoe.core.run.folder import RUNNING, RunFolder, _claim, _partial_of, _parts, _unit_file
+from freemoe.core.run.folder import RUNNING, RunFolder, _partial_of, _parts, _unit_file
+from freemoe.core.run.lock import claim, release
 from freemoe.core.run.units import Unit
 
 PREFIX = "freemoe-worker-"
@@ -138,7 +140,7 @@ def _folder() -> Path:
         _sweep(Path(tempfile.gettempdir()))
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         # Locked until this process ends, however it does.
-        _claim(folder)
+        claim(folder / RUNNING, folder)
         _own.append(folder)
     return _own[0]
 
@@ -155,10 +157,10 @@ def _sweep(where: Path) -> None:
     """Remove the folders of workers that were killed."""
     for folder in where.glob(f"{PREFIX}*"):
         # Refused where it is another user's, or that of a worker who lives.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ArtifactError):
             if folder.stat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < 60:
                 continue
-            held = _claim(folder)
+            held = claim(folder / RUNNING, folder)
             if held is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-                os.close(held)
+                release(held)

@@ -6,7 +6,7 @@ It becomes ``OUTPUT`` in one rename when all is written, so that a folder named 
 from __future__ import annotations
 
 import contextlib
-import errno
+import glob
 import hashlib
 import json
 import os
@@ -18,23 +18,26 @@ from typing import Any
 
 from freemoe.core.environment import DECIDING, versions
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.core.files import MANIFEST, digest, disk_error, write_atomic
+from freemoe.core.files import MANIFEST, TEMPORARY, digest, disk_error, tell, write_atomic
 from freemoe.core.run.journal import Journal, JournalPart
-
-# Where there are no such locks (Windows), two runs on one folder are not told apart.
-try:
-    import fcntl
-except ImportError:
-    fcntl = None
+from freemoe.core.run.lock import claim, release
+from freemoe.core.run.unit_state import UnitState, forget
 
 INPUTS = "inputs"
 """The unit that notes what a run reads. A run that has done no other did nothing."""
 
-PREPARING = (INPUTS, "features")
+PREPARING = (INPUTS, "number format", "features")
 """What is before the bar of a unit that only looks at documents: nothing is lost with it where a run is refused."""
 
 RUNNING = "running.pid"
 """In a working folder: the process that writes it, locked while that one lives."""
+
+
+IDENTITY = "identity.json"
+"""In a working folder: everything that decides the result."""
+
+WORKING = ("units", "parts", "states")
+"""Folders of a working folder that only a resumed run needs."""
 
 
 def _partial_of(output: Path) -> Path:
@@ -81,20 +84,21 @@ class RunFolder:
             raise ArtifactError(f"{str(output)!r} names no new folder. Choose another -o.")
         self.partial = _partial_of(self.output)
         self.overwrite = overwrite
+        _put_back(self.output)
         if self.output.exists():
             _check_replaceable(self.output, overwrite)
-        identity = json.loads(json.dumps({**identity, "versions": versions(DECIDING)}))
-        mark = self.partial / "identity.json"
+        identity = _settled(identity)
+        mark = self.partial / IDENTITY
         self._claim: int | None = None
         if self.partial.exists():
             _check_unfinished(self.partial)
-            self._claim = _claim(self.partial)
+            self._claim = claim(self.partial / RUNNING, self.partial)
             try:
                 known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else None
             except ValueError:
                 known = {}
             # A run that stopped before its first unit of work (a misspelt task, a missing file) is in nobody's way.
-            idle = set(Journal(self.partial / "journal.jsonl").names()) <= {INPUTS}
+            idle = set(Journal(self.partial / "journal.jsonl").names()) <= {INPUTS} and not self._states()
             if not resume or (known != identity and (overwrite or idle)):
                 shutil.rmtree(self.partial)
                 self._release()
@@ -110,7 +114,7 @@ class RunFolder:
         except OSError as error:
             raise disk_error(error, self.partial) from error
         if self._claim is None:
-            self._claim = _claim(self.partial)
+            self._claim = claim(self.partial / RUNNING, self.partial)
         if not mark.exists():
             try:
                 write_atomic(mark, json.dumps(identity).encode())
@@ -120,6 +124,21 @@ class RunFolder:
                 raise
         self.journal = Journal(self.partial / "journal.jsonl")
         self.join()
+        self._tidy()
+
+    def _states(self) -> list[Path]:
+        """States of units that were stopped in their middle."""
+        return list((self.partial / "states").glob("*.state"))
+
+    def _tidy(self) -> None:
+        """Remove what a kill left behind that nobody will read: halves of files, states of units that were finished."""
+        for folder in (self.partial, self.partial / "units", self.partial / "states"):
+            for path in folder.glob(f"*{TEMPORARY}"):
+                path.unlink(missing_ok=True)
+        finished = {digest(name) for name in self.journal.names()} if self._states() else set()
+        for path in self._states():
+            if path.name.partition("-")[0] in finished:
+                path.unlink(missing_ok=True)
 
     def discard_if_idle(self, refused: bool = False) -> None:
         """Remove the working folder if no unit of work was finished: nothing is lost, and nothing lies about.
@@ -128,14 +147,13 @@ class RunFolder:
             refused: The run cannot go on as it is, so that units that only prepare are of no use either.
         """
         nothing = PREPARING if refused else (INPUTS,)
-        if all(name.partition("|")[0] in nothing for name in self.journal.names()):
+        if not self._states() and all(name.partition("|")[0] in nothing for name in self.journal.names()):
             shutil.rmtree(self.partial, ignore_errors=True)
         self._release()
 
     def _release(self) -> None:
         """Let other processes have the folder; ends by itself with this process."""
-        if self._claim is not None:
-            os.close(self._claim)
+        release(self._claim)
         self._claim = None
 
     def same_inputs(self, now: dict[str, Any]) -> None:
@@ -153,6 +171,16 @@ class RunFolder:
                     "with --no-resume."
                 )
 
+    def state(self, name: str) -> UnitState:
+        """Where a unit of work keeps how far it has come, until it is finished."""
+        return UnitState(self.partial / "states", name)
+
+    def unit(self, name: str, work: Callable[[], Any]) -> Any:
+        """Like `Journal.unit`, for work that keeps a `state`: it goes when the unit is finished."""
+        found = self.journal.unit(name, work)
+        forget(self.partial / "states", name)
+        return found
+
     def tensors(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Like `Journal.unit` for a dict of tensors: kept in a safetensors file named in the journal."""
         from safetensors.torch import load_file, save
@@ -167,8 +195,8 @@ class RunFolder:
         except OSError as error:
             raise disk_error(error, path.parent) from error
         blob = save({k: v.contiguous() for k, v in work().items()})
-        write_atomic(path, blob)
-        seen = self.journal.unit(name, lambda: {"sha256": hashlib.sha256(blob).hexdigest()})
+        write_atomic(path, blob, f"unit {name}")
+        seen = self.unit(name, lambda: {"sha256": hashlib.sha256(blob).hexdigest()})
         if seen["sha256"] != hashlib.sha256(blob).hexdigest():
             raise ArtifactError(
                 f"{path} is damaged, and doing the unit {name!r} again gives another result. Start over with --no-resume."
@@ -206,11 +234,13 @@ class RunFolder:
             ArtifactError: When a folder appeared under the name meanwhile, or the disk refuses.
         """
         old = None
+        tell("begins", "publish")
         try:
             if self.output.exists():
                 _check_replaceable(self.output, self.overwrite)
                 old = Path(tempfile.mkdtemp(prefix=f"{self.output.name}.old-", dir=self.output.parent))
                 self.output.rename(old / "replaced")
+                tell("half", "publish")
             self.partial.rename(self.output)
         except OSError as error:
             if old is not None and (old / "replaced").exists() and not self.output.exists():
@@ -219,14 +249,55 @@ class RunFolder:
             if isinstance(error, ArtifactError):
                 raise
             raise disk_error(error, self.output) from error
+        tell("done", "publish")
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
-        for name in ("units", "parts"):
-            shutil.rmtree(self.output / name, ignore_errors=True)
-        for name in (RUNNING, "identity.json"):
-            (self.output / name).unlink(missing_ok=True)
+        _strip(self.output)
         self._release()
         return self.output
+
+
+def finished(output: str | Path, identity: dict[str, Any]) -> bool:
+    """Whether a run of this identity was killed right after its folder had appeared; what it left there is removed now."""
+    mark = Path(output) / IDENTITY
+    try:
+        same = json.loads(mark.read_text(encoding="utf-8")) == _settled(identity)
+    except (OSError, ValueError):
+        return False
+    if same and (Path(output) / MANIFEST).is_file():
+        _strip(Path(output))
+        return True
+    return False
+
+
+def _settled(identity: dict[str, Any]) -> dict[str, Any]:
+    """An identity as JSON gives it back, with the versions that decide results."""
+    return json.loads(json.dumps({**identity, "versions": versions(DECIDING)}))
+
+
+def _strip(output: Path) -> None:
+    """Remove from a finished folder what only a resumed run needs; the identity last, so that a kill in between is seen."""
+    for name in WORKING:
+        shutil.rmtree(output / name, ignore_errors=True)
+        tell("done", f"strip {name}")
+    for name in (RUNNING, IDENTITY):
+        with contextlib.suppress(OSError):
+            (output / name).unlink(missing_ok=True)
+
+
+def _put_back(output: Path) -> None:
+    """Give a folder its name again that a run had moved aside to replace it, when it was killed."""
+    for old in output.parent.glob(f"{glob.escape(output.name)}.old-*"):
+        kept = old / "replaced"
+        with contextlib.suppress(OSError):
+            if [p.name for p in old.iterdir()] != ["replaced"] or not _is_artefact(kept):
+                continue
+            if output.exists():
+                # Its successor is there.
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                kept.rename(output)
+                old.rmdir()
 
 
 class RunPart(RunFolder):
@@ -255,36 +326,6 @@ class RunPart(RunFolder):
         """Leave it to the other process."""
 
 
-def _claim(partial: Path) -> int | None:
-    """Lock a working folder for this process; returns what must stay open, None where nothing can be locked.
-
-    Raises:
-        ArtifactError: When another process has it.
-    """
-    if fcntl is None:
-        return None
-    path = partial / RUNNING
-    try:
-        opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise disk_error(error, path) from error
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        owner = os.read(opened, 32).decode(errors="replace").strip()
-        os.close(opened)
-        # This process itself may come back to a run that it left; a file system without locks refuses nobody.
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES) or owner == str(os.getpid()):
-            return None
-        raise ArtifactError(
-            f"{str(partial)!r} is being written by another run (process {owner or 'unknown'}). Wait until it ends, stop it, or "
-            "choose another -o."
-        ) from None
-    os.ftruncate(opened, 0)
-    os.write(opened, str(os.getpid()).encode())
-    return opened
-
-
 def _check_replaceable(output: Path, overwrite: bool) -> None:
     """Raise unless the folder that stands at the output may be replaced: it is an artefact, or empty."""
     if not overwrite:
@@ -311,8 +352,7 @@ def _is_artefact(folder: Path) -> bool:
 def _check_unfinished(partial: Path) -> None:
     """Raise unless a folder is an unfinished run, or one that was killed before its first file was whole."""
     known = partial.is_dir() and (
-        (partial / "identity.json").is_file()
-        or all(p.name in ("identity.json.tmp", RUNNING) for p in partial.iterdir())
+        (partial / IDENTITY).is_file() or all(p.name in (IDENTITY + TEMPORARY, RUNNING) for p in partial.iterdir())
     )
     if not known:
         raise ArtifactError(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.files import digest, disk_error
+from freemoe.core.files import digest, disk_error, put, tell
 
 log = logging.getLogger(__name__)
 
@@ -70,15 +70,16 @@ class Journal:
         value = json.loads(json.dumps(work()))
         line = json.dumps({"unit": name, "value": value, "sum": digest([name, value])}) + "\n"
         whole = self.path.stat().st_size if self.path.exists() else 0
+        tell("begins", f"journal {name}")
         try:
             with self.path.open("ab") as stream:
-                stream.write(line.encode())
-                stream.flush()
-                os.fsync(stream.fileno())
+                put(stream, line.encode(), f"journal {name}")
         except OSError as error:
+            found = disk_error(error, self.path, len(line))
             with contextlib.suppress(OSError):
                 os.truncate(self.path, whole)
-            raise disk_error(error, self.path) from error
+            raise found from error
+        tell("done", f"journal {name}")
         self._values[name] = value
         self.done += 1
         return value

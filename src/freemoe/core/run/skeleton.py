@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.environment import environment
-from freemoe.core.errors import FreeMoEError
-from freemoe.core.files import CARD, write_atomic
+from freemoe.core.errors import DiskError, FreeMoEError
+from freemoe.core.files import CARD, as_disk_error, write_atomic
 from freemoe.core.memory import peak_memory_bytes
-from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.folder import RunFolder, finished
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.core.version import __version__
 
@@ -113,12 +113,30 @@ def carry_out(
     """
     started = time.time()
     identity = {name: value for name, value in recipe.model_dump(mode="json").items() if name not in NOT_DECIDING}
+    if resume and finished(recipe.output, identity):
+        return Path(recipe.output)
     run = RunFolder(recipe.output, identity, overwrite=overwrite, resume=resume)
     try:
-        made = steps(run, progress or Quiet())
+        return _written(kind, recipe, spelled, steps(run, progress or Quiet()), result_type, card, run, started)
     except BaseException as error:
-        run.discard_if_idle(refused=isinstance(error, FreeMoEError))
+        full = as_disk_error(error, run.partial)
+        run.discard_if_idle(refused=isinstance(error, FreeMoEError) and not isinstance(error, DiskError))
+        if full is not None:
+            raise full from error
         raise
+
+
+def _written(
+    kind: str,
+    recipe: Recipe,
+    spelled: str,
+    made: Made,
+    result_type: ResultType,
+    card: Callable[[dict[str, Any]], str],
+    run: RunFolder,
+    started: float,
+) -> Path:
+    """Write result, card and manifest of what the steps made, and let the folder appear."""
     result = {
         "format": RESULT_FORMAT,
         "kind": kind,

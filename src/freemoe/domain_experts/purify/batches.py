@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import NumericError
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.evals.engine.output_head import ending_at, summed_loss
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
@@ -115,7 +116,17 @@ def answer_loss(model: Any, batch: AnswerBatch) -> Tensor:
 
 
 @torch.no_grad()
-def mean_loss(model: Any, batches: Sequence[AnswerBatch]) -> float:
-    """Mean cross-entropy per answer token over all batches, in nats."""
-    total = sum(float(answer_loss(model, b)) for b in batches)
+def mean_loss(model: Any, batches: Sequence[AnswerBatch], kept: UnitState = NOT_KEPT) -> float:
+    """Mean cross-entropy per answer token over all batches, in nats; ``kept``: where the pass keeps its sum between two."""
+    total = 0.0
+
+    def load(state: dict[str, Tensor]) -> None:
+        nonlocal total
+        total = float(state["total"])
+
+    def state() -> dict[str, Tensor]:
+        return {"total": torch.tensor(total, dtype=torch.float64)}
+
+    for batch in kept.over(batches, state, load):
+        total += float(answer_loss(model, batch))
     return total / max(1, sum(b.answer_tokens for b in batches))

@@ -18,12 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.gradients import Checkpointing, backward, finite, gradients_to
-from freemoe.domain_experts.rank.calibrate import calibrate
+from freemoe.domain_experts.rank.calibrate import Norms, calibrate
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight
+from freemoe.training.states import State
 
 # Weights of all matrices together that a quantile is taken from, evenly spaced.
 _SAMPLE = 1 << 20
@@ -80,6 +82,7 @@ def measure_curvature(
     batches: Sequence[AnswerBatch],
     *,
     checkpointing: Checkpointing = False,
+    kept: UnitState = NOT_KEPT,
 ) -> Curvature:
     """Measure h on documents: one forward pass and one gradient pass.
 
@@ -93,17 +96,12 @@ def measure_curvature(
         weights: Weights to measure.
         batches: Documents; a few thousand tokens suffice for vectors.
         checkpointing: As for ``gradients_to``.
+        kept: Where the pass keeps its sums between two batches.
 
     Raises:
         NumericError: When an input or a gradient is NaN or infinite.
     """
-    norms = calibrate(model, weights, [(b.ids, b.mask, b.labels * 0) for b in batches], 1)
-    tokens = sum(int(b.mask.sum()) for b in batches)
-    inputs = {}
-    for weight in weights:
-        # Row 1 of the sums holds squares. The mean is over all tokens, also those that an expert was not given.
-        mean = norms.sums[weight.tap][0, 1] / tokens
-        inputs[weight.name] = mean.to(weight.device, torch.float32)
+    inputs = _mean_squares(model, weights, batches, kept.part("inputs"))
     outputs = {w.name: torch.zeros(w.experts, w.rows, device=w.device) for w in weights}
     answers = 0
 
@@ -114,12 +112,37 @@ def measure_curvature(
         mean = (squares * over[:, None, :]).sum(-1) / seen.sum(-1, keepdim=True).clamp(min=1)
         outputs[weight.name] += mean * answers**2
 
+    def load(state: State) -> None:
+        for name, found in state.items():
+            outputs[name].copy_(found)
+
     with gradients_to(model, weights, take, checkpointing=checkpointing):
-        for batch in batches:
+        for batch in kept.part("outputs").over(batches, lambda: outputs, load):
             answers = batch.answer_tokens
             backward(model, [batch])
     total = max(1, sum(b.answer_tokens for b in batches))
     return Curvature(inputs, {name: found / total for name, found in outputs.items()})
+
+
+def _mean_squares(
+    model: Any, weights: Sequence[Weight], batches: Sequence[AnswerBatch], kept: UnitState
+) -> dict[str, Tensor]:
+    """Mean squares of every weight's inputs over all tokens, also those that an expert was not given: ``(E, C)`` fp32."""
+    norms: Norms | None = None
+
+    def load(state: State) -> None:
+        nonlocal norms
+        norms = Norms.from_tensors(state)
+
+    def state() -> State:
+        return norms.to_tensors() if norms else {}
+
+    for batch in kept.over(batches, state, load):
+        norms = calibrate(model, weights, [(batch.ids, batch.mask, batch.labels * 0)], 1, before=norms)
+    assert norms is not None
+    tokens = sum(int(b.mask.sum()) for b in batches)
+    # Row 1 of the sums holds squares.
+    return {w.name: (norms.sums[w.tap][0, 1] / tokens).to(w.device, torch.float32) for w in weights}
 
 
 @dataclass(frozen=True)

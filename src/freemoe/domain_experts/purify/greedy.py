@@ -10,18 +10,21 @@ half as large; when they no longer improve, the best round is kept. No weight is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from freemoe.core.errors import DataError, NumericError, RecipeError
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.curvature import Curvature, Forecast, forecast, measure_curvature
 from freemoe.domain_experts.purify.gradients import Checkpointing, noise_weights
 from freemoe.models.mask import Mask
 from freemoe.models.switching import Undo, switch_off
 from freemoe.models.weights import Weight
+from freemoe.training.states import State, packed, unpacked
 
 # A cut is a tiny share of the weights, so that a tensor can remember many times its fair part of it.
 _SPREAD = 256
@@ -45,6 +48,26 @@ class Purified:
     losses: tuple[float, ...]
     best: int
     forecast: Forecast | None = None
+
+
+def to_state(found: Purified) -> State:
+    """What a purification found as tensors by name, for the run folder."""
+    forecast = astuple(found.forecast) if found.forecast else ()
+    return {
+        **found.mask.encode(),
+        "|curve": torch.tensor(found.losses, dtype=torch.float64),
+        "|best": torch.tensor(found.best),
+        "|forecast": torch.tensor(forecast, dtype=torch.float64),
+    }
+
+
+def from_state(state: State, weights: Sequence[Weight]) -> Purified:
+    """Inverse of `to_state`."""
+    codes = {name: code for name, code in state.items() if not name.startswith("|")}
+    forecast = state["|forecast"].tolist()
+    mask = Mask.decode(codes, weights)
+    losses = tuple(state["|curve"].tolist())
+    return Purified(mask, losses, int(state["|best"]), Forecast(*forecast) if forecast else None)
 
 
 def check_input(gradient: Sequence[AnswerBatch], stop: Sequence[AnswerBatch], budget: float) -> None:
@@ -95,6 +118,7 @@ def purify(
     part_tokens: int = 12288,
     checkpointing: Checkpointing = False,
     on_round: OnRound | None = None,
+    kept: UnitState = NOT_KEPT,
 ) -> Purified:
     """Find the weights to switch off for one subdomain; the model is bit-equal afterwards.
 
@@ -111,6 +135,7 @@ def purify(
             one large cut by all of them, at the same cost.
         checkpointing: As for ``gradients_to``.
         on_round: Told after every round.
+        kept: Where the search keeps its state between two parts of a round.
 
     Raises:
         DataError: When one of the two lists is empty.
@@ -120,47 +145,51 @@ def purify(
     check_input(gradient, stop, budget)
     total = sum(w.size for w in weights)
     parts = split_batches(gradient, part_tokens)
-    per_part = max(1, round(step * total / len(parts)))
-    rounds: list[Round] = []
-    losses = [mean_loss(model, stop)]
-    before = losses[0]
-    best, off, number = 0, 0, 0
-    kept = Mask()
+    search = _Search(weights, per_part=max(1, round(step * total / len(parts))))
     try:
-        curvature = measure_curvature(model, weights, parts[0], checkpointing=checkpointing)
-        while off < int(budget * total):
-            number += 1
-            rounds.append(Round())
-            for part in parts:
-                room = min(per_part, int(budget * total) - off - rounds[-1].off)
+        curvature = _begin(model, weights, parts[0], stop, search, checkpointing, kept)
+        search.go_on(kept.load())
+        while search.off < int(budget * total):
+            search.open_round()
+            for number, part in enumerate(parts):
+                if number < search.parts:
+                    continue
+                room = min(search.per_part, int(budget * total) - search.off - search.rounds[-1].off)
                 toll = toll_of(curvature, sum(b.answer_tokens for b in part))
                 found = noise_weights(
                     model, weights, part, room, spread=_SPREAD, toll=toll, checkpointing=checkpointing
                 )
-                rounds[-1].cut(weights, *found)
-            if not rounds[-1].off:
+                search.cut(*found)
+                kept.save(search.state)
+            if not search.rounds[-1].off:
                 break
-            losses.append(mean_loss(model, stop))
+            loss = mean_loss(model, stop, kept.part(f"look {search.number}"))
             if on_round:
-                on_round(number, losses[-1], (off + rounds[-1].off) / total)
-            if losses[-1] < losses[best]:
-                best = number
-                kept = joined(rounds)
-            if number - best >= patience:
+                on_round(search.number, loss, (search.off + search.rounds[-1].off) / total)
+            if search.close_round(loss, patience):
                 break
-            if losses[-1] - before > rounds[-1].promise:
-                rounds.pop().restore()
-                per_part = max(1, per_part // 2)
-            else:
-                before = losses[-1]
-            off = sum(r.off for r in rounds)
+            kept.save(search.state)
     except NumericError as error:
-        raise NumericError(f"Greedy purification, round {number}, {off} weights off: {error}") from None
+        raise NumericError(f"Greedy purification, round {search.number}, {search.off} weights off: {error}") from None
     finally:
-        for done in reversed(rounds):
-            done.restore()
-    expected = forecast(model, weights, kept, curvature, stop, checkpointing=checkpointing)
-    return Purified(kept, tuple(losses), best, expected)
+        search.restore()
+    expected = forecast(model, weights, search.best_mask, curvature, stop, checkpointing=checkpointing)
+    return Purified(search.best_mask, tuple(search.losses), search.best, expected)
+
+
+def _begin(
+    model: Any,
+    weights: Sequence[Weight],
+    measured: Sequence[AnswerBatch],
+    stop: Sequence[AnswerBatch],
+    search: _Search,
+    checkpointing: Checkpointing,
+    kept: UnitState,
+) -> Curvature:
+    """Take the base's stopping loss and the curvature."""
+    search.losses = [mean_loss(model, stop, kept.part("look 0"))]
+    search.before = search.losses[0]
+    return measure_curvature(model, weights, measured, checkpointing=checkpointing, kept=kept.part("curvature"))
 
 
 @dataclass(eq=False)
@@ -195,3 +224,97 @@ class Round:
 def joined(rounds: Sequence[Round]) -> Mask:
     """What several rounds have off together."""
     return Mask().union(*(cut for r in rounds for cut in r.cuts))
+
+
+def decoded(codes: State, weights: Sequence[Weight]) -> Mask:
+    """A mask from a state, each weight's where the weight is."""
+    devices = {w.name: w.device for w in weights}
+    return Mask({name: own.to(devices[name]) for name, own in Mask.decode(codes, weights).items()})
+
+
+@dataclass(eq=False)
+class _Search:
+    """A greedy search on its way: what is off, and how it came to it.
+
+    Attributes:
+        weights: That may be off.
+        per_part: Weights that a part of the documents switches off.
+        rounds: Every round that was not taken back.
+        losses: On the stopping documents: the base's, then one per round.
+        before: The last one that was not taken back.
+        best: Number of the best round.
+        best_mask: What it had off.
+        number: Of the round that is open, or was last.
+        off: Weights off behind all rounds that are closed.
+        parts: Of the open round that have been cut; 0 where none is open.
+    """
+
+    weights: Sequence[Weight]
+    per_part: int
+    rounds: list[Round] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    before: float = 0.0
+    best: int = 0
+    best_mask: Mask = field(default_factory=Mask)
+    number: int = 0
+    off: int = 0
+    parts: int = 0
+
+    def open_round(self) -> None:
+        """Begin a round, unless one that an earlier process began is open."""
+        if not self.parts:
+            self.number += 1
+            self.rounds.append(Round())
+
+    def cut(self, mask: Mask, promise: float) -> None:
+        """Switch off what a part of the documents says."""
+        self.rounds[-1].cut(self.weights, mask, promise)
+        self.parts += 1
+
+    def close_round(self, loss: float, patience: int) -> bool:
+        """Judge a round by its stopping loss; says whether enough rounds were no better."""
+        self.parts = 0
+        self.losses.append(loss)
+        if loss < self.losses[self.best]:
+            self.best, self.best_mask = self.number, joined(self.rounds)
+        if self.number - self.best >= patience:
+            return True
+        if loss - self.before > self.rounds[-1].promise:
+            self.rounds.pop().restore()
+            self.per_part = max(1, self.per_part // 2)
+        else:
+            self.before = loss
+        self.off = sum(r.off for r in self.rounds)
+        return False
+
+    def restore(self) -> None:
+        """Switch on again whatever is off."""
+        for done in reversed(self.rounds):
+            done.restore()
+
+    def state(self) -> State:
+        """Everything that the next part depends on: the rounds that stay are one, as none of them is taken back any more."""
+        closed = self.rounds[:-1] if self.parts else self.rounds
+        promise = self.rounds[-1].promise if self.parts else 0.0
+        numbers = [self.per_part, self.best, self.number, self.parts]
+        return {
+            **packed("closed", joined(closed).encode()),
+            **packed("open", joined(self.rounds[len(closed) :]).encode()),
+            **packed("best", self.best_mask.encode()),
+            "numbers": torch.tensor(numbers),
+            "losses": torch.tensor([self.before, promise, *self.losses], dtype=torch.float64),
+        }
+
+    def go_on(self, state: State | None) -> None:
+        """Go on from a state; None: begin."""
+        if state is None:
+            return
+        closed, opened, self.best_mask = (
+            decoded(unpacked(part, state), self.weights) for part in ("closed", "open", "best")
+        )
+        self.per_part, self.best, self.number, self.parts = state["numbers"].tolist()
+        self.before, promise, *self.losses = state["losses"].tolist()
+        for mask, own in ((closed, 0.0), *([(opened, promise)] if self.parts else [])):
+            self.rounds.append(Round())
+            self.rounds[-1].cut(self.weights, mask, own)
+        self.off = closed.count

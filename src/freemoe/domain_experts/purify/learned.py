@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,21 +28,19 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import NumericError
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, mean_loss, rows_of
 from freemoe.domain_experts.purify.curvature import Curvature, forecast, measure_curvature
-from freemoe.domain_experts.purify.gradients import Checkpointing, backward, finite, gradients_to
-from freemoe.domain_experts.purify.greedy import OnRound, Purified, check_input
-from freemoe.domain_experts.purify.running_sums import KEPT, RunningSum, running_sum
+from freemoe.domain_experts.purify.gradients import Checkpointing, backward, gradients_to
+from freemoe.domain_experts.purify.greedy import OnRound, Purified, check_input, decoded
 from freemoe.domain_experts.purify.strongest import strongest
+from freemoe.domain_experts.purify.switches import MOMENTUM, Pace, Switches
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight
 from freemoe.training.descent import cosine
+from freemoe.training.states import State, packed, unpacked
 
-# A first step at this pace switches a half percent of the weights off, by noise alone: harmless, as they are near zero.
-_PACE = 0.2
-# While steps end downhill each is larger than the last; a look that finds the loss risen halves them.
-_GROW, _HALVE = 1.2, 0.5
 # A look that lost more than this part of what was gained by the best one is no chance: training goes back to that one.
 _LOST = 0.05
 # Documents that the curvature is measured on, as steps of training.
@@ -55,109 +53,6 @@ PASSES, FEWEST_STEPS, MOST_STEPS = 5, 24, 600
 ROUNDS = 12
 # The scores that win a step are looked for above this part of the last step's least one.
 _NEAR = 0.8
-# Memory of the running mean of gradients: a step follows about ten batches, not one.
-_MOMENTUM = 0.9
-
-
-@dataclass(eq=False)
-class Switches:
-    """The switches of one weight, all flat in (experts, rows, columns) order.
-
-    Attributes:
-        weight: The weight they belong to.
-        mean: The running mean of gradients.
-        evidence: The sum of its paced states.
-        best: The same at the best look so far.
-        off: Which are off by now.
-        moved: Which of them the last step switched.
-        change: ``(moved,)`` fp32: what that added to the weight: -w where it went off, +w where it came back.
-        slope: dL of the last change, by the gradient that came after it.
-    """
-
-    weight: Weight
-    mean: RunningSum
-    evidence: RunningSum
-    best: RunningSum
-    off: TensorMask
-    moved: TensorMask
-    change: Tensor
-    slope: float = 0.0
-
-    @staticmethod
-    def fresh(weight: Weight, seed: int = 0) -> Switches:
-        """All on, and knowing nothing yet; ``seed`` as for `running_sum`."""
-        device = weight.device
-        mean, evidence = (running_sum(weight.shape, seed, device) for _ in range(2))
-        none = TensorMask.nothing(weight.size, device)
-        return Switches(weight, mean, evidence, evidence.copy(), none, none, torch.empty(0, device=device))
-
-    def forget(self) -> None:
-        """Before a pass: what older gradients said counts a little less."""
-        self.mean.fade(_MOMENTUM)
-        self.slope = 0.0
-
-    def take(self, gradient: Tensor) -> None:
-        """Add (a part of) a pass's gradient ``(E, R, C)`` to the mean; note what it says of the last change."""
-        gradient = finite(gradient, self.weight)
-        self.slope += float((self.moved.pick(gradient).float() * self.change).sum(dtype=torch.float64))
-        self.mean.add(gradient, 1 - _MOMENTUM)
-
-    def advance(self, rate: float) -> None:
-        """After a pass: let the mean count as evidence."""
-        self.evidence.add(self.mean.total(KEPT), rate)
-
-    def keep(self) -> None:
-        """This look is the best so far."""
-        self.best = self.evidence.copy()
-
-    def go_back(self) -> None:
-        """Take the evidence of the best look again, and forget what came after it."""
-        self.evidence = self.best.copy()
-        self.mean.fade(0.0)
-
-    def scores(self, curvature: Curvature) -> Tensor:
-        """W * evidence - w^2 h of every switch: ``(n,)`` fp32."""
-        own = self.weight.view().float()
-        bent = own.square().mul_(curvature.of(self.weight))
-        return (own * self.evidence.total()).sub_(bent).reshape(-1)
-
-    def switch(self, off: TensorMask) -> None:
-        """Switch to the weights of a mask being off, the others on."""
-        self.moved = self.off ^ off
-        own = self.moved.pick(self.weight.view()).float()
-        self.change = torch.where(self.moved.pick(off.bools()), -own, own)
-        self.off = off
-
-
-@dataclass
-class Pace:
-    """How much a step's gradients add to the evidence: the trust region of learned switches.
-
-    Attributes:
-        value: The pace, before the schedule takes its share.
-        growing: Whether steps still become larger.
-        trend: Running mean of the slopes at the ends of steps.
-    """
-
-    value: float = _PACE
-    growing: bool = True
-    trend: float | None = None
-
-    def heard(self, slope: float) -> None:
-        """A fresh gradient said how the last step ended: below 0 it still went downhill."""
-        self.trend = slope if self.trend is None else 0.5 * (self.trend + slope)
-        self.growing = self.growing and self.trend < 0
-        if self.growing:
-            self.value *= _GROW
-
-    def settle(self) -> None:
-        """All documents have been seen, so that no gradient is fresh any more."""
-        self.growing = False
-
-    def rose(self) -> None:
-        """The stopping loss rose since the last look."""
-        self.growing = False
-        self.value *= _HALVE
 
 
 def draw(batches: Sequence[AnswerBatch], tokens: int, seed: int) -> Iterator[list[AnswerBatch]]:
@@ -207,6 +102,7 @@ def learn(
     seed: int = 0,
     checkpointing: Checkpointing = False,
     on_round: OnRound | None = None,
+    kept: UnitState = NOT_KEPT,
 ) -> Purified:
     """Train which weights are off for one subdomain; the model is bit-equal afterwards.
 
@@ -223,6 +119,7 @@ def learn(
         seed: Of the order of documents.
         checkpointing: As for ``gradients_to``.
         on_round: Told after every round.
+        kept: Where the training keeps its state between two steps.
 
     Raises:
         DataError: When one of the two lists is empty.
@@ -234,11 +131,11 @@ def learn(
     steps, step_tokens = schedule(tokens, step_tokens, steps)
     length = _Length(steps, step_tokens, every or max(1, math.ceil(steps / ROUNDS)), patience, tokens)
     most = int(budget * sum(w.size for w in weights))
-    kept, losses, best, curvature = _train(
-        model, weights, gradient, stop, most, length, seed, checkpointing, on_round or (lambda *_: None)
-    )
-    expected = forecast(model, weights, kept, curvature, stop, checkpointing=checkpointing)
-    return Purified(kept.to("cpu"), tuple(losses), best, expected)
+    training = _Training(model, weights, stop, most, length, seed, checkpointing, on_round or (lambda *_: None), kept)
+    curvature = training.run(gradient)
+    found = training.found
+    expected = forecast(model, weights, found, curvature, stop, checkpointing=checkpointing)
+    return Purified(found.to("cpu"), tuple(training.losses), training.best, expected)
 
 
 class _Length(NamedTuple):
@@ -251,61 +148,130 @@ class _Length(NamedTuple):
     tokens: int
 
 
-def _train(
-    model: Any,
-    weights: Sequence[Weight],
-    gradient: Sequence[AnswerBatch],
-    stop: Sequence[AnswerBatch],
-    most: int,
-    length: _Length,
-    seed: int,
-    checkpointing: Checkpointing,
-    on_round: OnRound,
-) -> tuple[Mask, list[float], int, Curvature]:
-    """The steps: which weights the best round had off, the rounds' stopping losses, which round it was, the curvature."""
-    losses = [mean_loss(model, stop)]
-    best, step, standing = 0, 0, losses[0]
-    kept = mask = Mask()
-    pace, line = Pace(), math.inf
-    try:
-        drawn = draw(gradient, length.step_tokens, seed)
-        measured = [batch for _ in range(MEASURED_STEPS) for batch in next(drawn)]
-        curvature = measure_curvature(model, weights, measured, checkpointing=checkpointing)
-        unit = curvature.small_cost(weights)
-        switches = {w.name: Switches.fresh(w, seed) for w in weights}
-        for step in range(1, length.steps + 1 if unit and most else 1):
-            batch = next(drawn)
-            # Gradients of n tokens are noise of size sqrt(h / n): so paced, evidence is compared with costs in units.
-            rate = pace.value * cosine(step, length.steps)
-            rate *= unit * math.sqrt(sum(b.answer_tokens for b in batch)) / (1 - _MOMENTUM**step)
-            with switched_off(weights, mask):
-                _gather(model, switches, batch, checkpointing)
-            if mask:
-                pace.heard(sum(s.slope for s in switches.values()))
-            if step * length.step_tokens >= length.tokens:
-                pace.settle()
-            for switch in switches.values():
-                switch.advance(rate)
-            mask, line = _switch(switches, curvature, most, line)
-            if step % length.every and step < length.steps:
-                continue
-            with switched_off(weights, mask):
-                losses.append(mean_loss(model, stop))
-            on_round(len(losses) - 1, losses[-1], mask.share(weights))
-            if losses[-1] > standing:
-                pace.rose()
-            standing = losses[-1]
-            if losses[-1] < losses[best]:
-                best, kept = len(losses) - 1, mask
-                _all(switches, Switches.keep)
-            elif losses[-1] - losses[best] > _LOST * (losses[0] - losses[best]):
-                _all(switches, Switches.go_back)
-                (mask, line), standing = _switch(switches, curvature, most, line), losses[best]
-            if len(losses) - 1 - best >= length.patience:
-                break
-    except NumericError as error:
-        raise NumericError(f"Learned switches, step {step}, {mask.count} weights off: {error}") from None
-    return kept, losses, best, curvature
+@dataclass(eq=False)
+class _Training:
+    """The steps: as `learn` is given them, and how far they are.
+
+    Attributes:
+        most: Weights that may be off.
+        found: What the best round had off.
+        mask: What is off now.
+        losses: On the stopping documents: the base's, then one per round.
+        best: The best round.
+        standing: The loss that the next round's is held against.
+        line: Least score of what is off.
+        step: Steps done.
+    """
+
+    model: Any
+    weights: Sequence[Weight]
+    stop: Sequence[AnswerBatch]
+    most: int
+    length: _Length
+    seed: int
+    checkpointing: Checkpointing
+    on_round: OnRound
+    kept: UnitState
+    found: Mask = field(default_factory=Mask)
+    mask: Mask = field(default_factory=Mask)
+    losses: list[float] = field(default_factory=list)
+    best: int = 0
+    standing: float = 0.0
+    line: float = math.inf
+    step: int = 0
+    pace: Pace = field(default_factory=Pace)
+    switches: dict[str, Switches] = field(default_factory=dict)
+
+    def run(self, gradient: Sequence[AnswerBatch]) -> Curvature:
+        """Train to the end; returns the curvature of the base."""
+        length = self.length
+        self.losses = [self._look()]
+        self.standing = self.losses[0]
+        try:
+            drawn = draw(gradient, length.step_tokens, self.seed)
+            measured = [batch for _ in range(MEASURED_STEPS) for batch in next(drawn)]
+            curvature = measure_curvature(
+                self.model, self.weights, measured, checkpointing=self.checkpointing, kept=self.kept.part("curvature")
+            )
+            unit = curvature.small_cost(self.weights)
+            self.switches = {w.name: Switches.fresh(w, self.seed) for w in self.weights}
+            self._go_on(self.kept.load())
+            for _ in range(self.step):
+                next(drawn)
+            while self.step < (length.steps if unit and self.most else 0) and not self._is_enough():
+                self.step += 1
+                self._one(next(drawn), unit, curvature)
+                self.kept.save(self._state)
+        except NumericError as error:
+            raise NumericError(f"Learned switches, step {self.step}, {self.mask.count} weights off: {error}") from None
+        return curvature
+
+    def _is_enough(self) -> bool:
+        """Whether so many rounds were no better; asked between steps, it is true from the end of such a round on."""
+        return len(self.losses) - 1 - self.best >= self.length.patience
+
+    def _one(self, batch: list[AnswerBatch], unit: float, curvature: Curvature) -> None:
+        """A step, and at the end of a round the look at the stopping documents."""
+        step, length = self.step, self.length
+        # Gradients of n tokens are noise of size sqrt(h / n): so paced, evidence is compared with costs in units.
+        rate = self.pace.value * cosine(step, length.steps)
+        rate *= unit * math.sqrt(sum(b.answer_tokens for b in batch)) / (1 - MOMENTUM**step)
+        with switched_off(self.weights, self.mask):
+            _gather(self.model, self.switches, batch, self.checkpointing)
+        if self.mask:
+            self.pace.heard(sum(s.slope for s in self.switches.values()))
+        if step * length.step_tokens >= length.tokens:
+            self.pace.settle()
+        for switch in self.switches.values():
+            switch.advance(rate)
+        self.mask, self.line = _switch(self.switches, curvature, self.most, self.line)
+        if step % length.every == 0 or step == length.steps:
+            self._judge(curvature)
+
+    def _look(self) -> float:
+        with switched_off(self.weights, self.mask):
+            return mean_loss(self.model, self.stop, self.kept.part(f"look {len(self.losses)}"))
+
+    def _judge(self, curvature: Curvature) -> None:
+        losses = self.losses
+        losses.append(self._look())
+        self.on_round(len(losses) - 1, losses[-1], self.mask.share(self.weights))
+        if losses[-1] > self.standing:
+            self.pace.rose()
+        self.standing = losses[-1]
+        if losses[-1] < losses[self.best]:
+            self.best, self.found = len(losses) - 1, self.mask
+            _all(self.switches, Switches.keep)
+        elif losses[-1] - losses[self.best] > _LOST * (losses[0] - losses[self.best]):
+            _all(self.switches, Switches.go_back)
+            (self.mask, self.line), self.standing = (
+                _switch(self.switches, curvature, self.most, self.line),
+                losses[self.best],
+            )
+
+    def _state(self) -> State:
+        """Everything that the next step depends on; the steps' documents follow from seed and number."""
+        trend = math.nan if self.pace.trend is None else self.pace.trend
+        numbers = [self.standing, self.line, self.pace.value, trend]
+        return {
+            **packed("found", self.found.encode()),
+            **packed("mask", self.mask.encode()),
+            **{key: t for s in self.switches.values() for key, t in s.state().items()},
+            "counts": torch.tensor([self.best, self.step, int(self.pace.growing)]),
+            "numbers": torch.tensor([*numbers, *self.losses], dtype=torch.float64),
+        }
+
+    def _go_on(self, state: State | None) -> None:
+        """Go on from a state; None: begin."""
+        if state is None:
+            return
+        self.found, self.mask = (decoded(unpacked(part, state), self.weights) for part in ("found", "mask"))
+        for switch in self.switches.values():
+            own = self.mask.get(switch.weight.name)
+            switch.load(state, own or TensorMask.nothing(switch.weight.size, switch.weight.device))
+        self.best, self.step, growing = state["counts"].tolist()
+        self.standing, self.line, pace, trend, *self.losses = state["numbers"].tolist()
+        self.pace = Pace(pace, bool(growing), None if math.isnan(trend) else trend)
 
 
 def _gather(

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from freemoe.core.registry import Registry
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch
-from freemoe.domain_experts.purify.greedy import OnRound, Purified, purify
+from freemoe.domain_experts.purify.greedy import OnRound, Purified, from_state, purify, to_state
 from freemoe.domain_experts.purify.learned import MEASURED_STEPS, MOST_STEPS, ROUNDS, learn, schedule
 from freemoe.models.precision import compute_dtype, held_in
 from freemoe.models.weights import Weight
@@ -36,6 +37,7 @@ class Task:
         text: Whether the documents are plain text rather than prompts with answers.
         seed: Of everything random.
         on_round: Told after every round.
+        kept: Where the purification keeps how far it is.
     """
 
     model: Any
@@ -45,6 +47,7 @@ class Task:
     text: bool
     seed: int
     on_round: OnRound
+    kept: UnitState = NOT_KEPT
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ def _greedy(task: Task, section: SaliencySection) -> Purified:
             part_tokens=section.part_tokens,
             checkpointing=section.checkpointing,
             on_round=task.on_round,
+            kept=task.kept,
         )
 
 
@@ -129,13 +133,26 @@ def _learned(task: Task, section: SaliencySection) -> Purified:
             seed=task.seed,
             checkpointing=section.checkpointing,
             on_round=task.on_round,
+            kept=task.kept,
         )
 
 
 def _both(task: Task, section: SaliencySection) -> Purified:
     rounds = _greedy_rounds(section, task.text)
-    greedy = _greedy(task, section)
-    learned = _learned(replace(task, on_round=lambda number, *found: task.on_round(rounds + number, *found)), section)
+
+    ended = task.kept.part("greedy, its end")
+    known = ended.load()
+    if known is None:
+        greedy = _greedy(replace(task, kept=task.kept.part("greedy")), section)
+        ended.save(lambda: to_state(greedy), now=True)
+    else:
+        greedy = from_state(known, task.weights)
+    second = replace(
+        task,
+        on_round=lambda number, *found: task.on_round(rounds + number, *found),
+        kept=task.kept.part("learned"),
+    )
+    learned = _learned(second, section)
     return learned if learned.losses[learned.best] < greedy.losses[greedy.best] else greedy
 
 

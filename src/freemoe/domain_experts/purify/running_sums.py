@@ -40,6 +40,14 @@ class RunningSum(Protocol):
         """The sum as it is now; adding to the one leaves the other alone."""
         ...
 
+    def state(self) -> dict[str, Tensor]:
+        """The sum as tensors by name."""
+        ...
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from a `state`."""
+        ...
+
 
 class WholeSum:
     """Every entry of the sum."""
@@ -64,6 +72,14 @@ class WholeSum:
         twin = WholeSum((0, 0, 0), self._sum.device)
         twin._sum = self._sum.clone()
         return twin
+
+    def state(self) -> dict[str, Tensor]:
+        """The sum."""
+        return {"sum": self._sum}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from it."""
+        self._sum.copy_(state["sum"])
 
 
 class LowRankSum:
@@ -109,6 +125,14 @@ class LowRankSum:
         twin = object.__new__(LowRankSum)
         twin._left, twin._right = self._left, self._right
         return twin
+
+    def state(self) -> dict[str, Tensor]:
+        """Both sides."""
+        return {"left": self._left, "right": self._right}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from them."""
+        self._left, self._right = state["left"], state["right"]
 
 
 def is_large(shape: Sequence[int]) -> bool:

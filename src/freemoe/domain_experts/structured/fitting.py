@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch
 from freemoe.domain_experts.purify.methods import Task, method_of
 from freemoe.domain_experts.structured.ranking import worth
@@ -152,6 +153,7 @@ def fit_units(
     seed: int,
     on_look: OnLook | None = None,
     on_round: Callable[[int, float, float], None] | None = None,
+    kept: UnitState = NOT_KEPT,
 ) -> FoundUnits:
     """Train the curve for one subdomain, then single switches inside its best point; the model is bit-equal afterwards.
 
@@ -168,7 +170,35 @@ def fit_units(
         seed: Of everything random.
         on_look: Told after every look of the units' training.
         on_round: Told after every round of the single switches.
+        kept: Where all of this keeps how far it is.
     """
+    found = _units(model, units, gradient, stop, section, saliency, seed, on_look, kept)
+    if not singles:
+        return found
+    with switched_off(weights, units.mask(found.point.off)):
+        task = Task(
+            model, weights, gradient, stop, text, seed, on_round or (lambda *_: None), kept.part("single switches")
+        )
+        inside = method_of(saliency, text, weights).run(task, saliency)
+    return replace(found, singles=inside.mask, single_losses=tuple(inside.losses[1:]))
+
+
+def _units(
+    model: Any,
+    units: Units,
+    gradient: Sequence[AnswerBatch],
+    stop: Sequence[AnswerBatch],
+    section: UnitSection,
+    saliency: SaliencySection,
+    seed: int,
+    on_look: OnLook | None,
+    kept: UnitState,
+) -> FoundUnits:
+    """The curve, and what its rivals would switch off; once."""
+    ended = kept.part("units, their end")
+    known = ended.load()
+    if known is not None:
+        return FoundUnits.from_tensors(units, (), known)
     with held_in(model, compute_dtype(saliency.compute, model)):
         curve = train_units(
             model,
@@ -185,19 +215,16 @@ def fit_units(
             seed=seed,
             checkpointing=saliency.checkpointing,
             on_look=on_look,
+            kept=kept.part("units"),
         )
-        scores = rival_scores(units, worth(model, units, gradient))
+        scores = rival_scores(units, worth(model, units, gradient, kept.part("units, rivals")))
     rivals = tuple(
         {name: lowest(units, s, _as_many(units, point, section.layout)) for name, s in scores.items()}
         for point in curve.points
     )
     found = FoundUnits(units, curve, rivals=rivals)
-    if not singles:
-        return found
-    with switched_off(weights, units.mask(found.point.off)):
-        task = Task(model, weights, gradient, stop, text, seed, on_round or (lambda *_: None))
-        inside = method_of(saliency, text, weights).run(task, saliency)
-    return FoundUnits(units, curve, inside.mask, tuple(inside.losses[1:]), rivals)
+    ended.save(found.to_tensors, now=True)
+    return found
 
 
 def _as_many(units: Units, point: Point, layout: str) -> list[int] | int:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import NumericError
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.activations import bytes_per_token, parts
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.purify.gradients import gradients_to
@@ -25,6 +26,7 @@ from freemoe.domain_experts.structured.masks import masked, ones
 from freemoe.domain_experts.structured.units import LayerUnits, Units
 from freemoe.models.hooks import before, on_gradient
 from freemoe.models.weights import find_weights
+from freemoe.training.states import State, packed, unpacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +63,11 @@ def orders(worths: Sequence[Worth]) -> dict[str, list[Tensor]]:
     }
 
 
-def worth(model: Any, units: Units, batches: Sequence[AnswerBatch]) -> list[Worth]:
+def worth(model: Any, units: Units, batches: Sequence[AnswerBatch], kept: UnitState = NOT_KEPT) -> list[Worth]:
     """Measure every unit on documents, in one pass; layers in the order of ``units``.
 
     For layers and experts, whose contribution is no input of one linear, the curvature is the mean over batches of the
-    squared gradient and the energy is not measured (width 0).
+    squared gradient and the energy is not measured (width 0). The pass keeps its sums in ``kept`` between two batches.
 
     Raises:
         NumericError: When a loss or gradient is NaN or infinite.
@@ -79,12 +81,30 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch]) -> list[Wort
     moments: dict[int, list[Tensor]] = {}
     sums = {layer.number: torch.zeros(2, layer.count, device=device) for layer in units.layers}
     positions = 0
+
+    def state() -> State:
+        return {
+            **packed("sums", {str(n): t for n, t in sums.items()}),
+            **packed("moments", {f"{n}|{i}": t for n, pair in moments.items() for i, t in enumerate(pair)}),
+            "positions": torch.tensor(positions),
+        }
+
+    def load(state: State) -> None:
+        nonlocal positions
+        positions = int(state["positions"])
+        for name, found in unpacked("sums", state).items():
+            sums[int(name)].copy_(found)
+        own = unpacked("moments", state)
+        for number in {int(name.partition("|")[0]) for name in own}:
+            moments[number] = [own[f"{number}|{i}"].to(device) for i in (0, 1)]
+
     with gradients_to(model, [], lambda *_: None, checkpointing=False), ExitStack() as stack:
         stack.enter_context(masked(units, masks))
         if units.kind in ("neuron", "kv_group"):
             for layer in units.layers:
                 stack.enter_context(_moments(layer, moments))
-        for batch in [part for whole in batches for part in parts(model, whole)]:
+        cut = [part for whole in batches for part in parts(model, whole)]
+        for batch in kept.over(cut, state, load):
             positions += int(batch.mask.sum())
             answer_loss(model, batch).backward()
             for number, mask in masks.items():

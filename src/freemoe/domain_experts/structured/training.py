@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import DataError, NumericError, RecipeError
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.gradients import Checkpointing, backward, gradients_to
 from freemoe.domain_experts.purify.learned import draw
@@ -27,6 +28,7 @@ from freemoe.domain_experts.structured.masks import masked, masks_of, units_off
 from freemoe.domain_experts.structured.ranking import Worth, orders, worth
 from freemoe.domain_experts.structured.units import Units, lowest, numbers_off
 from freemoe.training.descent import cosine
+from freemoe.training.states import State, unpacked
 
 OnLook = Callable[[int, float, float], None]
 """Called after every look at the stopping documents: steps done, loss, share of the units off."""
@@ -98,6 +100,19 @@ class Scores:
         values = [v.clone() for v in self.values]
         return Scores(values, [torch.zeros_like(v) for v in values], [torch.zeros_like(v) for v in values])
 
+    def state(self, part: str) -> State:
+        """As a part of a state."""
+        lists = {"values": self.values, "mean": self.mean, "square": self.square}
+        found = {f"{part}|{name}|{n}": t for name, own in lists.items() for n, t in enumerate(own)}
+        return {**found, f"{part}|steps": torch.tensor(self.steps)}
+
+    @staticmethod
+    def of_state(state: State, device: torch.device) -> Scores:
+        """Inverse of `state`, of what `unpacked` gives."""
+        number = sum(name.startswith("values|") for name in state)
+        lists = ([state[f"{name}|{n}"].to(device) for n in range(number)] for name in ("values", "mean", "square"))
+        return Scores(*lists, steps=int(state["steps"]))
+
     def step(self, gradients: Sequence[Tensor], pace: float) -> None:
         """One step of Adam down ``gradients``, with one floor for all units: large gradients move further."""
         first, second = _BETAS
@@ -131,6 +146,7 @@ def train_units(
     seed: int = 0,
     checkpointing: Checkpointing = "auto",
     on_look: OnLook | None = None,
+    kept: UnitState = NOT_KEPT,
 ) -> Curve:
     """Find the units to switch off for one subdomain; the model is bit-equal afterwards.
 
@@ -150,6 +166,7 @@ def train_units(
         seed: Of the order of documents.
         checkpointing: Make activations again in the backward pass, for memory; see `gradients.gradients_to`.
         on_look: Told after every look.
+        kept: Where the training keeps its state between two steps.
 
     Raises:
         DataError: When one of the two lists is empty.
@@ -162,21 +179,64 @@ def train_units(
         raise RecipeError(f"units.off is {list(budgets)}: shares must ascend, each once, e.g. 0.1,0.2,0.3.")
     targets = [numbers_off(units, b, layout, multiple) for b in budgets]
     training = _Training(
-        model, units, draw(gradient, step_tokens, seed), stop, steps, every, patience, pace, checkpointing, on_look
+        model,
+        units,
+        draw(gradient, step_tokens, seed),
+        stop,
+        steps,
+        every,
+        patience,
+        pace,
+        checkpointing,
+        on_look,
+        kept,
     )
-    base = mean_loss(model, stop)
-    worths = worth(model, units, gradient)
+    known = kept.load()
+    if known is None:
+        base, start, scores = _begin(training, worth(model, units, gradient, kept.part("worth")), targets[0])
+        training.now = _Budget(0, scores, scores.copy(), pace)
+        training.base, training.start = base, start
+    else:
+        training.go_on(known)
+    nothing: Sequence[int] | int = 0 if isinstance(targets[0], int) else [0] * len(units.layers)
+    for number in range(training.now.number, len(targets)):
+        training.open(nothing if number == 0 else targets[number - 1], targets[number])
+    points = [
+        Point(units.share_off(off), asked, off, loss) for asked, (loss, off) in zip(budgets, training.ends, strict=True)
+    ]
+    return Curve(training.base, tuple(points), tuple(training.looks), training.start)
+
+
+def _begin(training: _Training, worths: Sequence[Worth], target: Sequence[int] | int) -> tuple[float, str, Scores]:
+    """The base's stopping loss, and the order of units that the stopping loss wants at the first budget: name and scores."""
+    base = mean_loss(training.model, training.stop)
     starts = {name: Scores.start(order, worths) for name, order in orders(worths).items()}
-    first = {name: training.look(scores, targets[0])[0] for name, scores in starts.items()}
+    first = {name: training.look(scores, target)[0] for name, scores in starts.items()}
     start = min(first, key=lambda name: first[name])
-    scores = starts[start]
-    points: list[Point] = []
-    before: Sequence[int] | int = 0 if isinstance(targets[0], int) else [0] * len(units.layers)
-    for asked, target in zip(budgets, targets, strict=True):
-        scores, loss, off = training.open(scores, before, target)
-        points.append(Point(units.share_off(off), asked, off, loss))
-        before = target
-    return Curve(base, tuple(points), tuple(training.looks), start)
+    return base, start, starts[start]
+
+
+@dataclass(eq=False)
+class _Budget:
+    """How far one budget is.
+
+    Attributes:
+        number: Which.
+        scores: Of the units.
+        trusted: Those of the last look that was better.
+        speed: How far a score moves per step.
+        step: Steps done.
+        waited: Looks at the full budget without a better loss.
+        best: Its best stopping loss and the units off there; None before its first look.
+    """
+
+    number: int
+    scores: Scores
+    trusted: Scores
+    speed: float
+    step: int = 0
+    waited: int = 0
+    best: tuple[float, dict[int, Tensor]] | None = None
 
 
 @dataclass(eq=False)
@@ -187,6 +247,10 @@ class _Training:
         drawn: Steps of documents, endless.
         looks: (step, share off, stopping loss) of every look so far.
         done: Steps so far, over all budgets.
+        base: Stopping loss with every unit on.
+        start: The order that training began with.
+        ends: Best stopping loss of every budget that is done, and the units off there.
+        now: The budget that is open.
     """
 
     model: Any
@@ -199,8 +263,13 @@ class _Training:
     pace: float
     checkpointing: Checkpointing
     on_look: OnLook | None
+    kept: UnitState
     looks: list[tuple[int, float, float]] = field(default_factory=list)
     done: int = 0
+    base: float = 0.0
+    start: str = ""
+    ends: list[tuple[float, dict[int, Tensor]]] = field(default_factory=list)
+    now: _Budget = field(default_factory=lambda: _Budget(0, Scores([], [], []), Scores([], [], []), 0.0))
 
     def look(self, scores: Scores, number: Sequence[int] | int) -> tuple[float, dict[int, Tensor]]:
         """Stopping loss with so many of the lowest units off, and which these are."""
@@ -208,43 +277,82 @@ class _Training:
         with units_off(self.units, off):
             return mean_loss(self.model, self.stop), off
 
-    def open(
-        self, scores: Scores, before: Sequence[int] | int, target: Sequence[int] | int
-    ) -> tuple[Scores, float, dict[int, Tensor]]:
-        """Train one budget, from the last one's on: the scores to go on from, its best stopping loss, the units off there."""
-        trusted, speed, waited = scores.copy(), self.pace, 0
-        best_loss, best = self.look(trusted, target)
-        for number in range(1, self.steps + 1):
-            opened = 1 - max(0.0, 1 - number / max(1, round(self.steps * _OPEN))) ** 3
-            now = _between(before, target, opened)
-            off = lowest(self.units, scores.values, now)
-            slopes = _slopes(self.model, self.units, off, next(self.drawn), self.checkpointing)
-            scores.step(slopes, speed * cosine(number, self.steps))
-            self.done += 1
-            if number % self.every and number < self.steps:
-                continue
-            loss, off = self.look(scores, now)
-            held, held_off = (best_loss, best) if opened == 1 else self.look(trusted, now)
-            if loss < held:
-                trusted = scores.copy()
-            else:
-                scores, speed = trusted.copy(), speed / 2
-                loss, off = held, held_off
-            self._tell(loss, off)
-            if opened < 1:
-                best_loss, best = self.look(trusted, target)
-                continue
-            waited = 0 if loss < best_loss else waited + 1
-            best_loss, best = loss, off
-            if waited >= self.patience:
-                break
-        return trusted.copy(), best_loss, best
+    def open(self, before: Sequence[int] | int, target: Sequence[int] | int) -> None:
+        """Train one budget, from the last one's on: `ends` has its best stopping loss and the units off there."""
+        now = self.now
+        if now.best is None:
+            now.best = self.look(now.trusted, target)
+        while now.step < self.steps and now.waited < self.patience:
+            now.step += 1
+            self._one(before, target)
+            self.kept.save(self.state)
+        self.ends.append(now.best)
+        self.now = _Budget(now.number + 1, now.trusted.copy(), now.trusted.copy().copy(), self.pace)
+
+    def _one(self, before: Sequence[int] | int, target: Sequence[int] | int) -> None:
+        """A step, and the look behind some."""
+        now = self.now
+        opened = 1 - max(0.0, 1 - now.step / max(1, round(self.steps * _OPEN))) ** 3
+        number = _between(before, target, opened)
+        off = lowest(self.units, now.scores.values, number)
+        slopes = _slopes(self.model, self.units, off, next(self.drawn), self.checkpointing)
+        now.scores.step(slopes, now.speed * cosine(now.step, self.steps))
+        self.done += 1
+        if now.step % self.every and now.step < self.steps:
+            return
+        assert now.best is not None
+        loss, off = self.look(now.scores, number)
+        held, held_off = now.best if opened == 1 else self.look(now.trusted, number)
+        if loss < held:
+            now.trusted = now.scores.copy()
+        else:
+            now.scores, now.speed = now.trusted.copy(), now.speed / 2
+            loss, off = held, held_off
+        self._tell(loss, off)
+        if opened < 1:
+            now.best = self.look(now.trusted, target)
+            return
+        now.waited = 0 if loss < now.best[0] else now.waited + 1
+        now.best = loss, off
 
     def _tell(self, loss: float, off: dict[int, Tensor]) -> None:
         share = self.units.share_off(off)
         self.looks.append((self.done, share, loss))
         if self.on_look:
             self.on_look(self.done, loss, share)
+
+    def state(self) -> State:
+        """Everything that the next step depends on; its documents follow from the number of steps."""
+        now = self.now
+        ends = [*self.ends, *([now.best] if now.best else [])]
+        return {
+            **now.scores.state("scores"),
+            **now.trusted.state("trusted"),
+            **{f"end|{i}|{layer}": at for i, (_, off) in enumerate(ends) for layer, at in off.items()},
+            "end losses": torch.tensor([loss for loss, _ in ends], dtype=torch.float64),
+            "looks": torch.tensor(self.looks, dtype=torch.float64).reshape(-1, 3),
+            "counts": torch.tensor([now.number, now.step, now.waited, self.done, int(now.best is not None)]),
+            "numbers": torch.tensor([self.base, now.speed], dtype=torch.float64),
+            f"start|{self.start}": torch.zeros(1),
+        }
+
+    def go_on(self, state: State) -> None:
+        """Go on from a `state`."""
+        device = self.units.layers[0].parts[0].weight.device
+        number, step, waited, self.done, looked = state["counts"].tolist()
+        self.base, speed = state["numbers"].tolist()
+        self.looks = [(int(done), share, loss) for done, share, loss in state["looks"].tolist()]
+        (self.start,) = unpacked("start", state)
+        ends: list[tuple[float, dict[int, Tensor]]] = [(loss, {}) for loss in state["end losses"].tolist()]
+        for key, at in unpacked("end", state).items():
+            i, layer = map(int, key.split("|"))
+            ends[i][1][layer] = at
+        best = ends.pop() if looked else None
+        self.ends = ends
+        scores, trusted = (Scores.of_state(unpacked(part, state), device) for part in ("scores", "trusted"))
+        self.now = _Budget(number, scores, trusted, speed, step, waited, best)
+        for _ in range(self.done):
+            next(self.drawn)
 
 
 def _between(before: Sequence[int] | int, target: Sequence[int] | int, opened: float) -> Sequence[int] | int:

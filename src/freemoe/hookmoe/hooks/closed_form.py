@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.hookmoe.hooks.hook import Hooks
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.apply import applied
@@ -21,13 +22,26 @@ from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
 from freemoe.hookmoe.plans.plan import Plan
 from freemoe.models.hooks import after, resting
 from freemoe.text.blocks import Blocks
+from freemoe.training.states import State, unpacked
 
 OnLayer = Callable[[int, Tensor, Tensor, Tensor], None]
 
 
 @torch.no_grad()
-def walk(model: Any, plan: Plan, blocks: Blocks, on_layer: OnLayer, rescale: str = "none") -> None:
-    """Run the reduced model and call ``on_layer(layer, x, y, y_full)``, each (n, h), for every layer the plan cuts."""
+def walk(
+    model: Any,
+    plan: Plan,
+    blocks: Blocks,
+    on_layer: OnLayer,
+    rescale: str = "none",
+    sums: dict[int, list[Tensor]] | None = None,
+    kept: UnitState = NOT_KEPT,
+) -> None:
+    """Run the reduced model and call ``on_layer(layer, x, y, y_full)``, each (n, h), for every layer the plan cuts.
+
+    What ``on_layer`` sums up, by layer, is kept between two batches.
+    """
+    sums = {} if sums is None else sums
     full = {layer.number: layer.k for layer in moe_layers(model)}
     inside: list[int] = []
 
@@ -54,7 +68,17 @@ def walk(model: Any, plan: Plan, blocks: Blocks, on_layer: OnLayer, rescale: str
         for layer in moe_layers(model):
             if plan.ks[layer.number] != full[layer.number]:
                 stack.enter_context(after(layer.block, listen(layer)))
-        for batch in blocks.batches():
+
+        def state() -> State:
+            return {f"{number}|{i}": t for number, own in sums.items() for i, t in enumerate(own)}
+
+        def load(state: State) -> None:
+            device = model.device
+            for number in sorted({int(name.partition("|")[0]) for name in state}):
+                own = unpacked(str(number), state)
+                sums[number] = [own[str(i)].to(device) for i in range(len(own))]
+
+        for batch in kept.over(blocks.batches(), state, load):
             logits_of(model, batch)
 
 
@@ -93,8 +117,10 @@ def _scaled(scale: float, bias: Tensor) -> Callable[..., Any]:
     return scale_and_shift
 
 
-def fit_scale_bias(model: Any, plan: Plan, blocks: Blocks, rescale: str = "none") -> ScaleBias:
-    """Least squares of y_full on a y + b, per layer."""
+def fit_scale_bias(
+    model: Any, plan: Plan, blocks: Blocks, rescale: str = "none", kept: UnitState = NOT_KEPT
+) -> ScaleBias:
+    """Least squares of y_full on a y + b, per layer; the sums are kept between two batches."""
     sums: dict[int, list[Tensor]] = {}
 
     def add(layer: int, x: Tensor, y: Tensor, wanted: Tensor) -> None:
@@ -108,7 +134,7 @@ def fit_scale_bias(model: Any, plan: Plan, blocks: Blocks, rescale: str = "none"
         ]
         sums[layer] = [a + b for a, b in zip(sums[layer], new, strict=True)] if layer in sums else new
 
-    walk(model, plan, blocks, add, rescale)
+    walk(model, plan, blocks, add, rescale, sums, kept)
     scales, biases = {}, {}
     for layer, (n, y, wanted, yy, yw) in sums.items():
         scale = float((yw - y @ wanted / n) / (yy - y @ y / n))
@@ -138,19 +164,22 @@ def linear_map(xx: Tensor, xr: Tensor, rank: int, ridge: float = 1e-3) -> tuple[
 
 
 @torch.no_grad()
-def ridge_start(model: Any, plan: Plan, hooks: Hooks, blocks: Blocks, rescale: str = "none") -> None:
+def ridge_start(
+    model: Any, plan: Plan, hooks: Hooks, blocks: Blocks, rescale: str = "none", kept: UnitState = NOT_KEPT
+) -> None:
     """Set parallel hooks to the best linear map of what their blocks lost; a ReLU pair carries one direction.
 
     A hook of width d starts as a map of rank d / 2, at most h, because ReLU(z) - ReLU(-z) = z needs two neurons.
+    The sums are kept between two batches.
     """
-    sums: dict[int, tuple[Tensor, Tensor]] = {}
+    sums: dict[int, list[Tensor]] = {}
 
     def add(layer: int, x: Tensor, y: Tensor, wanted: Tensor) -> None:
         x, residual = x.double(), wanted.double() - y.double()
         xx, xr = x.T @ x, x.T @ residual
-        sums[layer] = (sums[layer][0] + xx, sums[layer][1] + xr) if layer in sums else (xx, xr)
+        sums[layer] = [sums[layer][0] + xx, sums[layer][1] + xr] if layer in sums else [xx, xr]
 
-    walk(model, plan, blocks, add, rescale)
+    walk(model, plan, blocks, add, rescale, sums, kept)
     for number, hook in hooks.items():
         # A hook wider than 2 h has the whole map in its first neurons; the others begin at W2 = 0.
         rank = min(hook.width // 2, hook.up.in_features)

@@ -14,8 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.evals.engine.output_head import Ending, ending_at
 from freemoe.text.blocks import Blocks
+from freemoe.training.states import State
+
+_SAID = ("tokens", "logs", "rest")
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,14 @@ def top_of(logits: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def teach(model: Any, blocks: Blocks, top: int, progress: Progress | None = None, name: str = "teacher") -> Teacher:
+def teach(
+    model: Any,
+    blocks: Blocks,
+    top: int,
+    progress: Progress | None = None,
+    name: str = "teacher",
+    kept: UnitState = NOT_KEPT,
+) -> Teacher:
     """Run the model as it is over all blocks and keep what it says.
 
     Args:
@@ -67,16 +78,19 @@ def teach(model: Any, blocks: Blocks, top: int, progress: Progress | None = None
         top: Tokens kept per position.
         progress: Where to report.
         name: Of the stage.
+        kept: Where it keeps what it has.
     """
-    found = []
     with (progress or Quiet()).stage(name, len(blocks)) as advance:
-        for batch in blocks.batches():
+
+        def work(batch: Blocks) -> State:
             ending = ending_of(model, batch)
             parts = [top_of(ending.logits(part), top) for part in ending.hidden.split(ending.rows)]
-            kept = (torch.cat(p).cpu() for p in zip(*parts, strict=True))
-            found.append([t.unflatten(0, (len(batch), -1)) for t in kept])
+            said = (torch.cat(p).cpu().unflatten(0, (len(batch), -1)) for p in zip(*parts, strict=True))
             advance(len(batch))
-    return Teacher(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+            return dict(zip(_SAID, said, strict=True))
+
+        found = kept.listed(blocks.batches(), work)
+    return Teacher(*(torch.cat([said[name] for said in found]) for name in _SAID))
 
 
 def ending_of(model: Any, batch: Blocks, **inputs: Any) -> Ending:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.hookmoe.hooks.teacher import Teacher, divergence, ending_of
 from freemoe.hookmoe.hooks.upper_half import inputs_of, remade, upper
 from freemoe.hookmoe.measure import measure
@@ -163,7 +164,8 @@ def train(
         best.load(state)
 
     with frozen(model), (progress or Quiet()).stage(name, schedule.steps) as advance:
-        loss = _Loss(model, plan, compensation, material, schedule, rescale)
+        fixed = store.on_the_way(f"{name}, what is fixed") if store else NOT_KEPT
+        loss = _Loss(model, plan, compensation, material, schedule, rescale, fixed)
 
         def clip() -> None:
             torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
@@ -187,7 +189,14 @@ class _Loss:
     """The loss of some rows, with what does not change computed once."""
 
     def __init__(
-        self, model: Any, plan: Plan, compensation: Compensation, material: Material, schedule: Schedule, rescale: str
+        self,
+        model: Any,
+        plan: Plan,
+        compensation: Compensation,
+        material: Material,
+        schedule: Schedule,
+        rescale: str,
+        kept: UnitState,
     ) -> None:
         self.model, self.plan, self.compensation = model, plan, compensation
         self.material, self.kind, self.rescale = material, schedule.loss, rescale
@@ -195,16 +204,16 @@ class _Loss:
         self.start = compensation.lowest
         with torch.no_grad():
             # At layer 0 the embeddings are as quick as the cache.
-            self.inputs = self._inputs() if self.start else None
-            self.states = self._states() if self.kind == "state" else None
+            self.inputs = self._inputs(kept.part("inputs")) if self.start else None
+            self.states = self._states(kept.part("states")) if self.kind == "state" else None
 
-    def _inputs(self) -> Tensor:
+    def _inputs(self, kept: UnitState) -> Tensor:
         with applied(self.model, self.plan, self.rescale):
-            return inputs_of(self.model, self.material.train, self.start)
+            return inputs_of(self.model, self.material.train, self.start, kept=kept)
 
-    def _states(self) -> Tensor:
-        parts = [_last_state(self.model, batch) for batch in self.material.train.batches()]
-        return torch.cat([p.cpu() for p in parts])
+    def _states(self, kept: UnitState) -> Tensor:
+        parts = kept.listed(self.material.train.batches(), lambda batch: {"last": _last_state(self.model, batch).cpu()})
+        return torch.cat([own["last"] for own in parts])
 
     def parts(self, which: Tensor) -> Generator[Tensor, None, None]:
         """The mean loss of some rows as a sum, some rows at a time; the model stays as it trains until the next is asked for."""

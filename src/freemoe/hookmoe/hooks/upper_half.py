@@ -7,7 +7,7 @@ masks, rotary embeddings and layer types keep their places.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.layers import decoder_layers
 from freemoe.models.hooks import before
 from freemoe.text.blocks import Blocks
+from freemoe.training.states import State
 
 
 class _ReachedError(Exception):
@@ -27,8 +29,13 @@ class _ReachedError(Exception):
 
 
 @torch.no_grad()
-def inputs_of(model: Any, blocks: Blocks, layer: int, progress: Progress | None = None) -> Tensor:
-    """What enters a decoder layer, for the model as it stands: (rows, length, h) in its own type, on the CPU."""
+def inputs_of(
+    model: Any, blocks: Blocks, layer: int, progress: Progress | None = None, kept: UnitState = NOT_KEPT
+) -> Tensor:
+    """What enters a decoder layer, for the model as it stands: (rows, length, h) in its own type, on the CPU.
+
+    What is read is kept between two batches.
+    """
     found: list[Tensor] = []
 
     def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -37,12 +44,14 @@ def inputs_of(model: Any, blocks: Blocks, layer: int, progress: Progress | None 
 
     entering = before(decoder_layers(model)[layer], take, kwargs=True)
     with entering, (progress or Quiet()).stage(f"inputs of layer {layer}", len(blocks)) as advance:
-        for batch in blocks.batches():
-            try:
+
+        def work(batch: Blocks) -> State:
+            with suppress(_ReachedError):
                 logits_of(model, batch)
-            except _ReachedError:
-                advance(len(batch))
-    return torch.cat(found)
+            advance(len(batch))
+            return {"inputs": found.pop()}
+
+        return torch.cat([own["inputs"] for own in kept.listed(blocks.batches(), work)])
 
 
 @contextmanager

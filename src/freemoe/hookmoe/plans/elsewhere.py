@@ -57,7 +57,7 @@ def work_ahead(recipe: dict[str, Any], output: str, stage: str, name: str) -> No
     model, text, teacher = _begun_once(json.dumps(recipe), output)
     rule, _, spelled = name.partition("|")
     plan = parse_plan(spelled, plan_of(model), expert_counts(model))
-    kl_drop(model, text.held_out, teacher, RunPart(output, f"{stage}|{name}").journal, rule)(plan)
+    kl_drop(model, text.held_out, teacher, RunPart(output, f"{stage}|{name}"), rule)(plan)
 
 
 @functools.lru_cache(maxsize=1)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from freemoe.core.errors import RecipeError
-from freemoe.core.run.journal import Journal
+from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
+from freemoe.core.run.unit_state import NOT_KEPT
 from freemoe.hookmoe.hooks.hook import allocate
 from freemoe.hookmoe.hooks.teacher import Teacher
 from freemoe.hookmoe.measure import measure
@@ -59,19 +60,19 @@ def drop_unit(rescale: str, plan: Plan) -> str:
     return f"drop|{rescale}|{plan.text()}"
 
 
-def kl_drop(
-    model: Any, blocks: Blocks, teacher: Teacher, journal: Journal | None = None, rescale: str = "none"
-) -> Drop:
+def kl_drop(model: Any, blocks: Blocks, teacher: Teacher, run: RunFolder | None = None, rescale: str = "none") -> Drop:
     """Held-out KL of a plan from the full model, in nats per token; measured, and written down, once per plan."""
     known: dict[Plan, float] = {}
 
     def drop(plan: Plan) -> float:
+        unit = drop_unit(rescale, plan)
+
         def work() -> float:
             with applied(model, plan, rescale):
-                return measure(model, blocks, teacher).mean_kl
+                return measure(model, blocks, teacher, run.state(unit) if run else NOT_KEPT).mean_kl
 
         if plan not in known:
-            known[plan] = journal.unit(drop_unit(rescale, plan), work) if journal else work()
+            known[plan] = run.unit(unit, work) if run else work()
         return known[plan]
 
     return drop

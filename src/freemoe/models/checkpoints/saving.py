@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.core.files import MANIFEST
+from freemoe.core.files import MANIFEST, as_disk_error, tell
+from freemoe.core.run.lock import alone
 from freemoe.models.offload import Stored, stored_parameters
 from freemoe.models.spec import family_of, find_layers
 
@@ -63,20 +64,24 @@ def whole_or_nothing(target: Path) -> Iterator[Path]:
     """Inside, write into the folder that is given; afterwards it stands at ``target``, in the place of what stood there.
 
     Raises:
-        ArtifactError: The disk is full or refuses; nothing is left half written, as after any other error.
+        ArtifactError: The disk is full or refuses, or another process writes there; nothing is left half written.
     """
     partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        yield partial
-        if target.exists():
-            shutil.rmtree(target)
-        partial.rename(target)
-    except BaseException as error:
+    with alone(target):
         shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError | SafetensorError) and not isinstance(error, ArtifactError):
-            raise ArtifactError(f"{str(target)!r} could not be written: {error}") from error
-        raise
+        try:
+            yield partial
+            if target.exists():
+                shutil.rmtree(target)
+            partial.rename(target)
+        except BaseException as error:
+            full = as_disk_error(error, target)
+            shutil.rmtree(partial, ignore_errors=True)
+            if full is not None:
+                raise full from error
+            if isinstance(error, OSError | SafetensorError) and not isinstance(error, ArtifactError):
+                raise ArtifactError(f"{str(target)!r} could not be written: {error}") from error
+            raise
 
 
 def save_checkpoint(
@@ -86,6 +91,7 @@ def save_checkpoint(
     *,
     values: Callable[[str], Tensor] | None = None,
     layers: str | None = None,
+    resume: bool = False,
 ) -> None:
     """Write config, generation config and weights; beside the model, one shard is held in memory at a time.
 
@@ -98,6 +104,7 @@ def save_checkpoint(
         values: Makes the tensor of a name, asked for in the order of layers; the model's own by default, which then needs
             no values (it may be on the meta device).
         layers: Path of the decoder layers; looked up in the model's family by default.
+        resume: Leave shards that an earlier call, for the same model, had finished.
 
     Raises:
         FamilyError: The model's family, or its layers, are not known.
@@ -110,11 +117,8 @@ def save_checkpoint(
     shards: list[Path] = []
     for number, keys in enumerate(_parts(path, state, max_shard_size)):
         part = folder / f"part{number}"
-        tensors = {k: made(k) for k in keys}
-        with warnings.catch_warnings():
-            # It warns of what it would read by itself.
-            warnings.filterwarnings("ignore", "Attempting to save a model with offloaded modules")
-            model.save_pretrained(part, state_dict=tensors, max_shard_size=max_shard_size)
+        if not (resume and any(part.glob("*.safetensors"))):
+            _write_part(model, part, {k: made(k) for k in keys}, max_shard_size)
         shards += sorted(part.glob("*.safetensors"))
         for path in part.glob("*"):
             # Every part brings the same configuration.
@@ -123,6 +127,21 @@ def save_checkpoint(
     _publish(folder, shards, model.num_parameters())
     for part in dict.fromkeys(shard.parent for shard in shards):
         shutil.rmtree(part)
+
+
+def _write_part(model: Any, part: Path, tensors: dict[str, Tensor], max_shard_size: int | str) -> None:
+    """Write some tensors as a checkpoint; its folder is there when it is whole."""
+    unfinished = part.with_name(f"{part.name}.unfinished")
+    tell("begins", f"model {part.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.rmtree(part, ignore_errors=True)
+    with warnings.catch_warnings():
+        # It warns of what it would read by itself.
+        warnings.filterwarnings("ignore", "Attempting to save a model with offloaded modules")
+        model.save_pretrained(unfinished, state_dict=tensors, max_shard_size=max_shard_size)
+    tell("half", f"model {part.name}")
+    unfinished.replace(part)
+    tell("done", f"model {part.name}")
 
 
 def _value(state: Mapping[str, Tensor], stored: Mapping[str, Stored], name: str) -> Tensor:

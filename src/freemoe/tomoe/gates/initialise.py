@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.kernels.gates import route
 from freemoe.models.hooks import after, before, hooked, on_gradient
 from freemoe.models.sublayers import Sublayers
@@ -24,6 +25,7 @@ from freemoe.text.blocks import Blocks
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.measure import TOKENS
 from freemoe.training.distillation import language_loss
+from freemoe.training.states import State, packed, unpacked
 
 # A cluster's worth is drawn towards all tokens' by this many tokens' weight: small clusters know little.
 _PRIOR_TOKENS = 64
@@ -55,11 +57,17 @@ class Worth:
 
 
 def clusters(
-    model: Any, sublayers: Sequence[Sublayers], blocks: Blocks, experts: int, seed: int
+    model: Any,
+    sublayers: Sequence[Sublayers],
+    blocks: Blocks,
+    experts: int,
+    seed: int,
+    kept: UnitState = NOT_KEPT,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Cluster the tokens at every MLP's input; returns router weight and bias per layer."""
-    from sklearn.cluster import KMeans
+    """Cluster the tokens at every MLP's input; returns router weight and bias per layer.
 
+    What was read is kept between two batches, what was found between two layers.
+    """
     inputs: dict[int, list[Tensor]] = {layer.number: [] for layer in sublayers}
 
     def keep(number: int) -> Callable[..., None]:
@@ -67,20 +75,36 @@ def clusters(
 
     needed = max(1, -(-CLUSTERED_TOKENS // blocks.length))
     device = next(model.parameters()).device
+
+    def load(state: State) -> None:
+        inputs.update({int(number): [rows] for number, rows in state.items()})
+
     with hooked(*(before(layer.up[0], keep(layer.number)) for layer in sublayers)), torch.no_grad():
-        for batch in blocks.rows(range(min(needed, len(blocks)))).within(TOKENS):
+        read = blocks.rows(range(min(needed, len(blocks)))).within(TOKENS)
+        for batch in kept.part("inputs").over(
+            read, lambda: {str(n): torch.cat(own) for n, own in inputs.items()}, load
+        ):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
-    found = []
-    for layer in sublayers:
-        x = torch.cat(inputs[layer.number])[:CLUSTERED_TOKENS]
-        count = min(experts, len(torch.unique(x, dim=0)))
-        begins: Any = 1  # the stubs allow "auto" alone
-        fitted = KMeans(count, n_init=begins, random_state=seed, max_iter=50).fit(x.numpy())
-        centres = torch.from_numpy(fitted.cluster_centers_).float()
-        # Fewer kinds of tokens than experts: the last ones are drawn near the first.
-        centres = torch.cat([centres, *[centres[:1]] * (experts - count)])
-        found.append((centres, -0.5 * (centres**2).sum(dim=1)))
-    return found
+    centres: list[Tensor] = []
+    for layer in kept.part("centres").over(
+        sublayers,
+        lambda: {str(n): own for n, own in enumerate(centres)},
+        lambda state: centres.extend(state[str(n)] for n in range(len(state))),
+    ):
+        centres.append(_centres(torch.cat(inputs[layer.number])[:CLUSTERED_TOKENS], experts, seed))
+    return [(own, -0.5 * (own**2).sum(dim=1)) for own in centres]
+
+
+def _centres(x: Tensor, experts: int, seed: int) -> Tensor:
+    """(experts, hidden): of clusters of (tokens, hidden)."""
+    from sklearn.cluster import KMeans
+
+    count = min(experts, len(torch.unique(x, dim=0)))
+    begins: Any = 1  # the stubs allow "auto" alone
+    fitted = KMeans(count, n_init=begins, random_state=seed, max_iter=50).fit(x.numpy())
+    centres = torch.from_numpy(fitted.cluster_centers_).float()
+    # Fewer kinds of tokens than experts: the last ones are drawn near the first.
+    return torch.cat([centres, *[centres[:1]] * (experts - count)])
 
 
 def worths(
@@ -90,6 +114,7 @@ def worths(
     routers: Sequence[tuple[Tensor, Tensor]],
     tokens: int = TOKENS,
     on_rows: Callable[[int], None] | None = None,
+    kept: UnitState = NOT_KEPT,
 ) -> list[Worth]:
     """Sum squared gradients of masks that are all one, in one forward and backward pass over ``blocks``.
 
@@ -100,13 +125,22 @@ def worths(
         routers: Of `clusters`.
         tokens: Whose activations are held at once, about; at least one block. The sums do not depend on it.
         on_rows: Called with the number of finished blocks.
+        kept: Where the pass keeps its sums between two batches.
     """
     device = next(model.parameters()).device
     sums = [_Sums(layer, router, device) for layer, router in zip(sublayers, routers, strict=True)]
     head = model.get_output_embeddings()
     listening = hooked(*(own.listening(layer) for layer, own in zip(sublayers, sums, strict=True)))
+
+    def load(state: State) -> None:
+        for n, own in enumerate(sums):
+            own.load(unpacked(str(n), state))
+
+    def state() -> State:
+        return {key: t for n, own in enumerate(sums) for key, t in packed(str(n), own.state()).items()}
+
     with listening, torch.enable_grad():
-        for batch in blocks.within(tokens):
+        for batch in kept.over(blocks.within(tokens), state, load):
             ids, positions = batch.ids.to(device), batch.positions.to(device)
             embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
             hidden = model.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
@@ -134,6 +168,15 @@ class _Sums:
         self._query: Tensor | float = 0.0
         self._value: Tensor | float = 0.0
         self._expert: Tensor | None = None
+
+    def state(self) -> State:
+        """The sums by name, between two batches."""
+        return {name: getattr(self, name) for name in ("qk", "vo", "vo_ranked", "mlp", "counts")}
+
+    def load(self, state: State) -> None:
+        """Go on from a `state`."""
+        for name, found in state.items():
+            getattr(self, name).copy_(found)
 
     def listening(self, layer: Sublayers) -> AbstractContextManager[None]:
         """While open, the layer's linears are listened to."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from freemoe.core.errors import DataError
 from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.unit_state import UnitState
 from freemoe.recipes import ConvertRecipe
 from freemoe.text.blocks import Blocks
 from freemoe.tomoe.devices import Devices
@@ -83,7 +84,8 @@ def _structure(bench: Bench, trainer: Trainer) -> Structure:
 
 def _clusters(bench: Bench) -> list[tuple[Tensor, Tensor]]:
     def work() -> dict[str, Tensor]:
-        found = clusters(bench.model, bench.sublayers, bench.statistics, bench.recipe.experts, bench.recipe.seed)
+        recipe, kept = bench.recipe, bench.own_run.state("clusters")
+        found = clusters(bench.model, bench.sublayers, bench.statistics, recipe.experts, recipe.seed, kept)
         return {f"{n}.{kind}": t for n, pair in enumerate(found) for kind, t in zip("wb", pair, strict=True)}
 
     return _pairs(bench.own_run.tensors("clusters", work))
@@ -98,8 +100,8 @@ def _worth(bench: Bench) -> list[Worth]:
 
     def work() -> dict[str, Tensor]:
         with bench.progress.stage("statistics", len(bench.statistics)) as advance:
-            tokens = bench.recipe.train.batch_tokens
-            found = worths(bench.model, bench.sublayers, bench.statistics, routers, tokens, advance)
+            tokens, kept = bench.recipe.train.batch_tokens, bench.own_run.state("worth")
+            found = worths(bench.model, bench.sublayers, bench.statistics, routers, tokens, advance, kept)
         return {f"{n}.{kind}": getattr(w, kind) for n, w in enumerate(found) for kind in _WORTHS}
 
     worth = bench.own_run.tensors("worth", work)
@@ -116,7 +118,9 @@ def _train(bench: Bench, trainer: Trainer) -> list[dict[str, float]]:
     Only the state of the last mark and the structure of the best one are kept on disk.
     """
     run, settings = bench.own_run, bench.recipe.train
-    kept = Kept(Store(run), "state", trainer.state, trainer.load)
+    # Of several processes only the first one writes, and all others must go on from the same state: that of a look.
+    alone = trainer.devices.count == 1
+    kept = Kept(Store(run), "state", trainer.state, trainer.load, between=alone)
     begun = trainer.devices.told(kept.last(settings.steps, settings.save_every))
     trainer.devices.wait()
     before = [mark for mark in looks(settings.steps, settings.save_every) if mark < begun]
@@ -124,14 +128,15 @@ def _train(bench: Bench, trainer: Trainer) -> list[dict[str, float]]:
 
     def look(mark: int) -> bool:
         def work() -> dict[str, float]:
-            point = {"step": float(mark), **_candidate(bench, trainer, f"structure|{mark}")}
+            unit = run.state(f"held-out|{mark}")
+            point = {"step": float(mark), **_candidate(bench, trainer, f"structure|{mark}", unit.part("now"))}
             if mark and settings.mean_window:
                 with trainer.mean.used():
-                    found = _candidate(bench, trainer, f"structure|{_MEAN}{mark}")
+                    found = _candidate(bench, trainer, f"structure|{_MEAN}{mark}", unit.part("mean"))
                 point |= {f"{_MEAN}{name}": value for name, value in found.items()}
             return point
 
-        point = run.journal.unit(f"held-out|{mark}", work)
+        point = run.unit(f"held-out|{mark}", work)
         curve.append(point)
         _forget(bench, curve)
         if mark:
@@ -148,11 +153,11 @@ def _train(bench: Bench, trainer: Trainer) -> list[dict[str, float]]:
     return curve
 
 
-def _candidate(bench: Bench, trainer: Trainer, name: str) -> dict[str, float]:
+def _candidate(bench: Bench, trainer: Trainer, name: str, kept: UnitState) -> dict[str, float]:
     """Keep the structure that the gates have now, and score it on held-out text."""
     structure = from_tensors(bench.own_run.tensors(name, lambda: to_tensors(_structure(bench, trainer))))
     with masked(bench.model, structure, bench.sublayers):
-        score = score_text(bench.model, bench.held_out)
+        score = score_text(bench.model, bench.held_out, kept=kept)
     share = active_parameters(structure, bench.sublayers) / dense_parameters(bench.sublayers)
     return {"perplexity": score.perplexity, "accuracy": score.accuracy, "active": share}
 
@@ -188,9 +193,10 @@ def scored(bench: Bench, name: str, blocks: Blocks, structure: Structure | None,
     def work() -> dict[str, Any]:
         place = masked(bench.model, structure, bench.sublayers) if structure is not None else contextlib.nullcontext()
         with place, bench.progress.stage(f"{name} on {part} text", len(blocks)) as advance:
-            return score_text(bench.model, blocks, on_rows=advance).to_dict()
+            return score_text(bench.model, blocks, on_rows=advance, kept=bench.own_run.state(unit)).to_dict()
 
-    return TextScore.from_dict(bench.own_run.journal.unit(f"score|{part}|{name}", work))
+    unit = f"score|{part}|{name}"
+    return TextScore.from_dict(bench.own_run.unit(unit, work))
 
 
 def _activity(bench: Bench) -> list[Activity]:
@@ -198,7 +204,8 @@ def _activity(bench: Bench) -> list[Activity]:
     names = [field.name for field in fields(Activity)]
 
     def work() -> dict[str, Tensor]:
-        found = activities(bench.model, bench.sublayers, bench.statistics, _clusters(bench))
+        kept = bench.own_run.state("activity")
+        found = activities(bench.model, bench.sublayers, bench.statistics, _clusters(bench), kept)
         return {f"{n}.{name}": getattr(own, name).cpu() for n, own in enumerate(found) for name in names}
 
     kept, device = bench.own_run.tensors("activity", work), bench.model.device

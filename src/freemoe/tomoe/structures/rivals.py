@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from freemoe.core.registry import Registry
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.kernels.gates import route, top_k_mask
 from freemoe.models.hooks import after, before, hooked
 from freemoe.models.sublayers import Sublayers
@@ -27,6 +28,7 @@ from freemoe.recipes.convert import METHODS
 from freemoe.text.blocks import Blocks
 from freemoe.tomoe.measure import TOKENS
 from freemoe.tomoe.structures.structure import LayerStructure, Structure, dense_parameters, linear_parameters
+from freemoe.training.states import State, packed, unpacked
 
 # Half of an expert's neurons are shared by all (CMoE's S3A3E8: 3 of 6 active ones).
 _SHARED = 0.5
@@ -53,9 +55,13 @@ class Activity:
 
 @torch.no_grad()
 def activities(
-    model: Any, sublayers: Sequence[Sublayers], blocks: Blocks, routers: Sequence[tuple[Tensor, Tensor]]
+    model: Any,
+    sublayers: Sequence[Sublayers],
+    blocks: Blocks,
+    routers: Sequence[tuple[Tensor, Tensor]],
+    kept: UnitState = NOT_KEPT,
 ) -> list[Activity]:
-    """One forward pass over ``blocks``."""
+    """One forward pass over ``blocks``, which keeps its sums between two batches."""
     device = next(model.parameters()).device
     found = []
     with ExitStack() as stack:
@@ -68,7 +74,16 @@ def activities(
             )
             found.append(sums)
             stack.enter_context(_listening(layer, sums, weight.to(device), bias.to(device)))
-        for batch in blocks.within(TOKENS):
+
+        def load(state: State) -> None:
+            for n, own in enumerate(found):
+                for name, t in unpacked(str(n), state).items():
+                    getattr(own, name).copy_(t)
+
+        def state() -> State:
+            return {key: t for n, own in enumerate(found) for key, t in packed(str(n), vars(own)).items()}
+
+        for batch in kept.over(blocks.within(TOKENS), state, load):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
     return found
 

@@ -1,0 +1,222 @@
+"""How far a unit of work has come: its state, kept beside the run's journal, so that a killed unit goes on in its middle.
+
+The journal knows units as a whole. One that lasts keeps a state between two of its steps, which replaces the one before, and
+which goes when the unit is finished. A state is everything that the next step depends on, bit by bit: a unit that goes on from
+it ends with the same bytes. When it is kept is decided by the clock, and changes no result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from freemoe.core.files import digest, disk_error, write_atomic
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    State = dict[str, Tensor]
+
+T = TypeVar("T")
+
+SECONDS = 2.0
+"""Between two states of a unit, at least: a killed run loses so many seconds and the step that it was at."""
+
+SHARE = 0.05
+"""Of a unit's time that keeping states may take: those of large models are kept less often."""
+
+_DONE, _ORDER = "|done", "|order|"
+# Letters of the checksum that a file begins with.
+_SUM = 64
+
+
+class UnitState:
+    """The state of one unit of work, or of a part of it.
+
+    Args:
+        folder: Where states lie; None keeps nothing.
+        unit: Name of the unit.
+        part: Of the unit, where it has several.
+    """
+
+    def __init__(self, folder: Path | None, unit: str, part: str = "") -> None:
+        self._folder, self._unit, self._part = folder, unit, part
+        self._due = time.monotonic() + SECONDS
+
+    def part(self, name: str) -> UnitState:
+        """The state of a part of the unit; parts of parts have their names joined."""
+        return UnitState(self._folder, self._unit, f"{self._part} {name}".strip())
+
+    @property
+    def _path(self) -> Path | None:
+        if self._folder is None:
+            return None
+        return self._folder / f"{digest(self._unit)}-{digest(self._part)}.state"
+
+    def load(self) -> State | None:
+        """The last state; None where there is none, or one that is damaged: then the unit begins anew."""
+        path = self._path
+        if path is None or not path.is_file():
+            return None
+        blob = path.read_bytes()
+        if hashlib.sha256(blob[_SUM:]).hexdigest().encode() != blob[:_SUM]:
+            return None
+        return _unpacked(blob[_SUM:])
+
+    def save(self, state: Callable[[], State], *, now: bool = False) -> bool:
+        """Keep a state, if it is time to; says whether it was.
+
+        Args:
+            state: Makes it.
+            now: Whatever the time.
+
+        Raises:
+            DiskError: The disk refuses; the state before this one still stands.
+        """
+        path, began = self._path, time.monotonic()
+        if path is None or (not now and began < self._due):
+            return False
+        from safetensors.torch import save
+
+        try:
+            path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise disk_error(error, path.parent) from error
+        blob = save(_packed(state()))
+        write_atomic(path, hashlib.sha256(blob).hexdigest().encode() + blob, f"state {self._unit}")
+        ended = time.monotonic()
+        self._due = ended + max(SECONDS, (ended - began) / SHARE if SHARE else 0.0)
+        return True
+
+    def once(self, work: Callable[[], State]) -> State:
+        """What the work returns: done once, and kept until the unit is finished."""
+        found = self.load()
+        if found is None:
+            found = work()
+            if self._folder is not None:
+                self.save(lambda: found, now=True)
+        return found
+
+    def over(
+        self,
+        items: Iterable[T],
+        state: Callable[[], State],
+        load: Callable[[State], None],
+        skipped: Callable[[int], None] | None = None,
+    ) -> Iterator[T]:
+        """The items of a pass that sums something up, without those that an earlier process has added already.
+
+        Args:
+            items: The same ones, in the same order, every time.
+            state: The sums, after an item was added and the next one is asked for.
+            load: Go on from such sums.
+            skipped: Told how many items were added already, if any.
+        """
+        import torch
+
+        kept, done = self.load(), 0
+        if kept is not None:
+            done = int(kept.pop(_DONE))
+            load(kept)
+            if skipped is not None:
+                skipped(done)
+        began, written = time.monotonic(), done
+        for number, item in enumerate(items, 1):
+            if number > done:
+                yield item
+                done = number
+                if self.save(lambda number=number: {**state(), _DONE: torch.tensor(number)}):
+                    written = number
+        # A pass that took its time is not done again for what comes behind it.
+        if done > written and time.monotonic() - began >= SECONDS:
+            self.save(lambda: {**state(), _DONE: torch.tensor(done)}, now=True)
+
+    def listed(
+        self, items: Iterable[T], work: Callable[[T], State], skipped: Callable[[int], None] | None = None
+    ) -> list[State]:
+        """What the work returns of every item, in their order; kept in a file for some of them after the other.
+
+        Args:
+            items: The same ones, in the same order, every time.
+            work: Done for each item that an earlier process has not done.
+            skipped: Told how many items were done already, if any.
+        """
+        found: list[State] = []
+        files = 0
+        while (kept := self.part(f"file {files}").load()) is not None:
+            files += 1
+            for name, tensor in kept.items():
+                number, _, own = name.partition("|")
+                found.extend({} for _ in range(int(number) + 1 - len(found)))
+                found[int(number)][own] = tensor
+        if found and skipped is not None:
+            skipped(len(found))
+        written, began = len(found), time.monotonic()
+        last = self.part(f"file {files}")
+        for number, item in enumerate(items):
+            if number >= len(found):
+                found.append(work(item))
+                if last.save(partial(_numbered, found, written)):
+                    due, written, files = last._due, len(found), files + 1
+                    last = self.part(f"file {files}")
+                    last._due = due
+        if len(found) > written and time.monotonic() - began >= SECONDS:
+            last.save(partial(_numbered, found, written), now=True)
+        return found
+
+
+def _numbered(states: list[State], first: int) -> State:
+    """States from a number on as one: ``number|name``."""
+    return {f"{n}|{name}": t for n, own in enumerate(states[first:], first) for name, t in own.items()}
+
+
+def _packed(state: State) -> State:
+    """Tensors as safetensors takes them: on the CPU, in one piece each, none sharing its memory with another.
+
+    The order of dimensions in memory is kept beside one that is not the usual: products of a transposed matrix have other last
+    bits.
+    """
+    import torch
+
+    found: State = {}
+    seen: set[int] = set()
+    for name, tensor in state.items():
+        own = tensor.detach().cpu()
+        order = sorted(range(own.ndim), key=lambda n, own=own: -own.stride(n))
+        if not own.is_contiguous() and own.permute(order).is_contiguous():
+            own = own.permute(order)
+            found[f"{_ORDER}{name}"] = torch.tensor(order)
+        own = own.contiguous()
+        place = own.untyped_storage().data_ptr()
+        found[name] = own.clone() if place in seen else own
+        seen.add(place)
+    return found
+
+
+def _unpacked(blob: bytes) -> State:
+    """Inverse of `_packed`, in memory of the tensors' own: what a processor does with it may hang on where it begins."""
+    from safetensors.torch import load
+
+    found = load(blob)
+    orders = {name: found.pop(name).tolist() for name in list(found) if name.startswith(_ORDER)}
+    state = {name: tensor.clone() for name, tensor in found.items()}
+    for name, order in orders.items():
+        name = name.removeprefix(_ORDER)
+        state[name] = state[name].permute([order.index(n) for n in range(len(order))])
+    return state
+
+
+NOT_KEPT = UnitState(None, "")
+"""Where there is no run folder, nothing is kept."""
+
+
+def forget(folder: Path, unit: str) -> None:
+    """Remove the states of a unit that is finished."""
+    for path in folder.glob(f"{digest(unit)}-*"):
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -1,0 +1,140 @@
+"""The switches of one weight, and how fast they may turn: what `learned` trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freemoe.domain_experts.purify.curvature import Curvature
+from freemoe.domain_experts.purify.gradients import finite
+from freemoe.domain_experts.purify.running_sums import KEPT, RunningSum, running_sum
+from freemoe.models.mask import TensorMask
+from freemoe.models.weights import Weight
+from freemoe.training.states import State, unpacked
+
+# A first step at this pace switches a half percent of the weights off, by noise alone: harmless, as they are near zero.
+_PACE = 0.2
+# While steps end downhill each is larger than the last; a look that finds the loss risen halves them.
+_GROW, _HALVE = 1.2, 0.5
+# Memory of the running mean of gradients: a step follows about ten batches, not one.
+MOMENTUM = 0.9
+
+
+@dataclass(eq=False)
+class Switches:
+    """The switches of one weight, all flat in (experts, rows, columns) order.
+
+    Attributes:
+        weight: The weight they belong to.
+        mean: The running mean of gradients.
+        evidence: The sum of its paced states.
+        best: The same at the best look so far.
+        off: Which are off by now.
+        moved: Which of them the last step switched.
+        change: ``(moved,)`` fp32: what that added to the weight: -w where it went off, +w where it came back.
+        slope: dL of the last change, by the gradient that came after it.
+    """
+
+    weight: Weight
+    mean: RunningSum
+    evidence: RunningSum
+    best: RunningSum
+    off: TensorMask
+    moved: TensorMask
+    change: Tensor
+    slope: float = 0.0
+
+    @staticmethod
+    def fresh(weight: Weight, seed: int = 0) -> Switches:
+        """All on, and knowing nothing yet; ``seed`` as for `running_sum`."""
+        device = weight.device
+        mean, evidence = (running_sum(weight.shape, seed, device) for _ in range(2))
+        none = TensorMask.nothing(weight.size, device)
+        return Switches(weight, mean, evidence, evidence.copy(), none, none, torch.empty(0, device=device))
+
+    def forget(self) -> None:
+        """Before a pass: what older gradients said counts a little less."""
+        self.mean.fade(MOMENTUM)
+        self.slope = 0.0
+
+    def take(self, gradient: Tensor) -> None:
+        """Add (a part of) a pass's gradient ``(E, R, C)`` to the mean; note what it says of the last change."""
+        gradient = finite(gradient, self.weight)
+        self.slope += float((self.moved.pick(gradient).float() * self.change).sum(dtype=torch.float64))
+        self.mean.add(gradient, 1 - MOMENTUM)
+
+    def advance(self, rate: float) -> None:
+        """After a pass: let the mean count as evidence."""
+        self.evidence.add(self.mean.total(KEPT), rate)
+
+    def keep(self) -> None:
+        """This look is the best so far."""
+        self.best = self.evidence.copy()
+
+    def go_back(self) -> None:
+        """Take the evidence of the best look again, and forget what came after it."""
+        self.evidence = self.best.copy()
+        self.mean.fade(0.0)
+
+    def scores(self, curvature: Curvature) -> Tensor:
+        """W * evidence - w^2 h of every switch: ``(n,)`` fp32."""
+        own = self.weight.view().float()
+        bent = own.square().mul_(curvature.of(self.weight))
+        return (own * self.evidence.total()).sub_(bent).reshape(-1)
+
+    def state(self) -> State:
+        """As a part of a state; which are off stands there for all weights together."""
+        sums = {"mean": self.mean, "evidence": self.evidence, "best": self.best}
+        found = {f"{part}|{key}": t for part, own in sums.items() for key, t in own.state().items()}
+        return {
+            f"{self.weight.name}|{key}": t
+            for key, t in {**found, "moved": self.moved.encode(), "change": self.change}.items()
+        }
+
+    def load(self, state: State, off: TensorMask) -> None:
+        """Go on from a state, with what was off in it."""
+        own, device = unpacked(self.weight.name, state), self.weight.device
+        for part, running in (("mean", self.mean), ("evidence", self.evidence), ("best", self.best)):
+            running.load({key: t.to(device) for key, t in unpacked(part, own).items()})
+        self.moved = TensorMask.decode(own["moved"], self.weight.size).to(device)
+        self.change, self.off = own["change"].to(device), off
+
+    def switch(self, off: TensorMask) -> None:
+        """Switch to the weights of a mask being off, the others on."""
+        self.moved = self.off ^ off
+        own = self.moved.pick(self.weight.view()).float()
+        self.change = torch.where(self.moved.pick(off.bools()), -own, own)
+        self.off = off
+
+
+@dataclass
+class Pace:
+    """How much a step's gradients add to the evidence: the trust region of learned switches.
+
+    Attributes:
+        value: The pace, before the schedule takes its share.
+        growing: Whether steps still become larger.
+        trend: Running mean of the slopes at the ends of steps.
+    """
+
+    value: float = _PACE
+    growing: bool = True
+    trend: float | None = None
+
+    def heard(self, slope: float) -> None:
+        """A fresh gradient said how the last step ended: below 0 it still went downhill."""
+        self.trend = slope if self.trend is None else 0.5 * (self.trend + slope)
+        self.growing = self.growing and self.trend < 0
+        if self.growing:
+            self.value *= _GROW
+
+    def settle(self) -> None:
+        """All documents have been seen, so that no gradient is fresh any more."""
+        self.growing = False
+
+    def rose(self) -> None:
+        """The stopping loss rose since the last look."""
+        self.growing = False
+        self.value *= _HALVE

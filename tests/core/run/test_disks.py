@@ -1,0 +1,266 @@
+"""Disks that are full, over quota, read-only, limited or gone: what is said, and that nothing finished is lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core import files
+from freemoe.core.errors import ArtifactError, DiskError
+from freemoe.core.files import as_disk_error, disk_error, write_atomic
+from freemoe.core.run.folder import RunFolder
+from tests.core.run.test_journal import inside, never
+from tests.core.run.test_skeleton import Plain, System
+
+REFUSALS = [
+    (
+        errno.ENOSPC,
+        r"The disk is full: .* could not be written \([\d,]+ bytes were to be written, [\d,]+ are free there\)\. Free",
+    ),
+    (errno.EDQUOT, r"quota of the disk is used up: .*\([\d,]+ bytes were to be written"),
+    (errno.EROFS, r"The file system is read-only: .*choose another place \(-o\)"),
+    (errno.EFBIG, r"A file would be larger than .*ulimit -f"),
+    (errno.EIO, r"The disk failed: "),
+    (errno.ESTALE, r"The network file system lost the folder: "),
+]
+
+
+class Refusing:
+    """Lets so many writes of a run through, and refuses all others with an error of the system's."""
+
+    def __init__(self, number: int, after: int) -> None:
+        self.number, self.left = number, after
+
+    def __call__(self, *_: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(self.number, os.strerror(self.number))
+
+
+def run_to_the_end(output: Path) -> Path:
+    """Units of all kinds, files, publish."""
+    run = RunFolder(output, {"a": 1})
+    run.unit("first", lambda: 1)
+    run.state("second").save(lambda: {"x": torch.ones(3)}, now=True)
+    run.tensors("second", lambda: {"x": torch.arange(5)})
+    run.unit("third", lambda: "x" * 500)
+    write_atomic(run.partial / "file", b"contents")
+    return run.publish()
+
+
+@pytest.mark.parametrize(("number", "says"), REFUSALS, ids=[errno.errorcode[n] for n, _ in REFUSALS])
+def test_what_is_said(number: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", Refusing(number, 0))
+    with pytest.raises(DiskError, match=says) as caught:
+        write_atomic(tmp_path / "a", b"some bytes")
+    assert str(tmp_path / "a") in str(caught.value)
+    assert "the same command" in str(caught.value)
+    assert inside(tmp_path) == []
+
+
+# One fsync each: identity, first, state, tensors, their line, third, file.
+@pytest.mark.parametrize("after", range(7))
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_wherever_the_disk_refuses_the_run_goes_on(
+    after: int, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run_to_the_end(tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", Refusing(number, after))
+        with pytest.raises(DiskError, match="the same command"):
+            run_to_the_end(tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        assert not list((tmp_path / "out.partial").rglob("*.tmp"))
+        # Refused again, it loses nothing of what it has.
+        patched.setattr(os, "fsync", Refusing(number, 0))
+        before = sorted((tmp_path / "out.partial").rglob("*"))
+        with pytest.raises(DiskError):
+            run_to_the_end(tmp_path / "out")
+        assert set(before) <= {*(tmp_path / "out.partial").rglob("*"), tmp_path / "out.partial" / "running.pid"}
+    found = run_to_the_end(tmp_path / "out")
+    assert inside(found) == inside(whole)
+    for name in inside(whole):
+        assert (found / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_finished_units_are_not_done_again_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(tmp_path / "out", {"a": 1})
+    run.unit("first", lambda: 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", Refusing(errno.ENOSPC, 0))
+        with pytest.raises(DiskError):
+            run.tensors("second", lambda: {"x": torch.ones(2)})
+    again = RunFolder(tmp_path / "out", {"a": 1})
+    assert again.unit("first", never) == 1
+    assert "second" not in again.journal
+
+
+def test_a_full_disk_while_the_steps_prepare_throws_nothing_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An input that is refused discards what only prepared; a disk that is refused does not."""
+    system = System(Plain(str(tmp_path / "out")))
+    steps = system.steps
+
+    def filled(run: RunFolder, progress: Any) -> Any:
+        run.unit("features|a", lambda: 1)
+        monkeypatch.setattr(os, "fsync", Refusing(errno.ENOSPC, 0))
+        return steps(run, progress)
+
+    monkeypatch.setattr(system, "steps", filled)
+    with pytest.raises(DiskError):
+        system.run()
+    monkeypatch.undo()
+    assert "features|a" in (tmp_path / "out.partial" / "journal.jsonl").read_text()
+    assert System(Plain(str(tmp_path / "out"))).run() == tmp_path / "out"
+
+
+@pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, "No space left on device"), "quoted"])
+def test_another_packages_error_is_put_into_our_words(
+    raised: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors import SafetensorError
+
+    error = (
+        SafetensorError("Error while serializing: I/O error: No space left (os error 28)")
+        if raised == "quoted"
+        else raised
+    )
+    system = System(Plain(str(tmp_path / "out")))
+
+    def steps(run: RunFolder, progress: Any) -> Any:
+        run.unit("a", lambda: 1)
+        raise error
+
+    monkeypatch.setattr(system, "steps", steps)
+    with pytest.raises(DiskError, match=r"The disk is full: .*out\.partial"):
+        system.run()
+
+
+def test_what_is_no_disk_is_left_alone(tmp_path: Path) -> None:
+    for error in (
+        ValueError("os error 28"),
+        FileNotFoundError(errno.ENOENT, "absent"),
+        ArtifactError("x"),
+        OSError("x"),
+    ):
+        assert as_disk_error(error, tmp_path) is None
+    assert as_disk_error(FileNotFoundError(errno.ENOENT, "absent"), tmp_path / "gone") is not None
+
+
+@pytest.mark.parametrize("what", ["unit", "tensors", "state", "file", "publish"])
+def test_a_folder_that_vanishes(what: str, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "out", {"a": 1})
+    run.unit("first", lambda: 1)
+    shutil.rmtree(run.partial)
+    ways: dict[str, Callable[[], Any]] = {
+        "unit": lambda: run.unit("u", lambda: 1),
+        "tensors": lambda: run.tensors("t", lambda: {"x": torch.ones(1)}),
+        "state": lambda: run.state("s").save(lambda: {"x": torch.ones(1)}, now=True),
+        "file": lambda: write_atomic(run.partial / "file", b""),
+        "publish": run.publish,
+    }
+    with pytest.raises(DiskError, match=r"The folder is not there: .*removed or unmounted"):
+        ways[what]()
+    assert not (tmp_path / "out").exists()
+
+
+def test_halves_that_a_kill_left_are_removed_and_never_read(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "out", {"a": 1})
+    run.tensors("t", lambda: {"x": torch.ones(1)})
+    run.state("s").save(lambda: {"x": torch.ones(1)}, now=True)
+    halves = [
+        run.partial / "result.json.tmp",
+        run.partial / "units" / "0.safetensors.tmp",
+        run.partial / "states" / "0.tmp",
+    ]
+    for path in halves:
+        path.write_bytes(b"half")
+    again = RunFolder(tmp_path / "out", {"a": 1})
+    assert not any(path.exists() for path in halves)
+    assert torch.equal(again.tensors("t", never)["x"], torch.ones(1))
+    assert again.state("s").load() is not None
+
+
+LIMITED = """
+import json, resource, sys
+from pathlib import Path
+from freemoe.core.run.folder import RunFolder
+run = RunFolder(Path(sys.argv[1]), {"a": 1})
+run.unit("small", lambda: 1)
+if len(sys.argv) > 2:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    print(json.dumps(["done", run.unit("large", lambda: "x" * 5000)[:1]]))
+except Exception as error:
+    print(json.dumps([type(error).__name__, str(error)]))
+"""
+
+
+def child(*arguments: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", LIMITED, *arguments], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_true_limit_of_the_system(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE: no patched function, a write that the kernel cuts off in its middle."""
+    name, said = child(str(tmp_path / "out"), "limited")
+    assert name == "DiskError"
+    assert "ulimit -f" in said
+    lines = (tmp_path / "out.partial" / "journal.jsonl").read_bytes()
+    assert lines.count(b"\n") == 1
+    assert lines.endswith(b"\n")
+    assert child(str(tmp_path / "out")) == ["done", "x"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    try:
+        allowed = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        allowed = False
+    if not allowed:
+        pytest.skip("mounting a small file system is not allowed here")
+    yield place
+    # Lazily: the run that was refused still has its lock open.
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_true_disk_that_is_full(small_disk: Path) -> None:
+    run = RunFolder(small_disk / "out", {"a": 1})
+    run.unit("first", lambda: 1)
+    (small_disk / "other").write_bytes(b"x" * 30_000)
+    with pytest.raises(
+        DiskError, match=r"The disk is full: .* could not be written \([\d,]+ bytes .*, [\d,]+ are free there\)"
+    ):
+        run.tensors("second", lambda: {"x": torch.zeros(10_000)})
+    assert not list((small_disk / "out.partial" / "units").iterdir())
+    (small_disk / "other").unlink()
+    again = RunFolder(small_disk / "out", {"a": 1})
+    assert again.unit("first", never) == 1
+    again.tensors("second", lambda: {"x": torch.zeros(10_000)})
+    assert (again.publish() / "journal.jsonl").read_bytes().count(b"\n") == 2
+
+
+def test_nobody_watches_an_ordinary_run() -> None:
+    assert files.WATCHERS == []
+
+
+def test_room_is_told_of_the_nearest_folder_that_there_is(tmp_path: Path) -> None:
+    error = disk_error(OSError(errno.ENOSPC, ""), tmp_path / "not" / "there", 7)
+    assert "(7 bytes were to be written, " in str(error)
+    assert "(7 bytes were to be written, 0 are" not in str(error)

@@ -1,0 +1,170 @@
+"""Two processes on one output: the second is told at once; a killed one is in nobody's way; this thread may come back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from freemoe.core.errors import DiskError, LockedError
+from freemoe.core.files import MANIFEST
+from freemoe.core.run import lock
+from freemoe.core.run.folder import RunFolder, finished
+from freemoe.core.run.lock import alone, claim, release
+from tests.core.run.test_folder import artefact
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from freemoe.core.run.lock import alone
+with alone(Path(sys.argv[1])):
+    print("began", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that writes ``scores.json``."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "scores.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "began\n"
+        yield process
+        process.kill()
+
+
+def test_the_second_is_told_at_once_and_who_is_first(holder: subprocess.Popen[str], tmp_path: Path) -> None:
+    began = time.monotonic()
+    says = rf"scores.json' is being written by another run \(process {holder.pid}\)"
+    with pytest.raises(LockedError, match=says), alone(tmp_path / "scores.json"):
+        pytest.fail("two at once")
+    assert time.monotonic() - began < 1
+    with alone(tmp_path / "other.json"):
+        pass
+    holder.kill()
+    holder.wait()
+    with alone(tmp_path / "scores.json"):
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == []
+
+
+def test_a_thread_is_told_too_and_the_same_one_may_come_back(tmp_path: Path) -> None:
+    said: list[BaseException] = []
+
+    def second() -> None:
+        try:
+            with alone(tmp_path / "out"):
+                pass
+        except LockedError as error:
+            said.append(error)
+
+    with alone(tmp_path / "out"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+        with alone(tmp_path / "out"):
+            pass
+    assert len(said) == 1
+    second()
+    assert len(said) == 1
+
+
+def test_the_lock_ends_with_an_error(tmp_path: Path) -> None:
+    before, inside = dict(lock._OURS), []
+
+    def failing() -> None:
+        with alone(tmp_path / "out"):
+            inside.append(dict(lock._OURS))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    assert list(tmp_path.iterdir()) == []
+    assert len(inside[0]) == len(before) + 1
+    assert before == lock._OURS
+
+
+def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder ends between the opening of its file and the locking of it."""
+    assert lock.fcntl is not None
+    real = lock.fcntl.flock
+
+    def late(opened: int, how: int) -> None:
+        (tmp_path / "l").unlink()
+        real(opened, how)
+
+    monkeypatch.setattr(lock.fcntl, "flock", late)
+    with pytest.raises(LockedError, match="finished by another run just now"):
+        claim(tmp_path / "l", tmp_path / "out")
+
+
+@pytest.mark.parametrize("number", ["ENOLCK", "ENOTSUP"])
+def test_a_file_system_without_locks_refuses_nobody(
+    number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    def without(*_: object) -> None:
+        raise OSError(getattr(errno, number), "no locks here")
+
+    assert lock.fcntl is not None
+    monkeypatch.setattr(lock.fcntl, "flock", without)
+    with alone(tmp_path / "out"):
+        pass
+    release(claim(tmp_path / "l", tmp_path / "out"))
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DiskError, match="could not be written"), alone(tmp_path / "file" / "scores.json"):
+        pytest.fail("no such folder")
+
+
+# ------------------------------------------------------------------ killed around the last rename
+
+
+def test_killed_between_the_rename_and_the_tidying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is whole: the same command says so, and tidies."""
+    run = RunFolder(tmp_path / "out", {"a": 1})
+    run.unit("u", lambda: 1)
+    run.state("s").save(dict, now=True)
+    (run.partial / MANIFEST).write_text("{}")
+    monkeypatch.setattr("freemoe.core.run.folder._strip", lambda output: None)
+    run.publish()
+    monkeypatch.undo()
+    assert not finished(tmp_path / "out", {"a": 2})
+    assert (tmp_path / "out" / "states").exists()
+    assert finished(tmp_path / "out", {"a": 1})
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [MANIFEST, "journal.jsonl"]
+    assert not finished(tmp_path / "out", {"a": 1})
+
+
+def test_killed_between_the_two_renames_of_an_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old folder has its name again before anything else is done."""
+    artefact(tmp_path / "out")
+    (tmp_path / "out.old-2020").mkdir()
+    run = RunFolder(tmp_path / "out", {"a": 1}, overwrite=True)
+    run.unit("u", lambda: 1)
+    real = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if path == run.partial:
+            raise KeyboardInterrupt
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.publish()
+    monkeypatch.undo()
+    assert not (tmp_path / "out").exists()
+    again = RunFolder(tmp_path / "out", {"a": 1}, overwrite=True)
+    assert (tmp_path / "out" / MANIFEST).exists()
+    again.publish()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out.old-2020"]
+    assert not (tmp_path / "out" / MANIFEST).exists()

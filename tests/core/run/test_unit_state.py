@@ -1,0 +1,190 @@
+"""States of units: bit by bit what was kept, whole or not at all, gone when the unit is finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from freemoe.core.errors import DiskError
+from freemoe.core.run import unit_state
+from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from tests.core.run.test_journal import full_disk
+
+
+@pytest.fixture(autouse=True)
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit_state, "SECONDS", 0.0)
+    monkeypatch.setattr(unit_state, "SHARE", 0.0)
+
+
+def awkward() -> dict[str, Tensor]:
+    """Transposed, shared, empty, a scalar, NaN with a payload, a sign of zero."""
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    odd = torch.tensor([0x7FC00001, -0x80000000], dtype=torch.int32).view(torch.float32)
+    return {
+        "plain": x, "turned": x.T, "of three": torch.randn(2, 3, 4).permute(1, 2, 0), "again": x, "empty": torch.empty(0),
+        "one": torch.tensor(7), "odd": odd, "half": x.bfloat16(), "every other": x[:, ::2],
+    }  # fmt: skip
+
+
+def test_a_state_comes_back_bit_by_bit_and_as_it_lay(tmp_path: Path) -> None:
+    given = awkward()
+    UnitState(tmp_path / "states", "u").save(lambda: given)
+    found = UnitState(tmp_path / "states", "u").load()
+    assert found is not None
+    assert found.keys() == given.keys()
+    for name, tensor in given.items():
+        assert found[name].dtype == tensor.dtype
+        assert found[name].shape == tensor.shape
+        mine, theirs = (t.contiguous().reshape(-1).view(torch.uint8) for t in (found[name], tensor))
+        assert torch.equal(mine, theirs), name
+    for name in ("plain", "turned", "of three"):
+        assert found[name].stride() == given[name].stride(), name
+
+
+@pytest.mark.parametrize("harm", [lambda b: b[:-1], lambda b: b[:10], lambda b: b"", lambda b: b[:-1] + b"?"])
+def test_a_damaged_state_does_not_count(harm: Any, tmp_path: Path) -> None:
+    state = UnitState(tmp_path / "states", "u")
+    state.save(awkward)
+    (path,) = (tmp_path / "states").iterdir()
+    path.write_bytes(harm(path.read_bytes()))
+    assert state.load() is None
+
+
+def test_units_and_parts_do_not_share_states(tmp_path: Path) -> None:
+    for unit, part, value in (("a", "", 1), ("a", "b", 2), ("a b", "", 3)):
+        state = UnitState(tmp_path / "states", unit)
+        (state.part(part) if part else state).save(lambda value=value: {"x": torch.tensor(value)})
+    states = (UnitState(tmp_path / "states", "a"), UnitState(tmp_path / "states", "a").part("b"))
+    assert [int((s.load() or {})["x"]) for s in states] == [1, 2]
+    assert UnitState(tmp_path / "states", "other").load() is None
+
+
+def test_a_finished_unit_leaves_no_state(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "out", {})
+    for name in ("tensors", "value"):
+        run.state(name).save(awkward)
+        run.state(name).part("p").save(awkward)
+    run.state("other").save(awkward)
+    run.tensors("tensors", lambda: {"a": torch.ones(1)})
+    run.unit("value", lambda: 1)
+    assert run.state("tensors").load() is run.state("value").part("p").load() is None
+    assert run.state("other").load() is not None
+
+
+def test_killed_between_the_journal_and_its_state(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "out", {})
+    run.state("value").save(awkward)
+    run.state("open").save(awkward)
+    run.journal.unit("value", lambda: 1)
+    again = RunFolder(tmp_path / "out", {})
+    assert again.state("value").load() is None
+    assert again.state("open").load() is not None
+
+
+def test_a_run_with_a_state_alone_has_done_something(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "out", {})
+    run.same_inputs({"text": "a"})
+    run.state("first unit").save(awkward)
+    run.discard_if_idle(refused=True)
+    assert RunFolder(tmp_path / "out", {}).state("first unit").load() is not None
+
+
+def test_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most every two seconds, and so seldom that a slow disk takes a twentieth of the time."""
+    now = [0.0]
+    monkeypatch.setattr(unit_state, "SECONDS", 2.0)
+    monkeypatch.setattr(unit_state, "SHARE", 0.05)
+    monkeypatch.setattr(unit_state.time, "monotonic", lambda: now[0])
+    state = UnitState(tmp_path / "states", "u")
+
+    def slow() -> dict[str, Tensor]:
+        now[0] += 0.5
+        return {}
+
+    seen = []
+    for _ in range(300):
+        now[0] += 0.1
+        if state.save(slow):
+            seen.append(now[0] - 0.5)
+    assert seen[:3] == pytest.approx([2.0, 12.5, 23.0], abs=0.11)
+
+
+class Summed:
+    """A pass over numbers that dies at one of them."""
+
+    def __init__(self, kept: UnitState, dies_at: int = 99) -> None:
+        self.kept, self.dies_at = kept, dies_at
+        self.total, self.seen, self.skipped = torch.zeros(()), [], []
+
+    def run(self) -> float:
+        def load(state: dict[str, Tensor]) -> None:
+            self.total = state["total"]
+
+        for n in self.kept.over(range(6), lambda: {"total": self.total}, load, self.skipped.append):
+            if n == self.dies_at:
+                raise KeyboardInterrupt
+            self.seen.append(n)
+            self.total = self.total + 0.1 * n
+        return float(self.total)
+
+
+@pytest.mark.parametrize("dies_at", range(6))
+def test_a_pass_goes_on_behind_what_it_has_added(dies_at: int, tmp_path: Path) -> None:
+    kept = UnitState(tmp_path / "states", "u")
+    first = Summed(kept, dies_at)
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    second = Summed(kept)
+    assert second.run() == Summed(NOT_KEPT).run()
+    assert first.seen + second.seen == list(range(6))
+    assert second.skipped == ([dies_at] if dies_at else [])
+    third = Summed(kept)
+    assert third.run() == second.total
+    assert third.seen == []
+
+
+@pytest.mark.parametrize("dies_at", range(7))
+@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+def test_a_list_goes_on_behind_what_it_has(
+    dies_at: int, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unit_state, "SECONDS", seconds)
+    done: list[int] = []
+
+    def work(n: int) -> dict[str, Tensor]:
+        if n == dies_at and n not in done and len(done) == dies_at:
+            done.append(n)
+            raise KeyboardInterrupt
+        done.append(n)
+        return {"a": torch.full((2,), n / 3), "b": torch.tensor(n)}
+
+    def run() -> list[dict[str, Tensor]]:
+        return UnitState(tmp_path / "states", "u").listed(range(6), work)
+
+    if dies_at < 6:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    found = run()
+    assert [int(own["b"]) for own in found] == list(range(6))
+    assert all(torch.equal(own["a"], torch.full((2,), n / 3)) for n, own in enumerate(found))
+    if not seconds:
+        done.clear()
+        assert len(run()) == 6
+        assert done == []
+
+
+def test_a_full_disk_leaves_the_state_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = UnitState(tmp_path / "states", "u")
+    state.save(lambda: {"x": torch.tensor(1)})
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full_disk)
+        with pytest.raises(DiskError, match="The disk is full"):
+            state.save(lambda: {"x": torch.tensor(2)})
+    assert int((state.load() or {})["x"]) == 1
+    assert len(list((tmp_path / "states").iterdir())) == 1

@@ -1,0 +1,170 @@
+"""Purifications that are killed in their middle: they go on at their last state, and find what an unbroken one finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core.run import unit_state
+from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.unit_state import UnitState
+from freemoe.domain_experts import build
+from freemoe.domain_experts.purify import curvature, greedy, learned, methods
+from freemoe.domain_experts.purify.greedy import Purified, purify
+from freemoe.domain_experts.purify.learned import learn
+from freemoe.domain_experts.structured import training
+from freemoe.domain_experts.structured.fitting import fit_units
+from freemoe.domain_experts.structured.units import find_units
+from freemoe.models.weights import find_weights
+from freemoe.recipes import BuildRecipe, SaliencySection, UnitSection, recipe_from
+from tests.domain_experts.purify.test_greedy import batches, bits, unchanged
+from tests.tiny import tiny_model
+
+Work = Callable[[UnitState], Any]
+SECTION = SaliencySection(method="both", step=0.001, budget=0.006, patience=3, steps=12, every=3, step_tokens=8)
+UNIT = UnitSection(unit="neuron", off=(0.1, 0.2), steps=6, every=2, step_tokens=8)
+
+
+class KilledError(BaseException):
+    pass
+
+
+class Passes:
+    """Counts gradient passes, the work that must not be done again, and dies after so many states were written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.left = 0, 10**9
+        monkeypatch.setattr(unit_state, "SECONDS", 0.0)
+        monkeypatch.setattr(unit_state, "SHARE", 0.0)
+        for module in (curvature, greedy, learned, training):
+            for name in ("backward", "noise_weights"):
+                if hasattr(module, name):
+                    monkeypatch.setattr(module, name, self.counted(getattr(module, name)))
+        monkeypatch.setattr(unit_state, "write_atomic", self.dying(unit_state.write_atomic))
+
+    def counted(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*args: Any, **options: Any) -> Any:
+            self.count += 1
+            return work(*args, **options)
+
+        return counting
+
+    def dying(self, write: Callable[..., None]) -> Callable[..., None]:
+        def writing(*args: Any) -> None:
+            write(*args)
+            self.left -= 1
+            if self.left == 0:
+                raise KilledError
+
+        return writing
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
+    return Passes(monkeypatch)
+
+
+def lives(work: Work, folder: Path, passes: Passes, after: int) -> Iterator[Any]:
+    """The run again and again, killed each time after so many new states; its end last."""
+    while True:
+        passes.left = after
+        run = RunFolder(folder, {})
+        try:
+            yield work(run.state("purify|law"))
+            return
+        except KilledError:
+            yield None
+
+
+def same(a: Purified, b: Purified) -> None:
+    assert a.losses == b.losses
+    assert a.best == b.best
+    assert a.mask.same(b.mask)
+    assert a.forecast == b.forecast
+
+
+def greedily(kept: UnitState) -> Purified:
+    model = tiny_model("llama")
+    options = {"step": 0.001, "budget": 0.008, "patience": 3, "part_tokens": 4}
+    return purify(model, find_weights(model), batches(0), batches(1), **options, kept=kept)
+
+
+def with_switches(kept: UnitState, case: str = "llama") -> Purified:
+    model = tiny_model(case)
+    options = {"budget": 0.01, "steps": 14, "every": 3, "step_tokens": 8, "patience": 3}
+    return learn(model, find_weights(model), batches(0), batches(1), **options, kept=kept)
+
+
+def with_switches_of_large_matrices(kept: UnitState) -> Purified:
+    model = tiny_model("llama", hidden_size=160, intermediate_size=192)
+    options = {"budget": 0.01, "steps": 6, "every": 2, "step_tokens": 8}
+    return learn(model, find_weights(model), batches(0), batches(1), **options, kept=kept)
+
+
+def both(kept: UnitState) -> Purified:
+    model = tiny_model("llama")
+    before = bits(model)
+    task = methods.Task(model, find_weights(model), batches(0), batches(1), False, 0, lambda *_: None, kept)
+    found = methods.METHODS.get("both").run(task, SECTION)
+    assert unchanged(model, before)
+    return found
+
+
+@pytest.mark.parametrize(
+    "work", [greedily, with_switches, with_switches_of_large_matrices, lambda kept: with_switches(kept, "mixtral"), both],
+    ids=["greedy", "learned", "learned, low rank", "learned, experts", "both"],
+)  # fmt: skip
+@pytest.mark.parametrize("after", [1, 4])
+def test_killed_in_its_middle_it_ends_alike(work: Work, after: int, tmp_path: Path, passes: Passes) -> None:
+    whole = work(unit_state.NOT_KEPT)
+    needed, passes.count = passes.count, 0
+    *killed, found = lives(work, tmp_path / "out", passes, after)
+    same(found, whole)
+    assert len(killed) > 8 / after
+    # No pass was made twice, but the forecast's, which stands between the last state and the end.
+    assert needed <= passes.count <= needed + len(killed)
+    assert passes.count < 2 * needed
+
+
+def test_units_killed_in_their_middle_end_alike(tmp_path: Path, passes: Passes) -> None:
+    def work(kept: UnitState) -> dict[str, torch.Tensor]:
+        model = tiny_model("llama")
+        units = find_units(model, "neuron")
+        found = fit_units(
+            model, find_weights(model), units, batches(0), batches(1), UNIT, SECTION, singles=True, text=False, seed=0,
+            kept=kept,
+        )  # fmt: skip
+        return found.to_tensors()
+
+    whole = work(unit_state.NOT_KEPT)
+    *killed, found = lives(work, tmp_path / "out", passes, 2)
+    assert len(killed) > 10
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
+
+
+def test_it_keeps_nothing_more_often_than_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock: a unit that is quick leaves no state at all."""
+    run = RunFolder(tmp_path / "out", {})
+    monkeypatch.setattr(unit_state, "SECONDS", 3600.0)
+    with_switches(run.state("purify|law"))
+    assert not (run.partial / "states").exists()
+
+
+def test_the_number_format_is_measured_once_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that goes on may find the other format faster: it goes on in the first one's."""
+    recipe = recipe_from({"command": "build", "model": "m", "domains": {"law": ["demo:code"]}, "output": "out"})
+    assert isinstance(recipe, BuildRecipe)
+    large = tiny_model("llama", hidden_size=512, intermediate_size=512)
+    for faster, expected in ((torch.bfloat16, "bfloat16"), (None, "bfloat16")):
+        monkeypatch.setattr(build, "compute_dtype", lambda wish, model, faster=faster: faster)
+        found = build._with_format(recipe, large, RunFolder(tmp_path / "out", {}))
+        assert found.saliency.compute == expected
+    # Where nothing is measured, nothing is noted.
+    run = RunFolder(tmp_path / "other", {})
+    assert build._with_format(recipe, tiny_model("llama"), run) is recipe
+    assert run.journal.names() == []
