@@ -15,10 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from freemoe.core.artifacts import MANIFEST
-from freemoe.core.environment import environment
+from freemoe.core.environment import environment, use_threads
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import digest, write_atomic
 from freemoe.core.registry import unknown_name
@@ -170,8 +168,7 @@ def evaluate(
         FreeMoEError: Its child that says what is wrong.
     """
     progress = progress or Quiet()
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
+    use_threads(recipe.threads)
     if recipe.output:
         require_result_place(Path(recipe.output), overwrite)
     place = str(place or recipe.artefact)
@@ -306,8 +303,7 @@ def _begun_once(recipe: str, subject: Open, place: str) -> _Begun:
     """The evaluation of this process, whose base is loaded once."""
     read = recipe_from(json.loads(recipe))
     assert isinstance(read, EvalRecipe)
-    if read.threads:
-        torch.set_num_threads(read.threads)
+    use_threads(read.threads)
     return _begin(read, subject, place)
 
 
