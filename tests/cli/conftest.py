@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from freemoe.cli import main
+from freemoe.cli.failures import FAULT
 from freemoe.results.documents import DOCUMENTS
 
 
@@ -45,12 +46,14 @@ def numbers_are_numbers(value: Any) -> bool:
     return not (isinstance(value, str) and re.fullmatch(r"[\d.,]+ ?(%|s|ms|MiB|tokens)?", value))
 
 
-@pytest.fixture
-def freemoe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Freemoe]:
+def _started(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, cache: Path, faults: bool
+) -> Iterator[Freemoe]:
     """Run ``freemoe ARGUMENTS`` and say how it ended."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
+    monkeypatch.setenv("FREEMOE_CACHE", str(cache))
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["freemoe", *arguments])
@@ -60,10 +63,28 @@ def freemoe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
             main()
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        return Done(code, *capsys.readouterr())
+        done = Done(code, *capsys.readouterr())
+        assert faults or done.code != FAULT, "".join(path.read_text() for path in cache.glob("fault-*.txt"))
+        return done
 
     yield run
     logging.set_verbosity(verbosity)
+
+
+@pytest.fixture
+def freemoe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Freemoe]:
+    """Run ``freemoe ARGUMENTS`` and say how it ended; a fault of freemoe itself fails the test."""
+    yield from _started(capsys, monkeypatch, tmp_path_factory.mktemp("cache"), faults=False)
+
+
+@pytest.fixture
+def any_freemoe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Freemoe]:
+    """The same where a fault is what is tested."""
+    yield from _started(capsys, monkeypatch, tmp_path_factory.mktemp("cache"), faults=True)
 
 
 @pytest.fixture

@@ -208,15 +208,6 @@ def test_ctrl_c_is_a_document_too(folder: Path, freemoe: Freemoe, monkeypatch: p
     assert "error:" not in done.err
 
 
-def test_an_error_that_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, freemoe: Freemoe) -> None:
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("freemoe.cli.listing._rows", broken)
-    with pytest.raises(ZeroDivisionError):
-        freemoe("ls", "--json")
-
-
 @pytest.mark.parametrize(
     ("line", "near"),
     [

@@ -10,7 +10,6 @@ import fnmatch
 import importlib
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from typing import Any, Literal
 
 from freemoe.core.environment import environment
 from freemoe.core.errors import FreeMoEError
-from freemoe.core.files import write_atomic
+from freemoe.core.files import cache_folder, write_atomic
 from freemoe.core.registry import Registry
 from freemoe.core.run.places import Place
 from freemoe.core.run.progress import Progress, Quiet
@@ -176,14 +175,6 @@ ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "large")
 
 SIDE_BY_SIDE = ("real", "rivals")
 """Benchmarks whose cells ``--on`` lets workers measure."""
-
-
-def cache_folder() -> Path:
-    """``$FREEMOE_CACHE``, else ``freemoe`` in the user's cache folder."""
-    own = os.environ.get("FREEMOE_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "freemoe"
 
 
 def one_clock(threads: int) -> Callable[[], float]:

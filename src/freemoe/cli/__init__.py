@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import typer
@@ -24,7 +25,16 @@ from freemoe.cli import (
     schema,
     trim,
 )
-from freemoe.cli.failures import STOPPED, is_usage, tell_error, tell_usage
+from freemoe.cli.failures import (
+    STOPPED,
+    close_unheard,
+    is_usage,
+    named,
+    require_text,
+    tell_error,
+    tell_fault,
+    tell_usage,
+)
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.memory import keep_memory_low
 from freemoe.core.version import __version__
@@ -59,16 +69,39 @@ def _version(
 
 
 def main() -> None:
-    """Entry point: errors made on purpose are printed as a message, without a traceback; exit code 2, of ctrl-C 130."""
-    keep_memory_low()
+    """Entry point: whatever goes wrong ends in a message and never in a traceback.
+
+    Exit codes: 0; 1 where a benchmark missed a target or a row failed; 2 for what was refused; 70 for a fault of freemoe, whose
+    traceback is written to a file; 130 for ctrl-C; 141 where nobody reads what is printed.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # Where a terminal knows ASCII alone, a dash is no reason to fail.
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    sys.exit(_ended(sys.argv[1:]))
+
+
+def _ended(arguments: list[str]) -> int:
+    """Run a command line; how it ended."""
     try:
-        code = app(prog_name="freemoe", standalone_mode=False)
-    except FreeMoEError as error:
-        code = tell_error(error, sys.argv[1:])
-    except typer.Abort:
-        code = STOPPED
+        keep_memory_low()
+        require_text(arguments)
+        code = app(arguments, prog_name="freemoe", standalone_mode=False)
+        sys.stdout.flush()
+    except (typer.Abort, KeyboardInterrupt):
+        return STOPPED
+    except BrokenPipeError:
+        return close_unheard()
+    except SystemExit as stop:
+        # What typer and rich make of a pipe that nobody reads.
+        if isinstance(stop.__context__, BrokenPipeError):
+            return close_unheard()
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except Exception as error:
-        if not is_usage(error):
-            raise
-        code = tell_usage(error, sys.argv[1:])
-    sys.exit(code if isinstance(code, int) else 0)
+        if isinstance(error, FreeMoEError):
+            return tell_error(error, arguments)
+        if is_usage(error):
+            return tell_usage(error, arguments)
+        ours = named(error)
+        return tell_fault(error, arguments) if ours is None else tell_error(ours, arguments)
+    return code if isinstance(code, int) else 0

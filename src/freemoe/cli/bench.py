@@ -125,10 +125,10 @@ def _command(
 def _use_threads(threads: int | None) -> None:
     """Have so many CPU threads, here and in the processes that a benchmark starts."""
     if threads:
-        import torch
+        from freemoe.core.environment import use_threads
 
+        use_threads(threads)
         os.environ["OMP_NUM_THREADS"] = str(threads)
-        torch.set_num_threads(threads)
 
 
 def _side_by_side(text: str, workers: int, wanted: list[str]) -> Place:

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
 
 from freemoe.cli.documents import lines_of, print_json
+from freemoe.core import neutral
 from freemoe.core.errors import FreeMoEError, RecipeError
 from freemoe.core.run.progress import Lines, Progress, Quiet
+from freemoe.core.untrusted import parse_yaml
 from freemoe.recipes import Recipe, dump, set_path
 
 if TYPE_CHECKING:
@@ -42,13 +46,36 @@ def make_console(stderr: bool, terminal: bool, environ: Mapping[str, str]) -> Co
     dumb = environ.get("TERM") in DUMB
     plain = dumb or bool(environ.get("NO_COLOR")) or (environ.get("CLICOLOR") == "0" and not forced)
     alive = terminal and not dumb
-    return Console(
+    made = Console(
         stderr=stderr,
+        markup=False,  # names may hold brackets
         width=width if width or alive else PIPED,
         color_system=None if plain else "auto",
         force_terminal=alive or (forced and not plain),
         _environ=environ,
     )
+    made.push_render_hook(_Neutral())
+    return made
+
+
+class _Neutral(RenderHook):
+    """Makes what is printed harmless: no name or text in it is obeyed by the terminal (`core.neutral`)."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Wrap what is printed."""
+        return [_Harmless(renderable) for renderable in renderables]
+
+
+class _Harmless:
+    def __init__(self, held: ConsoleRenderable) -> None:
+        self.held = held
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self.held, options):
+            yield segment if segment.control else Segment(neutral.printable(segment.text), segment.style)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self.held)
 
 
 console = make_console(True, sys.stderr.isatty(), os.environ)
@@ -71,7 +98,7 @@ class Bars:
         )
 
         columns = (
-            TextColumn("{task.description:22}"),
+            TextColumn("{task.description:22}", markup=False),
             BarColumn(24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -79,7 +106,7 @@ class Bars:
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=console) as bars:
-            task = bars.add_task(name, total=total)
+            task = bars.add_task(neutral.one_line(name), total=total)
             yield lambda steps: bars.advance(task, steps)
 
     def say(self, line: str) -> None:
@@ -92,7 +119,7 @@ def _note(line: str) -> None:
 
 
 def _write_line(line: str) -> None:
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(neutral.printable(line) + "\n")
     sys.stderr.flush()
 
 
@@ -156,6 +183,8 @@ class Shown:
 def calm_libraries() -> None:
     """Keep other libraries' bars, warnings and network calls out of the way; called once per command."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_HarmlessLines("%(name)s: %(message)s"))
     # What became of a base while it was loaded or fetched, and as what a file was read, belong to the output.
     for room in ("freemoe.models", "freemoe.text", "freemoe.hub"):
         logging.getLogger(room).setLevel(logging.INFO)
@@ -171,6 +200,14 @@ def calm_libraries() -> None:
 
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
+
+
+class _HarmlessLines(logging.Formatter):
+    """Log lines whose names and texts a terminal does not obey."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return neutral.printable(super().format(record))
 
 
 def say(line: str) -> None:
@@ -196,17 +233,11 @@ def print_found(command: str, found: dict[str, Any], as_json: bool) -> None:
 
 def apply_sets(target: dict[str, Any], sets: list[str]) -> None:
     """Apply ``--set section.key=value`` options; values are YAML."""
-    import yaml
-
     for item in sets:
         path, equals, text = item.partition("=")
         if not equals:
             raise RecipeError(f"--set {item!r}: write PATH=VALUE, e.g. --set search.alpha=0.1")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise RecipeError(f"--set {item!r}: {text!r} is not valid YAML; a list is written [1, 2]") from None
-        set_path(target, path.strip(), value)
+        set_path(target, path.strip(), parse_yaml(text, f"--set {path}: {text!r:.80}", RecipeError))
 
 
 def read_domains(texts: list[str]) -> dict[str, tuple[str, ...]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import typer
 
 from freemoe.core.files import MANIFEST
+from freemoe.core.untrusted import read_json
 
 Complete = Callable[[typer.Context, str], list[str]]
 
@@ -57,7 +57,7 @@ def experts(context: typer.Context, incomplete: str) -> list[str]:
     # Where an option waits for its value, no argument has its name yet.
     artefact = context.params.get("artefact") or next(iter(context.args), "")
     try:
-        manifest = json.loads((Path(artefact) / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(Path(artefact) / MANIFEST)
         own = [str(expert["name"]) for expert in manifest.get("experts", [])]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         own = []

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from freemoe.core.neutral import json_text
+from freemoe.core.numbers import byte_text
+
 FORMAT = 1
 """Of every document; `freemoe.results.documents` has their types."""
 
@@ -21,7 +24,7 @@ def print_json(command: str, value: Mapping[str, Any]) -> None:
         value: Plain data. Paths become text; NaN and infinity, which JSON does not know, become null.
     """
     document = {"schema": f"freemoe.{command}/{FORMAT}", **_plain(value)}
-    sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.write(json_text(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)) + "\n")
 
 
 def _plain(value: Any) -> Any:
@@ -83,20 +86,13 @@ def _words(value: Any, unit: str) -> str:
 
 def _number(value: float, unit: str) -> str:
     if unit == "bytes":
-        return _bytes(value)
+        return byte_text(value)
     if unit == "seconds":
         return _time(value)
     if unit == "share":
         return f"{100 * value:.3g} %"
     told = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
     return f"{told} {unit}".rstrip()
-
-
-def _bytes(value: float) -> str:
-    for size, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if value >= size:
-            return f"{value / size:,.1f} {name}"
-    return f"{value:,.0f} bytes"
 
 
 def _time(seconds: float) -> str:

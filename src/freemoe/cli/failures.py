@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import platform
 import sys
+import tempfile
+import time
+import traceback
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from freemoe.cli.common import Stopped
 from freemoe.cli.documents import print_json
-from freemoe.core.errors import FreeMoEError
+from freemoe.core import neutral
+from freemoe.core.environment import versions
+from freemoe.core.errors import ArtifactError, DataError, FreeMoEError, RecipeError
+from freemoe.core.files import cache_folder
+from freemoe.core.untrusted import text_fault
 
-REFUSED, STOPPED = 2, 130
-"""Exit codes of what was refused, and of ctrl-C."""
+REFUSED, FAULT, STOPPED, UNHEARD = 2, 70, 130, 141
+"""Exit codes: what was refused, a fault of freemoe itself, ctrl-C, and a reader that closed the pipe."""
+
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
+
+_LONGEST = 20_000
+"""Characters of a message."""
+
+_NO_PATH = ("Symlink loop", "Could not determine home directory", "embedded null")
+"""What pathlib says, not as an error of the system, of a name that leads nowhere."""
 
 
 def tell_error(error: FreeMoEError, arguments: list[str]) -> int:
@@ -21,9 +41,12 @@ def tell_error(error: FreeMoEError, arguments: list[str]) -> int:
         arguments: The command line, for ``--json``.
     """
     stopped = isinstance(error, Stopped)
-    print(str(error) if stopped else f"error: {error}", file=sys.stderr)
+    said = str(error)
+    if len(said) > _LONGEST:
+        said = f"{said[:_LONGEST]} ... ({len(said):,} characters)"
+    _print(said if stopped else f"error: {said}")
     code = STOPPED if stopped else REFUSED
-    _document(str(error), type(error).__name__, code, arguments)
+    _document(said, type(error).__name__, code, arguments)
     return code
 
 
@@ -38,9 +61,99 @@ def tell_usage(error: Any, arguments: list[str]) -> int:
     if near:
         error.message += f". Did you mean {' or '.join(repr(n) for n in sorted(near))}?"
         error.possibilities = None
+    error.message = neutral.printable(error.message)
     error.show()
     _document(error.format_message(), "UsageError", error.exit_code, arguments)
     return error.exit_code
+
+
+def require_text(arguments: list[str]) -> None:
+    """Raise for an argument that is no text: bytes that are not UTF-8 arrive as characters that nothing can write down.
+
+    Raises:
+        RecipeError: With its place.
+    """
+    for number, argument in enumerate(arguments, start=1):
+        if text_fault(argument):
+            raise RecipeError(
+                f"Argument {number}, {argument!r:.80}, is not UTF-8. Write it, or name the file, in UTF-8."
+            )
+
+
+def named(error: Exception) -> FreeMoEError | None:
+    """The error of ours that says what the system said: a file or folder that it refuses, no memory left; else None."""
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
+        name = "" if error.filename is None else f"'{neutral.one_line(error.filename, 200)}': "
+        why = error.strerror or str(error)
+        return ArtifactError(f"{name}{why}. Check that it is there, its name, and who may read and write it.")
+    if isinstance(error, RuntimeError | ValueError) and any(words in str(error) for words in _NO_PATH):
+        return DataError(f"{neutral.one_line(error, 300)}. Check the names of files and folders.")
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+    ):
+        return DataError(
+            "There is not enough memory for this. --dry-run says what build and convert need; a smaller base, --dtype bfloat16, "
+            "--device disk or smaller batches (--batch-tokens) need less."
+        )
+    return None
+
+
+def tell_fault(error: Exception, arguments: list[str]) -> int:
+    """Print that freemoe itself failed, where the traceback was written and where to report it; returns the exit code."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    what = neutral.one_line(f"{type(error).__name__}: {first}" if first else type(error).__name__, 300)
+    kept = _write_traceback(error, arguments)
+    where = f"The traceback stands in {kept}" if kept else "The traceback could not be written"
+    said = (
+        f"this is a fault of freemoe, not of yours ({what}). {where}. Please report it with that file, once you have "
+        f"looked at what it says of your data, {report_page()}."
+    )
+    _print(f"error: {said}")
+    _document(said, type(error).__name__, FAULT, arguments)
+    return FAULT
+
+
+def report_page() -> str:
+    """Where faults are reported, in words: the page that the installed package names."""
+    pages = {}
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for line in metadata.metadata("freemoe").get_all("Project-URL") or []:
+            label, _, page = line.partition(",")
+            pages[label.strip().lower()] = page.strip()
+    for label in ("bug reports", "bug tracker", "issues", "tracker", "repository", "source", "homepage"):
+        if label in pages:
+            return f"at {pages[label]}"
+    return "to those that you have freemoe from"
+
+
+def _write_traceback(error: Exception, arguments: list[str]) -> Path | None:
+    """Write all that a report needs to a file that only its owner reads; None where no folder takes it."""
+    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+    head = f"freemoe {' '.join(arguments)}\n{packages}\nPython {platform.python_version()}, {platform.platform()}\n\n"
+    text = head + "".join(traceback.format_exception(error))
+    name = f"fault-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    for folder in (cache_folder, lambda: Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError, RuntimeError):
+            folder().mkdir(parents=True, exist_ok=True)
+            path = folder() / name
+            with os.fdopen(
+                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600), "wb"
+            ) as out:
+                out.write(text.encode("utf-8", "backslashreplace"))
+            return path
+    return None
+
+
+def close_unheard() -> int:
+    """What was printed found no reader (``freemoe ... | head``): print no more, also not at the end; returns the exit code."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return UNHEARD
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError):
+        print(neutral.printable(line), file=sys.stderr)
 
 
 def _document(message: str, kind: str, code: int, arguments: list[str]) -> None:

@@ -68,7 +68,7 @@ def _command(
     if scale not in SCALES:
         raise unknown_name("scale", scale, list(SCALES))
     if data_root is not None and not data_root.expanduser().is_dir():
-        raise DataError(f"No folder at {data_root.expanduser().resolve()} (--data-root). Check the path.")
+        raise DataError(f"No folder at {data_root.expanduser().absolute()} (--data-root). Check the path.")
     tables = find(names)
     scene = Scene(
         cast(ScaleName, scale),

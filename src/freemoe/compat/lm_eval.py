@@ -17,6 +17,7 @@ from typing import Any
 
 from freemoe.compat.names import attribute_of, missing, name_of
 from freemoe.core.errors import DataError
+from freemoe.core.untrusted import require_safe_yaml
 
 _PACKAGE = "lm-eval"
 _LOGGERS = ("lm_eval", "lm_eval.api.task", "lm_eval.tasks")
@@ -163,7 +164,7 @@ def find_task(name: str, folder: Path | None = None) -> Listed | None:
         DataError: A file that names it cannot be read.
         VersionError: The installed release has another index.
     """
-    roots = [*([folder] if folder else []), _tasks_folder()]
+    roots = _roots(folder)
     for root in roots:
         for file in _files_naming(root, name):
             index = _index(file.parent)
@@ -179,7 +180,7 @@ def find_task(name: str, folder: Path | None = None) -> Listed | None:
 
 def known_tasks(folder: Path | None = None) -> list[str]:
     """Every name that `find_task` finds, those of the user's folder first."""
-    roots = [*([folder] if folder else []), _tasks_folder()]
+    roots = _roots(folder)
     return list(dict.fromkeys(name for root in roots for name in _index(root)))
 
 
@@ -188,6 +189,17 @@ def averaged_metrics(task: Any) -> dict[str, bool]:
     mean = name_of(_PACKAGE, "lm_eval.api.registry:get_aggregation", "know how a metric is averaged")("mean")
     better = task.higher_is_better()
     return {name: how is mean and better.get(name) is not False for name, how in task.aggregation().items()}
+
+
+def _roots(folder: Path | None) -> list[Path]:
+    """Where tasks are looked for; the files of a user's folder are such that they can be read.
+
+    Raises:
+        DataError: One of them is a pipe, too large, too deep, or has YAML's anchors.
+    """
+    for file in sorted(folder.rglob("*.yaml")) if folder else ():
+        require_safe_yaml(file)
+    return [*([folder] if folder else []), _tasks_folder()]
 
 
 def _tasks_folder() -> Path:

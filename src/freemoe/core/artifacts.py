@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from freemoe.core.errors import ArtifactError
+from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import CARD, MANIFEST, write_atomic
 from freemoe.core.run.folder import IDENTITY, RUNNING, WORKING
+from freemoe.core.untrusted import read_json
 
 T = TypeVar("T")
 
@@ -81,22 +82,21 @@ def read_manifest(folder: str | Path, check: bool = True) -> Manifest:
     root = Path(folder)
     path = root / MANIFEST
     if not path.is_file():
-        near = root.with_name(root.name + ".partial")
+        near = root.parent / f"{root.name}.partial"
         hint = (
             f" An unfinished run stands at {str(near)!r}: run its command again to finish it." if near.exists() else ""
         )
         advice = "" if hint else " Give the folder that freemoe build, convert, trim or demo wrote."
         raise ArtifactError(f"{str(root)!r} is not an artefact: {_what_is_there(root)}.{hint}{advice}")
     try:
-        manifest = Manifest(json.loads(path.read_text(encoding="utf-8")), path)
+        manifest = Manifest(read_json(path, finite=False), path)
         version = manifest["format"]
         files = dict(manifest["files"])
     except ArtifactError:
         raise
     except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(
-            f"{str(path)!r} is damaged ({error!r}). Copy the artefact again or build it anew."
-        ) from None
+        said = error if isinstance(error, DataError) else f"{error!r}."
+        raise ArtifactError(f"{str(path)!r} is damaged: {said} Copy the artefact again or build it anew.") from None
     if version not in range(_OLDEST, FORMAT + 1):
         raise ArtifactError(
             f"{str(path)!r} has format {version!r}; this freemoe reads format {FORMAT} back to {_OLDEST}. Install "

@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from freemoe.core.errors import RecipeError
+
 DECIDING = ("freemoe", "torch", "transformers")
 """Packages whose version can change what a unit of work gives."""
 
@@ -43,6 +45,31 @@ def environment() -> dict[str, Any]:
         "packages": versions(),
         **({"measured": dict(_MEASURED)} if _MEASURED else {}),
     }
+
+
+def require_cores(what: str, count: int) -> None:
+    """Refuse more threads or processes than a machine can make use of; far too many of them end a process without a word.
+
+    Args:
+        what: Name of the field.
+        count: What it says.
+
+    Raises:
+        RecipeError: More than four for every core, and more than 16.
+    """
+    cores = os.cpu_count() or 1
+    most = max(16, 4 * cores)
+    if count > most:
+        raise RecipeError(f"{what} is {count:,}; this machine has {cores} cores, and at most {most} are allowed on it.")
+
+
+def use_threads(count: int | None) -> None:
+    """Let torch use so many threads; its own number if None. Errors as of `require_cores`."""
+    import torch
+
+    if count:
+        require_cores("threads", count)
+        torch.set_num_threads(count)
 
 
 def _cpu_name() -> str:

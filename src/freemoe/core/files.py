@@ -28,6 +28,13 @@ CARD = "README.md"
 """The model card: words for people, which the hub lets them edit, so no checksum holds it."""
 
 
+def cache_folder() -> Path:
+    """Where what was measured of this machine, and tracebacks, are kept: ``FREEMOE_CACHE``, or below the user's cache."""
+    own = os.environ.get("FREEMOE_CACHE")
+    folder = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "freemoe"
+    return folder.expanduser()
+
+
 def digest(value: object) -> str:
     """Short stable hash of anything JSON can hold."""
     return hashlib.sha256(

@@ -19,3 +19,11 @@ def decimals(value: float, places: int) -> str:
 def percent(share: float, places: int = 1) -> str:
     """A share in per cent, ``12.3%``; see `decimals`."""
     return f"{decimals(100 * share, places)}%"
+
+
+def byte_text(count: float) -> str:
+    """Bytes in a unit that people read."""
+    for size, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= size:
+            return f"{count / size:,.1f} {name}"
+    return f"{count:,.0f} bytes"

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
+from freemoe.core.environment import require_cores, use_threads
 from freemoe.core.files import digest
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, Quiet
@@ -100,8 +99,8 @@ def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Workbench:
     Raises:
         FreeMoEError: Its child that fits: a missing file, an unknown family, an answer longer than the context.
     """
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
+    use_threads(recipe.threads)
+    require_cores("workers", recipe.workers)
     tokenizer = load_tokenizer(recipe.model, recipe.revision)
     domains = load_domains(recipe, tokenizer)
     model, _ = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)

@@ -15,10 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from freemoe.core.artifacts import MANIFEST
-from freemoe.core.environment import environment
+from freemoe.core.environment import environment, use_threads
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import digest, write_atomic
 from freemoe.core.registry import unknown_name
@@ -184,8 +182,7 @@ def evaluate(
 
 def _evaluated(recipe: EvalRecipe, subject: Open, place: str, work: str | None, progress: Progress) -> dict[str, Any]:
     """The result of `evaluate`."""
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
+    use_threads(recipe.threads)
     record = read_record(place)
     recipe = seeded(recipe, record)
     if record is not None and record.warning():
@@ -314,8 +311,7 @@ def _begun_once(recipe: str, subject: Open, place: str) -> _Begun:
     """The evaluation of this process, whose base is loaded once."""
     read = recipe_from(json.loads(recipe))
     assert isinstance(read, EvalRecipe)
-    if read.threads:
-        torch.set_num_threads(read.threads)
+    use_threads(read.threads)
     return _begin(read, subject, place)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from freemoe.core import neutral
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import DataError
 from freemoe.core.files import write_atomic
@@ -148,7 +149,7 @@ def record_text(said: dict[str, Any] | None) -> str:
     hashes = said["hashes"]
     share = "" if said["share_of_runs"] >= 1 else f", {percent(said['share_of_runs'])} of its runs of words"
     return (
-        f"`{said['file']}` ({said['bytes']:,} bytes) knows the {said['documents']:,} documents or pieces of text that the "
+        f"{neutral.code(said['file'])} ({said['bytes']:,} bytes) knows the {said['documents']:,} documents or pieces of text that the "
         f"making of this artefact saw, by {hashes['keys']:,} content keys, {hashes['questions']:,} questions and "
         f"{hashes['runs']:,} runs of words of plain text{share}; `freemoe eval` sets them aside."
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from freemoe.core.artifacts import entry
 from freemoe.core.errors import ArtifactError
+from freemoe.core.untrusted import read_json
 
 KIND = "trimmed-moe"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -35,7 +35,7 @@ def read_config(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     if CONFIG not in entry(manifest, "files", dict, folder):
         raise ArtifactError(f"The manifest of {str(folder)!r} does not list {CONFIG!r}. Copy the artefact again.")
     try:
-        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        found = read_json(folder / CONFIG)
         wrong = [name for name, kind in _SETTINGS.items() if not isinstance(found[name], kind)]
         if not wrong and not all(k is None or type(k) is int for k in found["top_k"]):
             wrong = ["top_k"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from freemoe.core import neutral
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.hub.cards import Measured, base_note, base_shown, front_matter, loading
@@ -74,18 +75,18 @@ HEADER = ["", "loss", "KL", "loss won back", "KL won back", ""]
 def model_card(result: dict[str, Any]) -> str:
     """README.md of the artefact."""
     lines = [f"| {' | '.join(HEADER)} |", f"|{'---|' * len(HEADER)}"]
-    lines += [f"| {' | '.join(row)} |" for row in table(result)]
+    lines += [f"| {' | '.join(map(neutral.markdown, row))} |" for row in table(result)]
     title = f"{base_shown(result)}, trimmed"
     tags = ["mixture-of-experts", "frozen-base", "hooks"]
     return "\n".join(
         [
             *front_matter(result, title, "adapter", tags, _measured(result), [str(result["recipe"].get("text"))]),
-            f"# {title}",
+            f"# {neutral.markdown(title)}",
             "",
             "A plan of experts per layer and hooks that compensate for it (HookMoE), for one base only: the fingerprint in",
             "`freemoe_config.json` is checked when it is loaded. The base's weights are not part of it.",
             "",
-            *[f"- {line}" for line in headlines(result)],
+            *[f"- {neutral.markdown(line)}" for line in headlines(result)],
             "",
             f"On {result['test']['tokens']:,} tokens of the text's test part, which decided nothing; 95 % intervals over its blocks:",
             "",

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from freemoe.core.environment import use_threads
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.evals.evaluation import Subject, only_known, under
@@ -43,8 +42,7 @@ def evaluate_text(
         DataError: Nothing of the test part is left.
     """
     progress = progress or Quiet()
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     recipe = _recipe_of(artefact)
     require_one_device(device, "A trimmed mixture")
     model, tokenizer = load_base(base or recipe.model, recipe.revision, dtype, device)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from freemoe.assets.tiny_world import World
+from freemoe.core.environment import use_threads
 from freemoe.core.errors import DataError
 from freemoe.core.files import digest
 from freemoe.evals.seen import Seen
@@ -92,8 +93,7 @@ def prepare(recipe: TrimRecipe) -> tuple[Any, TextParts]:
         RecipeError: A plan that the base cannot run, or a hook where no mixture is.
         DataError: No tokenizer, or a text that is too short.
     """
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
+    use_threads(recipe.threads)
     require_plain(recipe.model, load_config(recipe.model, recipe.revision))
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
     if tokenizer is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.assets import BUNDLED, BUNDLED_MOE
+from freemoe.core import neutral
 from freemoe.hub.fetch import is_repository
 
 HERE = "path/to/this/folder"
@@ -60,10 +61,10 @@ def front_matter(
     figures = [
         EvalResult(
             task_type="text-generation",
-            dataset_type=figure.domain,
-            dataset_name=figure.domain,
-            metric_type=figure.metric,
-            metric_name=figure.name,
+            dataset_type=neutral.one_line(figure.domain),
+            dataset_name=neutral.one_line(figure.domain),
+            metric_type=neutral.one_line(figure.metric),
+            metric_name=neutral.one_line(figure.name),
             metric_value=round(figure.value, 4),
         )
         for figure in measured
@@ -78,7 +79,7 @@ def front_matter(
         tags=["freemoe", *tags],
         datasets=sets or None,
         metrics=sorted({figure.metric_type for figure in figures}) or None,
-        model_name=title,
+        model_name=neutral.one_line(title),
         eval_results=figures or None,
     )
     return ["---", *card.to_yaml().splitlines(), "---", ""]
@@ -95,7 +96,7 @@ def base_note(result: dict[str, Any]) -> list[str]:
     if found_by_others(result["base"]["name"]):
         return []
     return [
-        f"The base, `{base_shown(result)}`, was a folder or file of the machine that this was made on and not a repository, so the "
+        f"The base, {neutral.code(base_shown(result))}, was a folder or file of the machine that this was made on and not a repository, so the "
         "card's header names none. Whoever loads this on another machine names it: `base=`.",
         "",
     ]

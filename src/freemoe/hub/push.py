@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, FreeMoEError, HubError
 from freemoe.core.files import CARD, MANIFEST
+from freemoe.core.untrusted import read_json
 from freemoe.core.version import __version__
 from freemoe.hub.cards import HERE, found_by_others
 from freemoe.hub.fetch import is_name
@@ -193,7 +193,7 @@ def _manifest_there(api: Any, repository: str, revision: str | None) -> dict[str
     """The manifest that a repository holds; None where it is none that can be read."""
     path = api.hf_hub_download(repository, MANIFEST, revision=revision)
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = read_json(Path(path), finite=False)
         return {**found, "files": dict(found["files"])}
     except (ValueError, KeyError, TypeError):
         return None

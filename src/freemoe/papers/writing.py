@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from freemoe.core import neutral
 from freemoe.core.files import write_atomic
 from freemoe.papers.running import DONE
 from freemoe.papers.table import Table, load_function
@@ -96,8 +97,8 @@ def markdown(filled: Mapping[str, Any]) -> str:
     """The table as Markdown."""
     header, rows = grid(filled)
     lines = [f"### {heading(filled)}", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join([*lines, "", *notes(filled), ""])
+    lines += ["| " + " | ".join(neutral.markdown(cell) for cell in row) + " |" for row in rows]
+    return "\n".join([*lines, "", *map(neutral.markdown, notes(filled)), ""])
 
 
 def save(filled: dict[str, Any], table: Table, folder: Path) -> dict[str, Path]:

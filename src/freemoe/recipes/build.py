@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from freemoe.core.registry import check_name
+from freemoe.recipes import limits
 from freemoe.recipes.data import DataSection
 from freemoe.recipes.sections import (
     BatchTokens,
@@ -49,8 +50,10 @@ class SubdomainSection(Section):
         default=None,
         description="Clusters per domain: a number, or one per domain. If absent: 1 per 40 documents, at most 8; 1 for text.",
     )
-    min_size: int = Field(default=8, ge=2, description="Smaller clusters are merged into the nearest.")
-    initialisations: int = Field(default=10, ge=1, description="Starts of k-means; the best is kept.")
+    min_size: int = Field(
+        default=8, ge=2, le=limits.DOCUMENTS, description="Smaller clusters are merged into the nearest."
+    )
+    initialisations: int = Field(default=10, ge=1, le=1000, description="Starts of k-means; the best is kept.")
     feature: Literal["embedding", "hidden"] = Field(
         default="embedding",
         description="Of a prompt: mean of its tokens' embeddings (MoDE), or of the states in mid-network.",
@@ -60,8 +63,8 @@ class SubdomainSection(Section):
     @classmethod
     def _positive(cls, value: int | dict[str, int] | None) -> int | dict[str, int] | None:
         numbers = list(value.values()) if isinstance(value, dict) else [value] if value is not None else []
-        if any(n < 1 for n in numbers):
-            raise ValueError("a domain has at least 1 subdomain")
+        if any(not 1 <= n <= limits.SUBDOMAINS for n in numbers):
+            raise ValueError(f"a domain has at least 1 subdomain, and at most {limits.SUBDOMAINS:,}")
         return value
 
 
@@ -70,9 +73,9 @@ class BandSection(Section):
 
     start: float = Field(default=0.0, ge=0, lt=1, description="theta_init: where the grid of bands begins.")
     end: float = Field(default=1.0, gt=0, le=1, description="theta_max: where it ends.")
-    step: float = Field(default=0.1, gt=0, le=1, description="delta_theta: from band to band.")
+    step: float = Field(default=0.1, ge=1e-6, le=1, description="delta_theta: from band to band.")
     ratio: float = Field(
-        default=0.1, gt=0, le=1, description="Width of a band: the papers' pruning ratio (MoDE Table 3)."
+        default=0.1, ge=1e-6, le=1, description="Width of a band: the papers' pruning ratio (MoDE Table 3)."
     )
     p: Literal["1", "2", "4", "inf"] = Field(default="2", description="Norm of the inputs (MoDE Table 2).")
     scope: Literal["row", "layer"] = Field(
@@ -81,13 +84,15 @@ class BandSection(Section):
     sublayers: Literal["attention", "mlp", "both"] = Field(
         default="both", description="Linears that are touched (MoDE Table 4)."
     )
-    layers: tuple[int, int] | None = Field(default=None, description="Decoder layers [first, last) that are touched.")
+    layers: tuple[Annotated[int, Field(le=limits.LAYERS)], Annotated[int, Field(le=limits.LAYERS)]] | None = Field(
+        default=None, description="Decoder layers [first, last) that are touched."
+    )
     patch: Literal[1, 2, 4, 16] = Field(default=1, description="Side of the square patches (MoDE Table 5).")
 
     @field_validator("p", mode="before")
     @classmethod
     def _name_of_p(cls, value: object) -> object:
-        return str(value)
+        return str(value) if isinstance(value, int | float) else value
 
     @model_validator(mode="after")
     def _range(self) -> BandSection:
@@ -97,6 +102,11 @@ class BandSection(Section):
             raise ValueError(f"bands end at {self.end}, which is not above their start {self.start}")
         if self.start + self.ratio > 1 + 1e-9:
             raise ValueError(f"the first band [{self.start}, {self.start + self.ratio}) reaches above 1")
+        if (count := (self.end - self.start) / self.step) > limits.BANDS:
+            raise ValueError(
+                f"a step of {self.step:g} from {self.start:g} to {self.end:g} makes {count:,.0f} bands; at most {limits.BANDS:,} are "
+                "searched: take a larger step"
+            )
         return self
 
     def edges(self) -> list[tuple[float, float]]:
@@ -123,7 +133,10 @@ class SaliencySection(Section):
         default=0.01, gt=0, le=1, description="Signed purification: largest share of the weights that may be off."
     )
     patience: int = Field(
-        default=8, ge=1, description="Signed purification: rounds without a better stopping loss before the end."
+        default=8,
+        ge=1,
+        le=limits.STEPS,
+        description="Signed purification: rounds without a better stopping loss before the end.",
     )
     checkpointing: Literal["auto"] | bool = Field(
         default="auto",
@@ -146,16 +159,20 @@ class SaliencySection(Section):
     part_tokens: int = Field(
         default=12288,
         ge=1,
+        le=limits.TOKENS,
         description="Greedy: answer tokens per part; every part of a round ranks anew and switches off its share.",
     )
     steps: int | None = Field(
         default=None,
         ge=1,
+        le=limits.STEPS,
         description="Learned: steps of training; if absent, five passes over the documents, 24 to 600 steps.",
     )
-    step_tokens: int = Field(default=2048, ge=1, description="Learned: answer tokens per step at most.")
+    step_tokens: int = Field(
+        default=2048, ge=1, le=limits.TOKENS, description="Learned: answer tokens per step at most."
+    )
     every: int | None = Field(
-        default=None, ge=1, description="Learned: steps per round; if absent, a twelfth of the steps."
+        default=None, ge=1, le=limits.STEPS, description="Learned: steps per round; if absent, a twelfth of the steps."
     )
     gradient_share: float = Field(
         default=0.4, gt=0, lt=1, description="Share of the reference documents that give gradients."
@@ -178,19 +195,24 @@ class UnitSection(Section):
     unit: Literal["neuron", "kv_group", "layer", "expert"] | None = Field(
         default=None, description="Switch whole units off, not single weights only."
     )
-    off: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(min_length=1)] = Field(
+    off: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(min_length=1, max_length=100)] = Field(
         default=(0.2,), description="Shares of the units off: one, or several for the curve, 0.1,0.2,0.3."
     )
     layout: Literal["even", "free"] = Field(
         default="even", description="even: as many in every layer, so that a plain checkpoint can say it; free."
     )
     multiple: int | None = Field(
-        default=None, ge=1, description="even: neurons left per layer are a multiple of it; 8 on a CPU, 64 elsewhere."
+        default=None,
+        ge=1,
+        le=2**16,
+        description="even: neurons left per layer are a multiple of it; 8 on a CPU, 64 elsewhere.",
     )
-    steps: int = Field(default=200, ge=1, description="Steps of training per share.")
-    step_tokens: int = Field(default=2048, ge=1, description="Answer tokens per step, about.")
-    every: int = Field(default=20, ge=1, description="Steps between two looks at the stopping loss.")
-    patience: int = Field(default=4, ge=1, description="Looks without a better loss before a share ends.")
+    steps: int = Field(default=200, ge=1, le=limits.STEPS, description="Steps of training per share.")
+    step_tokens: int = Field(default=2048, ge=1, le=limits.TOKENS, description="Answer tokens per step, about.")
+    every: int = Field(default=20, ge=1, le=limits.STEPS, description="Steps between two looks at the stopping loss.")
+    patience: int = Field(
+        default=4, ge=1, le=limits.STEPS, description="Looks without a better loss before a share ends."
+    )
 
     @field_validator("off", mode="before")
     @classmethod
@@ -211,6 +233,7 @@ class SearchSection(Section):
     """How candidates are compared and when one is accepted."""
 
     metrics: tuple[str, ...] = Field(
+        max_length=100,
         default=("saliency", "wanda"),
         description="saliency, wanda, magnitude, random: rankings that compete, comma-separated; with units none unless said "
         "(saliency then switches off single weights of what is left).",
@@ -256,7 +279,9 @@ class RouterSection(Section):
 class EvidenceSection(Section):
     """What stands beside the expert in the report."""
 
-    controls: int = Field(default=3, ge=0, description="Random masks of the same size per expert in the report.")
+    controls: int = Field(
+        default=3, ge=0, le=1000, description="Random masks of the same size per expert in the report."
+    )
     oracle: bool = Field(
         default=True, description="Also score every candidate on the reported split, labelled as such."
     )
@@ -277,15 +302,20 @@ def _named_domains(value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ..
             raise ValueError(f"domain name {name!r} may hold letters, digits, '-' and '_' only")
         if not tasks:
             raise ValueError(f"domain {name!r} names no task")
+        if len(name) > limits.NAME:
+            raise ValueError(
+                f"domain name {name[:20]!r}... has {len(name):,} characters; at most {limits.NAME} are allowed"
+            )
     return value
 
 
 Domains = Annotated[
-    dict[str, tuple[str, ...]],
+    dict[str, Annotated[tuple[str, ...], Field(max_length=1000)]],
     BeforeValidator(_task_lists),
     AfterValidator(_named_domains),
     Field(
-        description="Name of each domain and its tasks: FILE.jsonl, text:FILE, the name of a benchmark (freemoe ls tasks)."
+        max_length=1000,
+        description="Name of each domain and its tasks: FILE.jsonl, text:FILE, the name of a benchmark (freemoe ls tasks).",
     ),
 ]
 
@@ -349,6 +379,7 @@ class EvalRecipe(SpreadSection):
     base: str | None = Field(default=None, description="Base model; the artefact's own if absent.")
     experts: tuple[str, ...] = Field(
         default=("base", "auto"),
+        max_length=10_000,
         description="base, auto (the router), names; a+b is a union of experts, a&b an intersection.",
     )
     domains: Domains

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from freemoe.core.registry import check_name
+from freemoe.recipes import limits
 from freemoe.recipes.sections import (
     Chat,
     Device,
@@ -65,8 +66,10 @@ class GateSection(Section):
     train_inputs: bool = Field(default=False, description="Train the hypernetwork's input z too (authors).")
     noise: bool = Field(default=False, description="Gumbel noise in training.")
     export_noise: bool = Field(default=False, description="Draw the converted model's masks with noise too (authors).")
-    temperature: float = Field(default=0.4, gt=0, description="tau of the straight-through gradients.")
-    offset: float = Field(default=3.0, description="b, added to logits: masks begin at one (budget: loss).")
+    temperature: float = Field(default=0.4, gt=0, le=1000, description="tau of the straight-through gradients.")
+    offset: float = Field(
+        default=3.0, ge=-1000, le=1000, description="b, added to logits: masks begin at one (budget: loss)."
+    )
     keep: Literal["mean", "max"] = Field(
         default="mean", description="K: kept value dimensions over tokens (budget: loss)."
     )
@@ -76,44 +79,53 @@ class GateSection(Section):
 class LossSection(Section):
     """Weights of the losses (ToMoE Eq. 8-12)."""
 
-    distillation: float = Field(default=1.0, ge=0, description="KL to the dense model, or the loss of train.loss lm.")
-    size: float = Field(default=16.0, ge=0, description="R_P (budget: loss).")
-    union: float = Field(default=0.0, ge=0, description="R_U: every neuron is in some expert.")
+    distillation: float = Field(
+        default=1.0, ge=0, le=limits.WEIGHT, description="KL to the dense model, or the loss of train.loss lm."
+    )
+    size: float = Field(default=16.0, ge=0, le=limits.WEIGHT, description="R_P (budget: loss).")
+    union: float = Field(default=0.0, ge=0, le=limits.WEIGHT, description="R_U: every neuron is in some expert.")
     union_attention: bool = Field(
         default=False, description="R_U of the attention too: some token keeps every value dimension (the paper)."
     )
-    balance: float = Field(default=0.05, ge=0, description="R_L: every expert gets its share of the tokens.")
+    balance: float = Field(
+        default=0.05, ge=0, le=limits.WEIGHT, description="R_L: every expert gets its share of the tokens."
+    )
     balance_form: Literal["soft", "hard"] = Field(default="soft", description="N sum F P, or sum F F (authors).")
     size_smoothing: float = Field(
-        default=0.0, ge=0, description="Added inside the logarithms of R_P and R_U (authors: 0.001)."
+        default=0.0, ge=0, le=1, description="Added inside the logarithms of R_P and R_U (authors: 0.001)."
     )
 
 
 class TrainSection(Section):
     """The training loop of a conversion."""
 
-    steps: int = Field(default=200, ge=0, description="Training steps; the profile's if absent.")
+    steps: int = Field(default=200, ge=0, le=limits.STEPS, description="Training steps; the profile's if absent.")
     loss: Literal["kd", "lm"] = Field(
         default="kd", description="kd: divergence from the dense model; lm: the text's own next tokens."
     )
-    batch_tokens: int = Field(default=4096, ge=2, description="Tokens per step, about.")
+    batch_tokens: int = Field(default=4096, ge=2, le=limits.TOKENS, description="Tokens per step, about.")
     block: int | None = Field(
-        default=None, ge=2, description="Tokens of a block; 2048, or the model's context, if absent."
+        default=None, ge=2, le=limits.TOKENS, description="Tokens of a block; 2048, or the model's context, if absent."
     )
-    rate: float = Field(default=3e-4, gt=0, description="Learning rate of hypernetwork, routers and decoders.")
+    rate: float = Field(
+        default=3e-4, gt=0, le=limits.RATE, description="Learning rate of hypernetwork, routers and decoders."
+    )
     rate_steps: int = Field(
         default=60,
         ge=0,
+        le=limits.STEPS,
         description="A training of more steps takes a smaller rate, as one over its steps, so that routers go as far in all; 0: "
         "the rate is the same for any number of steps.",
     )
-    offset_rate: float = Field(default=3e-2, ge=0, description="Learning rate of the logits' own offsets.")
+    offset_rate: float = Field(
+        default=3e-2, ge=0, le=limits.RATE, description="Learning rate of the logits' own offsets."
+    )
     offset_scale: Literal["auto", "layer", "entry"] = Field(
         default="auto",
         description="layer: offsets move in proportion to their gradients, at most by the rate; entry: each by the rate, however "
         "small its gradient; auto: entry up to 120 steps, layer beyond.",
     )
-    weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW.")
+    weight_decay: float = Field(default=0.0, ge=0, le=100, description="Of AdamW.")
     schedule: Literal["constant", "cosine"] = Field(
         default="cosine", description="Cosine falls to a tenth of the rates."
     )
@@ -128,14 +140,17 @@ class TrainSection(Section):
         default=0.0, ge=0, le=1, description="Share of the steps over which the budget falls to its end."
     )
     checkpointing: bool = Field(default=False, description="Make activations again in the backward pass: less memory.")
-    chunk_tokens: int = Field(default=1024, ge=1, description="Tokens whose logits are held at once.")
+    chunk_tokens: int = Field(default=1024, ge=1, le=limits.TOKENS, description="Tokens whose logits are held at once.")
     evaluation_tokens: int = Field(
-        default=65536, ge=1, description="Most tokens of the held-out and of the test part, each."
+        default=65536, ge=1, le=2**30, description="Most tokens of the held-out and of the test part, each."
     )
     statistics_tokens: int = Field(
-        default=65536, ge=1, description="Tokens of the statistics that training and rivals begin with, about."
+        default=65536,
+        ge=1,
+        le=2**30,
+        description="Tokens of the statistics that training and rivals begin with, about.",
     )
-    save_every: int = Field(default=50, ge=1, description="Steps between two saved states.")
+    save_every: int = Field(default=50, ge=1, le=limits.STEPS, description="Steps between two saved states.")
 
 
 _PAPERS: dict[str, Any] = {"rate": 1e-3, "weight_decay": 0.05, "batch_tokens": 2048, "schedule": "constant"}
@@ -175,7 +190,7 @@ class ConvertRecipe(SpreadSection):
     revision: Revision = None
     chat: Chat = "auto"
     text: tuple[str, ...] = Field(
-        default=(), description="Text files, rows of any shape (docs/data.md), or hf:owner/name:split."
+        default=(), max_length=1000, description="Text files, rows of any shape (docs/data.md), or hf:owner/name:split."
     )
     mix: Literal["paper", "authors"] | None = Field(default=None, description="A mix of data sets under data_root.")
     data_root: str | None = Field(default=None, description="Folder with the data sets; the hub if absent.")
@@ -189,7 +204,7 @@ class ConvertRecipe(SpreadSection):
     unit_seconds: UnitSeconds = None
     active: float = Field(default=0.5, gt=0, le=1, description="Share of the decoder's weights that a token uses.")
     experts: int = Field(
-        default=8, ge=2, description="Experts of every MLP; one expert is static pruning: method static-*."
+        default=8, ge=2, le=4096, description="Experts of every MLP; one expert is static pruning: method static-*."
     )
     method: str = Field(
         default="tomoe", description="tomoe, or a rival: static-magnitude, static-activation, activation-split."
@@ -212,10 +227,10 @@ class ConvertRecipe(SpreadSection):
     @classmethod
     def _profiled(cls, data: Any) -> Any:
         """Fill what is not given from the profile."""
-        if not isinstance(data, dict) or data.get("profile", "default") not in _PROFILES:
+        if not isinstance(data, dict) or str(data.get("profile", "default")) not in _PROFILES:
             return data
         filled = dict(data)
-        for section, values in _PROFILES[data.get("profile", "default")].items():
+        for section, values in _PROFILES[str(data.get("profile", "default"))].items():
             given = data.get(section, {})
             filled[section] = {**values, **given} if isinstance(given, dict) else given
         return filled

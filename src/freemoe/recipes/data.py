@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from freemoe.recipes import limits
 from freemoe.recipes.sections import Chat, Section
 
 
@@ -13,8 +14,10 @@ class DataSection(Section):
     """Where documents come from and how many are read."""
 
     root: str | None = Field(default=None, description="Folder with the benchmarks' original files; hub if absent.")
-    limit: int | None = Field(default=None, ge=1, description="Documents per task and split.")
-    fewshot: int | None = Field(default=None, ge=0, description="Few-shot examples; each task's own default if absent.")
+    limit: int | None = Field(default=None, ge=1, le=limits.DOCUMENTS, description="Documents per task and split.")
+    fewshot: int | None = Field(
+        default=None, ge=0, le=1000, description="Few-shot examples; each task's own default if absent."
+    )
     overflow: Literal["truncate", "error"] = Field(
         default="truncate", description="Prompts longer than the context: cut from the left as lm-eval does, or refuse."
     )
@@ -23,11 +26,15 @@ class DataSection(Section):
         description="Run generated code in the sandbox; =unsafe: even where the kernel gives it no walls.",
     )
     samples: int | None = Field(
-        default=None, ge=1, description="Code tasks: programs written for every problem; if absent, as many as pass_at."
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Code tasks: programs written for every problem; if absent, as many as pass_at.",
     )
     temperature: float | None = Field(
         default=None,
         ge=0,
+        le=100,
         description="Code tasks: of the sampling; if absent, 0.8 for several samples, 0 (greedy) for 1.",
     )
     top_p: float = Field(
@@ -44,6 +51,7 @@ class DataSection(Section):
     text_given: int = Field(
         default=0,
         ge=0,
+        le=limits.TOKENS,
         description="Tokens at the start of a block of text that are context only; 0: the beginning-of-text token "
         "stands before the block, as lm-eval has it.",
     )

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from freemoe.core.errors import RecipeError
+from freemoe.core.untrusted import is_there, read_yaml
 from freemoe.recipes.build import BuildRecipe, EvalRecipe
 from freemoe.recipes.convert import ConvertRecipe
 from freemoe.recipes.trim import TrimRecipe
@@ -22,6 +23,12 @@ _COMMANDS: dict[str, type[Recipe]] = {
     "convert": ConvertRecipe,
     "trim": TrimRecipe,
 }
+
+MOST_PROBLEMS = 50
+"""Problems of one recipe that are told; of the others, their number."""
+
+MOST_DEEP = 8
+"""Names in a path of ``--set``."""
 
 
 def recipe_from(data: object, source: str = "recipe") -> Recipe:
@@ -40,14 +47,22 @@ def recipe_from(data: object, source: str = "recipe") -> Recipe:
         return kind.model_validate(data)
     except ValidationError as error:
         lines = []
-        for problem in error.errors():
+        for problem in error.errors()[:MOST_PROBLEMS]:
             path = ".".join(str(p) for p in problem["loc"]) or "(recipe)"
-            seen = "" if problem["type"] == "missing" else f" (value seen: {problem['input']!r})"
+            seen = "" if problem["type"] == "missing" else f" (value seen: {_seen(problem['input'])})"
             if problem["type"] == "extra_forbidden":
                 lines.append(f"  {path}: there is no such field{seen}{_advice(kind, problem['loc'])}")
             else:
                 lines.append(f"  {path}: {problem['msg'].removeprefix('Value error, ')}{seen}")
+        if (more := error.error_count() - len(lines)) > 0:
+            lines.append(f"  and {more:,} more")
         raise RecipeError(f"{source} cannot be used:\n" + "\n".join(lines)) from None
+
+
+def _seen(value: object) -> str:
+    """A value for a message, not all of a long one."""
+    said = repr(value)
+    return said if len(said) <= 300 else f"{said[:200]} ... ({len(said):,} characters)"
 
 
 def _advice(kind: type[BaseModel], location: tuple[int | str, ...]) -> str:
@@ -80,6 +95,8 @@ def _paths(kind: Any, before: str = "") -> Iterator[str]:
 def set_path(target: dict[str, Any], path: str, value: Any) -> None:
     """Set ``a.b.c`` in nested dicts."""
     *parents, last = path.split(".")
+    if len(parents) >= MOST_DEEP:
+        raise RecipeError(f"--set {path[:80]}: no field lies {len(parents) + 1:,} names deep.")
     for part in parents:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
@@ -90,14 +107,9 @@ def set_path(target: dict[str, Any], path: str, value: Any) -> None:
 def load_recipe(path: str | Path) -> Recipe:
     """Read a recipe from a YAML file."""
     file = Path(path)
-    if not file.is_file():
+    if not is_there(file) or file.is_dir():
         raise RecipeError(f"Recipe {str(path)!r} is not a file. Print one with: freemoe build ... --print-recipe")
-    try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecipeError(f"Recipe {str(path)!r} cannot be read: {error.strerror or error}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"Recipe {str(path)!r} is not valid YAML: {error}") from None
+    data = read_yaml(file, RecipeError)
     return recipe_from(data, str(path))
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import types
+import unicodedata
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from freemoe.core.run.places import MOST_WORKERS, place_of, read_place
+from freemoe.core.untrusted import text_fault, walk
+from freemoe.recipes import limits
 
 
 def _one_device(value: str) -> str:
@@ -25,6 +28,8 @@ def _known_place(value: str) -> str:
     read_place(value)
     return value
 
+
+LayerNumber = Annotated[int, Field(ge=0, le=limits.LAYERS)]
 
 # numpy and scikit-learn take no seed outside this range.
 Seed = Annotated[int, Field(ge=0, lt=2**32, description="Seed of everything random.")]
@@ -63,11 +68,13 @@ Workers = Annotated[
 ]
 UnitSeconds = Annotated[
     float | None,
-    Field(gt=0, description="A unit that takes a worker longer is begun again, once, by another one. [no limit]"),
+    Field(
+        gt=0, le=1e7, description="A unit that takes a worker longer is begun again, once, by another one. [no limit]"
+    ),
 ]
-Threads = Annotated[int | None, Field(ge=1, description="CPU threads.")]
+Threads = Annotated[int | None, Field(ge=1, le=4096, description="CPU threads.")]
 Revision = Annotated[str | None, Field(description="Revision of the hub repository.")]
-BatchTokens = Annotated[int, Field(ge=16, description="Padded tokens per batch.")]
+BatchTokens = Annotated[int, Field(ge=16, le=limits.TOKENS, description="Padded tokens per batch.")]
 Output = Annotated[str, Field(description="Folder to write.")]
 Model = Annotated[str, Field(description="The base: a folder, a GGUF file, a hub id, or a bundled one (freemoe-demo).")]
 
@@ -75,7 +82,21 @@ Model = Annotated[str, Field(description="The base: a folder, a GGUF file, a hub
 class Section(BaseModel):
     """A part of a recipe. Its docstring lists its fields: their types, defaults and descriptions, taken from the fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        """Texts are short and hold no control characters, and yes is no number."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return value  # its own fields are checked, one by one
+        for _, held in walk(value):
+            if isinstance(held, str):
+                _check_text(held)
+        if isinstance(value, bool) and bool not in _united(kind):
+            raise ValueError("yes and no are not allowed here")
+        return value
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -83,6 +104,19 @@ class Section(BaseModel):
         super().__pydantic_init_subclass__(**kwargs)
         about = inspect.cleandoc(cls.__doc__ or "")
         cls.__doc__ = "\n".join([about, "", "Attributes:", *_lines(cls)])
+
+
+def _check_text(text: str) -> None:
+    if len(text) > limits.CHARACTERS:
+        raise ValueError(f"a text of {len(text):,} characters; at most {limits.CHARACTERS:,} are allowed")
+    fault = text_fault(text) or ("a control character" if any(unicodedata.category(c) == "Cc" for c in text) else "")
+    if fault:
+        raise ValueError(f"the text holds {fault}")
+
+
+def _united(annotation: Any) -> tuple[Any, ...]:
+    """The types that a field may have."""
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
 def _lines(section: type[BaseModel], path: str = "") -> Iterator[str]:

@@ -6,10 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from freemoe.recipes import limits
 from freemoe.recipes.sections import (
     Chat,
     Device,
     Dtype,
+    LayerNumber,
     Model,
     Output,
     Revision,
@@ -30,7 +32,7 @@ class PlanSection(Section):
         default=None, description="uniform:K, tlnle:K,L, expert_n:K,L,R, or one K per layer; searched if absent."
     )
     act: float | None = Field(
-        default=None, ge=1, description="Search: most experts per token and layer, averaged over layers."
+        default=None, ge=1, le=4096, description="Search: most experts per token and layer, averaged over layers."
     )
     search: Literal["knapsack", "two_stage"] = Field(
         default="knapsack", description="knapsack: profile of every layer and k; two_stage: the paper's."
@@ -38,19 +40,21 @@ class PlanSection(Section):
     score: Literal["kl", "perturbation"] = Field(
         default="kl", description="What a profile measures: held-out KL, or outputs on random inputs."
     )
-    best: int = Field(default=2, ge=1, description="Knapsack plans measured per Act.")
+    best: int = Field(default=2, ge=1, le=1000, description="Knapsack plans measured per Act.")
     swaps: int = Field(
         default=24,
         ge=0,
+        le=100_000,
         description="Plans measured at most in moving single experts between layers, after the knapsack.",
     )
     compare: tuple[str, ...] = Field(
         default=(),
+        max_length=1000,
         description="Plans and rules per token to measure on the test part beside the one taken, without hooks: a plan, sweep:G, "
         "top_p:P, rel_threshold:T, naee.",
     )
     tolerance: float = Field(
-        default=0.05, gt=0, description="Search without an Act: held-out KL in nats that is allowed."
+        default=0.05, gt=0, le=1000, description="Search without an Act: held-out KL in nats that is allowed."
     )
     rescale: Literal["auto", "none", "kept_mass", "renorm"] = Field(
         default="auto",
@@ -71,12 +75,13 @@ class PlanSection(Section):
 class HookSection(Section):
     """What is put before (or beside) the mixture blocks (HookMoE Eq. 6)."""
 
-    layers: Literal["all", "one", "none"] | tuple[int, ...] = Field(
+    layers: Literal["all", "one", "none"] | Annotated[tuple[LayerNumber, ...], Field(max_length=limits.LAYERS)] = Field(
         default="all", description="all reduced layers, one (where most is lost, or l*), none, or layer numbers."
     )
     units: int | None = Field(
         default=None,
         ge=1,
+        le=2**24,
         description="Hidden units of all hooks together; if absent a twelfth of the work that the plan saves (one hook: half the paper's).",
     )
     scope: Literal["block", "routed"] = Field(default="block", description="routed: shared experts see the raw input.")
@@ -109,19 +114,22 @@ class HookTraining(Section):
         default="kd",
         description="kd: KL from the same weights at full k; lm: the paper's; state: the last hidden state.",
     )
-    steps: int = Field(default=1000, ge=1, description="Steps of training.")
-    rows: int = Field(default=8, ge=1, description="Blocks per step.")
+    steps: int = Field(default=1000, ge=1, le=limits.STEPS, description="Steps of training.")
+    rows: int = Field(default=8, ge=1, le=2**16, description="Blocks per step.")
     rate: float | None = Field(
         default=None,
         gt=0,
+        le=limits.RATE,
         description="Highest learning rate; over the hidden size, 0.3 for parallel hooks and 0.1 for pre, if absent.",
     )
-    every: int = Field(default=100, ge=1, description="Steps between two looks at the held-out text.")
-    block: int = Field(default=512, ge=8, description="Tokens of a block.")
-    limit: int = Field(default=512, ge=1, description="Blocks of the training part at most.")
-    held_out: int = Field(default=64, ge=1, description="Blocks of the held-out part at most.")
-    test: int = Field(default=128, ge=1, description="Blocks of the test part at most.")
-    top: int = Field(default=64, ge=1, description="Tokens of the full model's distribution kept per position.")
+    every: int = Field(default=100, ge=1, le=limits.STEPS, description="Steps between two looks at the held-out text.")
+    block: int = Field(default=512, ge=8, le=limits.TOKENS, description="Tokens of a block.")
+    limit: int = Field(default=512, ge=1, le=limits.DOCUMENTS, description="Blocks of the training part at most.")
+    held_out: int = Field(default=64, ge=1, le=limits.DOCUMENTS, description="Blocks of the held-out part at most.")
+    test: int = Field(default=128, ge=1, le=limits.DOCUMENTS, description="Blocks of the test part at most.")
+    top: int = Field(
+        default=64, ge=1, le=2**20, description="Tokens of the full model's distribution kept per position."
+    )
     checkpointing: bool = Field(default=False, description="Make activations again in the backward pass: less memory.")
     control: bool = Field(default=True, description="Also train the same hooks with k unreduced.")
 
@@ -129,11 +137,13 @@ class HookTraining(Section):
 class TimingSection(Section):
     """What is timed at the end: greedy requests of the base and of the artefact, in turns, batch 1."""
 
-    prompts: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(), description="Tokens of each prompt (paper: 1024,2048,4096); one block of the test part if absent."
+    prompts: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = Field(
+        default=(),
+        max_length=100,
+        description="Tokens of each prompt (paper: 1024,2048,4096); one block of the test part if absent.",
     )
-    new_tokens: int = Field(default=17, ge=2, description="Tokens of the long request (paper: 256).")
-    rounds: int = Field(default=3, ge=1, description="Rounds, after one that warms up (paper: 100).")
+    new_tokens: int = Field(default=17, ge=2, le=2**20, description="Tokens of the long request (paper: 256).")
+    rounds: int = Field(default=3, ge=1, le=100_000, description="Rounds, after one that warms up (paper: 100).")
 
 
 class TrimRecipe(SpreadSection):

@@ -16,6 +16,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from freemoe.core import neutral
 from freemoe.core.files import write_atomic
 from freemoe.core.run.lock import alone
 from freemoe.report import reading
@@ -132,6 +133,8 @@ def render(page: Page, result: dict[str, Any], template: str = "plain.html.j2", 
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        # Beside what HTML reads, which autoescape does: what turns writing around, or has no glyph.
+        finalize=_printable,
     )
     environment.filters |= {"number": reading.number, "percent": reading.percent}
     environment.globals |= {name: getattr(reading, name) for name in _READERS}
@@ -150,6 +153,10 @@ def render(page: Page, result: dict[str, Any], template: str = "plain.html.j2", 
         result=result,
         **more,
     )
+
+
+def _printable(value: Any) -> Any:
+    return neutral.printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 _READERS = ("is_text", "interval_of", "better", "accepted", "abstentions")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from freemoe.core.errors import ArtifactError
 from freemoe.core.run.skeleton import RESULT_FORMAT
+from freemoe.core.untrusted import read_json
 
 
 class Part(BaseModel):
@@ -80,13 +80,13 @@ def read_result(folder: str | Path) -> dict[str, Any]:
     path = Path(folder)
     path = path if path.suffix == ".json" and not path.is_dir() else path / "result.json"
     if not path.is_file():
-        near = path.parent.with_name(path.parent.name + ".partial")
+        near = path.parent.parent / f"{path.parent.name}.partial"
         hint = f" An unfinished run stands at {str(near)!r}: run its command again first." if near.exists() else ""
         raise ArtifactError(f"{str(path)!r} is not a file; the folder of a finished run is needed.{hint}")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ArtifactError(f"{str(path)!r} is damaged ({error}). Copy the artefact again or make it anew.") from None
+        found = read_json(path, ArtifactError, finite=False)
+    except ArtifactError as error:
+        raise ArtifactError(f"{str(path)!r} is damaged: {error} Copy the artefact again or make it anew.") from None
     if not isinstance(found, dict):
         raise ArtifactError(
             f"{str(path)!r}: a result is a mapping, got {type(found).__name__}. Make the artefact anew."

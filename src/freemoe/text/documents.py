@@ -11,7 +11,19 @@ from freemoe.core.errors import DataError
 from freemoe.text.chat import as_text, uses_template
 from freemoe.text.files import read_text_file
 from freemoe.text.rows import HUB, Row, is_rows, read_rows
-from freemoe.text.shapes import SHAPES, Choice, Conversation, Item, Shape, Target, Text, forced, read_item, recognise
+from freemoe.text.shapes import (
+    SHAPES,
+    Choice,
+    Conversation,
+    Item,
+    Shape,
+    Target,
+    Text,
+    forced,
+    keys_text,
+    read_item,
+    recognise,
+)
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +41,7 @@ def shape_of(source: str, wanted: str | None, rows: Sequence[Row]) -> Shape:
     shape = forced(wanted)
     value = rows[0].value
     if wanted != "text" and (not isinstance(value, dict) or not shape.fits(value)):
-        keys = ", ".join(map(repr, value)) if isinstance(value, dict) else type(value).__name__
+        keys = keys_text(value) if isinstance(value, dict) else type(value).__name__
         raise DataError(f"{rows[0].where}: asked for as {wanted!r}, which needs {shape.describe()}; seen: {keys}.")
     return shape
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import DataError
+from freemoe.core.untrusted import parse_json, read_text
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,9 @@ def read_text_file(path: Path) -> str:
     """Return a file's UTF-8 text.
 
     Raises:
-        DataError: When it is absent, a folder, empty or not UTF-8.
+        DataError: When it is absent, a folder, too large, empty or not UTF-8.
     """
-    if not path.exists():
-        raise DataError(f"No file at {path.resolve()}. Check the path; it is read from the current folder.")
-    if path.is_dir():
-        raise DataError(f"{path.resolve()} is a folder, and a file is needed here.")
-    try:
-        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: byte {error.start} is {hex(error.object[error.start])}, which is not UTF-8. Save it as UTF-8."
-        ) from None
+    text = read_text(path).replace("\r\n", "\n")
     if not text.strip():
         raise DataError(f"{path} is empty; it needs at least one document.")
     return text
@@ -61,13 +52,7 @@ def read_json_lines(path: Path) -> list[tuple[int, Any]]:
     for number, line in enumerate(read_text_file(path).split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            rows.append((number, json.loads(line)))
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{path}:{number}: not JSON ({error.msg} at column {error.colno}): {line.strip()[:80]!r}. "
-                "Every line must be one JSON object."
-            ) from None
+        rows.append((number, parse_json(line, f"{path}:{number}")))
     return rows
 
 
@@ -81,17 +66,18 @@ def paragraphs(documents: Sequence[str]) -> list[str]:
         text = document if place == len(documents) - 1 else document.rstrip("\n") + "\n\n"
         lines = text.splitlines(keepends=True)
         blanks = any(not line.strip() for line in lines[:-1])
-        current = ""
-        ended = False
+        current: list[str] = []
+        begun = ended = False
         for line in lines:
+            blank = not line.strip()
             # Blank lines belong to the paragraph above them.
-            if current.strip() and line.strip() and (ended or not blanks):
-                found.append(current)
-                current = ""
-            current += line
-            ended = not line.strip()
+            if begun and not blank and (ended or not blanks):
+                found.append("".join(current))
+                current, begun = [], False
+            current.append(line)
+            begun, ended = begun or not blank, blank
         if current:
-            found.append(current)
+            found.append("".join(current))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from freemoe.core.errors import DataError
 from freemoe.core.registry import Registry
+from freemoe.core.untrusted import read_json
 from freemoe.text.blocks import passages
 from freemoe.text.documents import read_documents
 from freemoe.text.hub_data import load_hub_data
@@ -121,14 +121,22 @@ def _read(source: Source, root: str | Path | None) -> list[str]:
         if not path.is_file():
             continue
         if path.suffix == ".json":
-            found += [source.text(record) for record in json.loads(path.read_text(encoding="utf-8"))]
+            found += [source.text(record) for record in _records(path)]
         else:
             found += passages(read_documents(path))
     if not found:
         raise DataError(
-            f"Data set {source.name!r} is not under {Path(root).resolve()} (--data-root): looked for {', '.join(source.files)}."
+            f"Data set {source.name!r} is not under {Path(root).absolute()} (--data-root): looked for {', '.join(source.files)}."
         )
     return found
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON list."""
+    value = read_json(path)
+    if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
+        raise DataError(f"{path} is not the data set's original file: a list of objects is needed. Fetch it again.")
+    return value
 
 
 def _from_hub(source: Source) -> list[str]:

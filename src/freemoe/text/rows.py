@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import DataError, RecipeError
+from freemoe.core.memory import available_memory_bytes
+from freemoe.core.numbers import byte_text
+from freemoe.core.untrusted import parse_json, require_file
 from freemoe.text.files import read_json_lines, read_text_file, spread
 from freemoe.text.hub_data import load_hub_data
 
@@ -21,6 +23,12 @@ HUB = "hf:"
 
 MOST_ROWS = 100_000
 """Rows that are taken of a data set at most, evenly spaced; it may have hundreds of millions."""
+
+MOST_CHOICES = 1000
+"""Of a question; every one of them is scored."""
+
+MOST_MESSAGES = 500
+"""Of a conversation; every answer is scored behind all that stands before it."""
 
 TABLES = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (".jsonl", ".json", ".parquet", *TABLES)
@@ -92,10 +100,7 @@ def _numbered(source: str, values: Sequence[Any]) -> list[Row]:
 
 def _from_json(path: Path) -> list[Row]:
     """A list, or an object that holds one list of them: ``{"data": [...]}``."""
-    try:
-        value = json.loads(read_text_file(path))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno}).") from None
+    value = parse_json(read_text_file(path), str(path))
     if isinstance(value, dict):
         lists = [held for held in value.values() if isinstance(held, list) and held and isinstance(held[0], dict)]
         if len(lists) == 1:
@@ -129,15 +134,24 @@ def _from_table(path: Path, delimiter: str) -> list[Row]:
 
 
 def _from_parquet(path: Path) -> list[Any]:
-    if not path.is_file():
-        read_text_file(path)  # which says what is wrong
+    require_file(path)
     if importlib.util.find_spec("pyarrow") is None:
         raise DataError(f"{path} needs pyarrow, which is not installed here. pip install 'freemoe[eval]'.")
     import pyarrow
     import pyarrow.parquet
 
+    room, size, found = available_memory_bytes() // 2, 0, []
     try:
-        return pyarrow.parquet.read_table(path).to_pylist()
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1000):
+                # A file packs values that repeat into next to nothing; a row is a few hundred bytes in Python at least.
+                size += batch.nbytes + 256 * batch.num_rows
+                if size > room:
+                    raise DataError(
+                        f"{path} unpacks to {byte_text(size)} or more, and half of the free memory is {byte_text(room)}. Divide it."
+                    )
+                found += batch.to_pylist()
+        return found
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is no parquet file that can be read ({error}). Write it again.") from None
 

@@ -7,15 +7,17 @@ decides the shape of all; a user may name it instead (``chat:FILE``).
 from __future__ import annotations
 
 import ast
-import json
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from freemoe.core.errors import DataError
+from freemoe.core.untrusted import parse_json
 from freemoe.text.chat import Message, plain_prompt
-from freemoe.text.rows import Row
+from freemoe.text.rows import MOST_CHOICES, MOST_MESSAGES, Row
+
+_LONGEST_LISTED, _MOST_KEYS = 1 << 20, 40
 
 ROLES = {
     "system": "system",
@@ -144,9 +146,9 @@ def answer_index(where: str, answer: object, choices: Sequence[str], labels: Seq
     if isinstance(answer, int) and not isinstance(answer, bool):
         if 0 <= answer < count:
             return answer
-        raise DataError(f"{where}: 'answer' is {answer}, but there are {count} choices; allowed: {allowed}.")
+        raise DataError(f"{where}: 'answer' is {answer!s:.40}, but there are {count} choices; allowed: {allowed}.")
     if not isinstance(answer, str):
-        raise DataError(f"{where}: 'answer' is {answer!r}; allowed: {allowed}.")
+        raise DataError(f"{where}: 'answer' is {answer!r:.120}; allowed: {allowed}.")
     found = {i for i, choice in enumerate(choices) if choice.strip() == answer.strip()}
     letter = answer.strip().upper()
     if letter in letters:
@@ -155,19 +157,25 @@ def answer_index(where: str, answer: object, choices: Sequence[str], labels: Seq
         return found.pop()
     if found:
         raise DataError(
-            f"{where}: 'answer' is {answer!r}, which is the letter of one choice and the text of another; "
+            f"{where}: 'answer' is {answer!r:.120}, which is the letter of one choice and the text of another; "
             f"write the index (0 to {count - 1}) instead."
         )
-    if letter.isdecimal() and int(letter) < count:  # a cell of a table is always text
+    if letter.isdecimal() and len(letter) < 10 and int(letter) < count:  # a cell of a table is always text
         return int(letter)
-    raise DataError(f"{where}: 'answer' is {answer!r}, which is none of the {count} choices; allowed: {allowed}.")
+    raise DataError(f"{where}: 'answer' is {answer!r:.120}, which is none of the {count} choices; allowed: {allowed}.")
+
+
+def _json(text: str) -> Any:
+    return parse_json(text, "a cell")
 
 
 def _listed(value: Any) -> Any:
     """A list that a table's cell holds as text, as JSON or as Python writes it."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
-    for read in (json.loads, ast.literal_eval):
+    if len(value) > _LONGEST_LISTED:
+        return value
+    for read in (_json, ast.literal_eval):
         try:
             return read(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -182,7 +190,10 @@ def _choice(where: str, row: dict[str, Any]) -> Choice:
     name, choices = _cell(row, CHOICES)
     choices, labels = _listed(choices), ()
     if isinstance(choices, dict) and {"text", "label"} <= choices.keys():  # as ARC and its kin have it on the hub
-        choices, labels = choices["text"], tuple(str(label) for label in choices["label"])
+        choices, labels = choices["text"], choices["label"]
+        if not isinstance(choices, list) or not isinstance(labels, list) or len(choices) != len(labels):
+            raise DataError(f"{where}: {name!r} must have a label for every text; it is {row[name]!r:.120}.")
+        labels = tuple(map(str, labels))
     if not isinstance(choices, list) or not all(isinstance(c, str) and c.strip() for c in choices):
         raise DataError(f"{where}: {name!r} is {choices!r:.120}; it must be a list of texts that are not blank.")
     return _checked(where, row, choices, labels)
@@ -190,11 +201,16 @@ def _choice(where: str, row: dict[str, Any]) -> Choice:
 
 def _checked(where: str, row: dict[str, Any], choices: list[str], labels: Sequence[str]) -> Choice:
     question = _text(where, row, QUESTION)
+    if len(choices) > MOST_CHOICES:
+        raise DataError(
+            f"{where}: {len(choices):,} choices; a question has at most {MOST_CHOICES:,}. Ask for the answer as text instead: "
+            "prompt and target."
+        )
     if len(choices) < 2:
         raise DataError(f"{where}: {len(choices)} choice(s); a question needs at least 2.")
     if len(set(choices)) < len(choices):
         twice = next(c for c in choices if choices.count(c) > 1)
-        raise DataError(f"{where}: the choice {twice!r} stands there twice; choices must differ.")
+        raise DataError(f"{where}: the choice {twice!r:.120} stands there twice; choices must differ.")
     _, answer = _cell(row, ANSWER)
     return Choice(question, tuple(choices), answer_index(where, answer, choices, labels))
 
@@ -241,6 +257,10 @@ def _chat(where: str, row: dict[str, Any]) -> Conversation:
 def _conversation(where: str, name: str, messages: Sequence[Any]) -> Conversation:
     found: list[Message] = []
     turns = []
+    if len(messages) > MOST_MESSAGES:
+        raise DataError(
+            f"{where}: {len(messages):,} messages; a conversation has at most {MOST_MESSAGES:,}. Cut it into several rows."
+        )
     for number, message in enumerate(messages, start=1):
         read = _message(f"{where}, {name} {number}", message)
         if read["role"] == "assistant" and any(m["role"] == "user" for m in found):
@@ -256,8 +276,8 @@ def _message(where: str, message: Any) -> Message:
     if not isinstance(message, dict) or not ({"role", "from"} & message.keys()):
         raise DataError(f"{where} is {message!r:.80}; a message is an object with 'role' and 'content'.")
     role = message.get("role", message.get("from"))
-    if role not in ROLES:
-        raise DataError(f"{where}: the role {role!r} is unknown; allowed: {', '.join(ROLES)}.")
+    if not isinstance(role, str) or role not in ROLES:
+        raise DataError(f"{where}: the role {role!r:.80} is unknown; allowed: {', '.join(ROLES)}.")
     content = message.get("content", message.get("value"))
     if isinstance(content, list):
         parts = [p.get("text") if isinstance(p, dict) and p.get("type") == "text" else None for p in content]
@@ -329,9 +349,7 @@ def recognise(row: Row) -> Shape:
     hint = f" If it is meant as {asks[0]!r}, write {asks[0]}:FILE." if asks else ""
     lacks = nearest.missing(value)
     said = f"missing {', '.join(map(repr, lacks))}" if len(lacks) < len(nearest.columns) else "no known key"
-    raise DataError(
-        f"{row.where}: {said}; keys seen: {', '.join(map(repr, sorted(value))) or 'none'}. Each row must be {wanted}.{hint}"
-    )
+    raise DataError(f"{row.where}: {said}; keys seen: {keys_text(value)}. Each row must be {wanted}.{hint}")
 
 
 def read_item(row: Row, shape: Shape, first: Row) -> Item:
@@ -356,9 +374,16 @@ def read_item(row: Row, shape: Shape, first: Row) -> Item:
             )
         raise DataError(
             f"{row.where}: missing {', '.join(map(repr, missing))}; keys seen: "
-            f"{', '.join(map(repr, sorted(value))) or 'none'}. Each row must be {shape.describe()}, as {first.where} is."
+            f"{keys_text(value)}. Each row must be {shape.describe()}, as {first.where} is."
         )
     return shape.read(row.where, value)
+
+
+def keys_text(row: dict[str, Any]) -> str:
+    """The names of a row's columns, the first of them where they are many."""
+    names = sorted(row)
+    shown = ", ".join(f"{name!r:.80}" for name in names[:_MOST_KEYS])
+    return f"{shown} and {len(names) - _MOST_KEYS:,} more" if len(names) > _MOST_KEYS else shown or "none"
 
 
 def _as_dict(row: Row) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from freemoe.core import neutral
 from freemoe.core.numbers import percent
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
@@ -91,7 +92,7 @@ def model_card(result: dict[str, Any]) -> str:
     tags = ["mixture-of-experts", "frozen-base", "custom_code"]
     lines = [
         *front_matter(result, title, "finetune", tags, measured, [str(recipe.get("text"))]),
-        f"# {title}",
+        f"# {neutral.markdown(title)}",
         "",
         f"Made by `freemoe convert` (method {recipe['method']}, profile {recipe['profile']}): every token uses "
         f"{percent(parameters['active_share'])} of the weights of the decoder's linears, and no weight was changed "
@@ -106,14 +107,14 @@ def model_card(result: dict[str, Any]) -> str:
         f"| | active | perplexity@{length} | next-token accuracy |",
         "|---|---|---|---|",
     ]
-    lines += [f"| {n} | {percent(a)} | {p:.3f} | {c:.2%} |" for n, a, p, c in rows(result)]
+    lines += [f"| {neutral.markdown(n)} | {percent(a)} | {p:.3f} | {c:.2%} |" for n, a, p, c in rows(result)]
     lines += [
         "",
         f"The text was divided by content: {result['blocks']['train']:,} tokens trained, "
         f"{result['blocks']['held_out']:,} settled what training left open, {result['blocks']['test']:,} are reported. "
         "Rivals are not trained; they see the same text.",
         "",
-        *(line for said in below_table(result)[1:] for line in (said, "")),
+        *(line for said in below_table(result)[1:] for line in (neutral.markdown(said), "")),
         f"At run time {percent(parameters['active_share_at_run_time'])} of those weights are read for a token, routers and gates "
         "included: value dimensions that a token masks are still computed. Load with another engine only after "
         "comparing logits.",

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from freemoe.core.environment import use_threads
 from freemoe.core.errors import DataError
 from freemoe.core.files import digest
 from freemoe.core.run.folder import RunFolder
@@ -98,8 +99,7 @@ def read_blocks(recipe: ConvertRecipe, model: Any, tokenizer: Any) -> dict[str, 
 
 def prepare(recipe: ConvertRecipe, run: RunFolder | None, progress: Progress | None) -> Bench:
     """Load the base and the text."""
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
+    use_threads(recipe.threads)
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
     sublayers = find_sublayers(model)
     blocks = read_blocks(recipe, model, tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from freemoe.core import neutral
 from freemoe.core.numbers import decimals
 from freemoe.domain_experts.structured.wording import unit_lines
 from freemoe.evals.guessing import guessing_text
@@ -65,12 +66,12 @@ def model_card(result: dict[str, Any]) -> str:
     sources = [str(source) for domain in result["recipe"]["domains"].values() for source in domain]
     lines = [
         *front_matter(result, title, "adapter", ["domain-experts", "frozen-base"], _measured(result), sources),
-        f"# {title}",
+        f"# {neutral.markdown(title)}",
         "",
         "Each expert switches off some weights of the frozen base; no weight was changed. The artefact fits that base only "
         f"(fingerprint `{base['fingerprint'][:16]}`)"
         + (
-            f", {base['origin']}: a little worse than the model that the file was made of."
+            f", {neutral.markdown(base['origin'])}: a little worse than the model that the file was made of."
             if base.get("origin")
             else "."
         ),
@@ -88,11 +89,13 @@ def model_card(result: dict[str, Any]) -> str:
             row = domain["rows"].get(name)
             cell = "-" if row is None else f"{row['score']:.2f}"
             cells.append(cell if row is None or name == "base" else f"{cell} ({gain_text(row, domain['unit'])})")
-        lines.append(f"| {domain['name']} | {domain['metric']} | " + " | ".join(cells) + " |")
+        lines.append(
+            f"| {neutral.markdown(domain['name'])} | {neutral.markdown(domain['metric'])} | " + " | ".join(cells) + " |"
+        )
     for domain in result["domains"]:
-        lines += [line for said in _guessing_lines(domain) for line in ("", said)]
+        lines += [line for said in _guessing_lines(domain) for line in ("", neutral.markdown(said))]
     lines += ["", "What was accepted, and what was not:", ""]
-    lines += [f"- {line.strip()}" for line in headlines(result) if line.startswith("  ")]
+    lines += [f"- {neutral.markdown(line)}" for line in headlines(result) if line.startswith("  ")]
     lines += [
         "",
         *loading(result, "moe", 'text, expert = moe.generate_text("...", expert="auto")'),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import DataError
+from freemoe.core.numbers import byte_text
+from freemoe.core.untrusted import MOST_JSON, parse_json, require_file
 from freemoe.text.files import read_json_lines, read_text_file
 
 Row = dict[str, Any]
@@ -47,11 +49,18 @@ def jsonl_gz(*columns: str) -> Reader:
     """Reader of gzipped JSONL."""
 
     def read(path: Path) -> list[Row]:
+        require_file(path)
         try:
-            lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-            values = [(n, json.loads(line)) for n, line in enumerate(lines, start=1) if line.strip()]
-        except (OSError, EOFError, ValueError) as error:
+            with gzip.open(path) as stream:
+                raw = stream.read(MOST_JSON + 1)
+            lines = raw.decode().split("\n")
+        except (OSError, EOFError, ValueError, zlib.error) as error:
             raise DataError(f"{path} is no gzipped JSONL ({error}). Fetch the file again.") from None
+        if len(raw) > MOST_JSON:
+            raise DataError(
+                f"{path} unpacks to more than {byte_text(MOST_JSON)}: it is not the benchmark's original file."
+            )
+        values = [(n, parse_json(line, f"{path}:{n}")) for n, line in enumerate(lines, start=1) if line.strip()]
         return _rows(path, values, columns)
 
     return read
@@ -61,10 +70,7 @@ def json_list(*columns: str) -> Reader:
     """Reader of one JSON list of objects."""
 
     def read(path: Path) -> list[Row]:
-        try:
-            values = json.loads(read_text_file(path))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg}). Fetch the file again.") from None
+        values = parse_json(read_text_file(path), str(path))
         if not isinstance(values, list):
             raise DataError(f"{path} holds a JSON {type(values).__name__}; a list is needed.")
         return _rows(path, list(enumerate(values, start=1)), columns)
@@ -179,10 +185,7 @@ def math_folder(path: Path) -> list[Row]:
     found = sorted(path.glob("*.json"), key=lambda file: (len(file.stem), file.stem))
     rows = []
     for file in found:
-        try:
-            rows.append((0, json.loads(read_text_file(file))))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{file}:{error.lineno}: not JSON ({error.msg}). Fetch the file again.") from None
+        rows.append((0, parse_json(read_text_file(file), str(file))))
     kept = _rows(path, rows, ("problem", "solution"))
     for file, row in zip(found, kept, strict=True):
         if "\\boxed" not in row["solution"] and "\\fbox" not in row["solution"]:

@@ -103,7 +103,7 @@ def _data(spec: str) -> _Data:
     for source in sources:
         if not source.startswith(HUB) and not Path(source).is_file():
             raise DataError(
-                f"Task {spec!r}: no file at {Path(source).resolve()}. Check the path; it is read from the current "
+                f"Task {spec!r}: no file at {Path(source).absolute()}. Check the path; it is read from the current "
                 f"folder ({Path.cwd()})."
             )
     if len({s if s.startswith(HUB) else str(Path(s).resolve()) for s in sources}) < len(sources):
@@ -213,7 +213,7 @@ def load_domain(
     if not specs:
         raise RecipeError(f"Domain {name!r} has no task; write {name}=TASK,TASK.")
     if data_root is not None and not Path(data_root).expanduser().is_dir():
-        raise DataError(f"No folder at {Path(data_root).expanduser().resolve()} (--data-root). Check the path.")
+        raise DataError(f"No folder at {Path(data_root).expanduser().absolute()} (--data-root). Check the path.")
     tasks: dict[str, Task] = {}
     for spec in specs:
         task = make_task(

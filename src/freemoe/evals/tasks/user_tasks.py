@@ -23,6 +23,9 @@ from freemoe.text.rows import HUB, Row, source_name
 from freemoe.text.shapes import Choice, Conversation, Item, Shape, Target
 
 OPTIONAL = ("id", "field", "key")
+LONGEST_NAME = 400
+"""Characters of what names a row or its sub-task."""
+
 FOLDER_FILES = ("reference.jsonl", "test.jsonl")
 
 
@@ -61,11 +64,15 @@ def read_task_file(source: str | Path, task: str, how: Reading | None = None) ->
             value = own.get(name)
             if value is not None and not isinstance(value, str | int):
                 raise DataError(f"{row.where}: {name!r} is {value!r:.60}; it must be text or a whole number.")
+            if name != "key" and len(str(value)) > LONGEST_NAME:
+                raise DataError(
+                    f"{row.where}: {name!r} has {len(str(value)):,} characters; at most {LONGEST_NAME} are allowed."
+                )
         # Data sets of conversations repeat theirs.
         named = own.get("id") is not None and not isinstance(item, Conversation)
         name = str(own["id"]) if named else str(row.number)
         if name in seen:
-            raise DataError(f"{row.where}: the id {name!r} was used on line {seen[name]} already; ids must differ.")
+            raise DataError(f"{row.where}: the id {name!r:.80} was used on line {seen[name]} already; ids must differ.")
         seen[name] = row.number
         field = "" if own.get("field") is None else str(own["field"])
         for number, parts in enumerate(_parts(row, item, how, template)):

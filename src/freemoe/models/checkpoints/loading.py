@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import tempfile
 import weakref
@@ -17,6 +16,7 @@ from freemoe.assets import BUNDLED, BUNDLED_MOE, demo_model_path, demo_moe_path
 from freemoe.compat.transformers import dequantised, make_plain, rename
 from freemoe.core.errors import DataError, FreeMoEError, HubError, RecipeError
 from freemoe.core.plugins import load_model_type
+from freemoe.core.untrusted import is_there, read_json
 from freemoe.hub.fetch import Access, fetch_model
 from freemoe.models.checkpoints.checks.load_report import require_whole
 from freemoe.models.checkpoints.checks.values import require_sound, require_tokenizer
@@ -25,6 +25,7 @@ from freemoe.models.checkpoints.gguf_header import is_gguf, read_header
 from freemoe.models.checkpoints.identity import PASSAGE
 from freemoe.models.checkpoints.lending import lent_model
 from freemoe.models.checkpoints.placement import Placement, device_map, is_one_device, pick_device, require_memory
+from freemoe.models.checkpoints.plausible import require_fillable, require_plausible
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ def load_base(
     if (given := lent_model(model)) is not None:
         require_sound(model, given[0])
         return given
+    if isinstance(device, str) and is_one_device(device):
+        pick_device(device)  # which says what is wrong with it, before anything is read
     where = _where(model, revision, access)
     from_gguf = "gguf_file" in where
     if from_gguf and dtype == "auto":
@@ -113,6 +116,7 @@ def _read(model: str | Path, where: dict[str, Any], dtype: str, device: Placemen
             if "gguf_file" in where:
                 how |= dequantised()
             elif is_one_device(device):
+                require_fillable(model, Path(where["pretrained_model_name_or_path"]))
                 require_memory(_bytes_needed(where, dtype), model)
             if not is_one_device(device):
                 how |= _placed(where, wanted, device, temporary)
@@ -184,7 +188,7 @@ def _bytes_needed(where: dict[str, Any], dtype: str) -> int:
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if dtype == "auto" or not size:
         return size
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     stored = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or dtype).removeprefix("torch."))
     return size * getattr(torch, dtype).itemsize // stored.itemsize
 
@@ -214,13 +218,14 @@ def _where(
             place = fetch_model(str(model), asked, weights=weights)
         except HubError as error:
             raise HubError(f"The base model {str(model)!r} could not be loaded. {error}") from error
+    require_plausible(model, place, weights)
     return {"pretrained_model_name_or_path": str(place)}
 
 
 def _reason(model: str | Path, error: Exception) -> str:
     """What transformers said; of a GGUF also the architecture, which is the usual reason."""
     if not is_gguf(model):
-        return str(error)
+        return f"{type(error).__name__}: {error!s:.600}"
     said = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
     return (
         f"{said} (a GGUF of architecture {read_header(model).architecture!r}; those that can be read are the ones that "
@@ -240,7 +245,7 @@ def _place(model: str | Path) -> Path | None:
     looks_local = path.is_absolute() or str(model).startswith(".") or path.exists() or str(model).count("/") > 1
     if not looks_local:
         return None
-    if not (path / "config.json").is_file():
+    if not is_there(path / "config.json"):
         held = [str(p) for p in sorted(path.glob("*.gguf"))] if path.is_dir() else []
         hint = f" It holds a GGUF file: give its path, {held[0]}" if held else ""
         raise DataError(
@@ -256,7 +261,7 @@ def _register(model: str | Path) -> None:
     if not path.is_file():
         return
     try:
-        model_type = str(json.loads(path.read_text(encoding="utf-8")).get("model_type"))
+        model_type = str(read_json(path).get("model_type"))
     except (ValueError, AttributeError):
         return  # transformers will say what is wrong with it
     load_model_type(model_type)

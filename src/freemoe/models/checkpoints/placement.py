@@ -37,9 +37,24 @@ def pick_device(name: str = "auto") -> torch.device:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return accelerator or torch.device("cpu")
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError as error:
-        raise RecipeError(f"Device {name!r} is unknown; use {_ALLOWED}. ({error})") from None
+        raise RecipeError(f"Device {name!r:.80} is unknown; use {_ALLOWED}. ({error!s:.200})") from None
+    here = _devices()
+    if device.type not in here or (device.index or 0) >= here[device.type]:
+        found = ", ".join(kind if count == 1 else f"{kind}:0 to {kind}:{count - 1}" for kind, count in here.items())
+        raise RecipeError(
+            f"Device {name!r} is not on this machine; torch finds {found} here. Use auto, or one of them."
+        )
+    return device
+
+
+def _devices() -> dict[str, int]:
+    """Kinds of devices that torch can use here, and how many there are of each."""
+    found = {"cpu": 1}
+    if torch.accelerator.is_available() and (kind := torch.accelerator.current_accelerator()) is not None:
+        found[kind.type] = torch.accelerator.device_count()
+    return found
 
 
 def is_one_device(placement: Placement) -> bool:

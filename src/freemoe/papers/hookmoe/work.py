@@ -161,15 +161,11 @@ def plans_record(
     Returns:
         Name -> ``tasks``: name -> row -> score and gain, for ``full`` and ``plan``; ``text``: their rows of `compare_plans`.
     """
-    import torch
-
     from freemoe.evals.evaluation import Subject, under
     from freemoe.hookmoe.compare import calibration_weights, compare_plans, opened, read_ways
     from freemoe.hookmoe.material import prepare
     from freemoe.models.checkpoints.loading import load_tokenizer
 
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
     model, text = prepare(recipe)
     tokenizer = load_tokenizer(recipe.model, recipe.revision)
     ways = {name: read_ways([_spelled(plan, model)], model)[0] for name, plan in plans.items()}

@@ -7,7 +7,6 @@ the width that it has, and draws otherwise where that is a phone's.
 from __future__ import annotations
 
 import functools
-import html
 import io
 import math
 import re
@@ -24,6 +23,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import PlaceHolderLayoutEngine
 
+from freemoe.core import neutral
 from freemoe.report.palette import EDGE, FAINT, INK, PAPER, RAMPS, SOFT, on_step, themed
 
 WIDE, NARROW = 10.0, 3.58
@@ -113,7 +113,7 @@ def _known_characters() -> frozenset[int]:
 def plain(name: object, most: int = 30) -> str:
     """A name as it can be drawn: one line, not too long, only characters that the font has."""
     known = _known_characters()
-    text = "".join(c if ord(c) in known else "\u25a1" for c in " ".join(str(name).split()))
+    text = "".join(c if ord(c) in known else "\u25a1" for c in neutral.one_line(name))
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[: most - 1 - half]}…{text[-half:]}"
 
@@ -281,7 +281,7 @@ def to_svg(figure: Figure, name: str, title: str = "", description: str = "") ->
         f'style="width:100%;max-width:{100 * width:.0f}px;stroke-linejoin:round;stroke-linecap:butt"'
     )
     svg = re.sub(r'\s(?:width|height|version)="[^"]*"', "", svg[: svg.index(">")]) + svg[svg.index(">") :]
-    told = f'<title id="{name}-title">{html.escape(title or name)}</title>'
-    told += f'<desc id="{name}-text">{html.escape(description or title or name)}</desc>'
+    told = f'<title id="{name}-title">{neutral.html(title or name)}</title>'
+    told += f'<desc id="{name}-text">{neutral.html(description or title or name)}</desc>'
     svg = svg.replace("<svg", head, 1).replace(">", f">\n{told}", 1)
     return re.sub(r"\n\s*", "\n", svg).strip()

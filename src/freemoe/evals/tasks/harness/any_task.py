@@ -101,7 +101,7 @@ def _listed(spec: str, name: str, folder: str | None) -> Listed:
     """What lm-eval has under the name, which must be one task of a YAML file."""
     root = Path(folder).expanduser() if folder else None
     if root is not None and not root.is_dir():
-        raise DataError(f"No folder at {root.resolve()} (--task-folder). Check the path.")
+        raise DataError(f"No folder at {root.absolute()} (--task-folder). Check the path.")
     found = find_task(name, root.resolve() if root else None)
     if found is None:
         advice = "`freemoe lm-eval ls tasks` lists lm-eval's; --task-folder FOLDER adds YAML files of your own."

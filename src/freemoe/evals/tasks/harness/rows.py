@@ -52,7 +52,7 @@ def local_rows(row: Benchmark, root: Path, subject: str, splits: Sequence[str]) 
         path = root / row.file(split, subject)
         if not path.exists():
             raise DataError(
-                f"Task {row.name!r}: no file at {path.resolve()}. --data-root must hold the original files: "
+                f"Task {row.name!r}: no file at {path.absolute()}. --data-root must hold the original files: "
                 f"{', '.join(dict.fromkeys(row.paths.values()))}" + (f" ({row.origin})." if row.origin else ".")
             )
         rows = row.read(path)

@@ -1,0 +1,92 @@
+"""Names and texts of others, made harmless where they are shown: in a terminal, in Markdown, in HTML and SVG, in JSON.
+
+A terminal obeys escape sequences, a bidirectional override turns what stands behind it around, and Markdown and HTML have
+characters of their own. What is shown is what was written: nothing is left out, an unsafe character becomes its escape.
+"""
+
+from __future__ import annotations
+
+import html as _html
+import re
+
+# Control characters but tab and line feed; what changes the direction of writing; line ends that few expect; what has no width and
+# joins nothing; half of a pair; tags.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+
+# What Markdown would read: code, emphasis, the end of a link's text, tags, entities, cells, strikes, mathematics, bare addresses.
+_MARKS = re.compile(
+    r"\\|`|\*|(?<![^\W_])_|_(?![^\W_])|](?=[(\[:])|<(?=[A-Za-z/!?])|&(?=#|\w+;)|\||~~|\$|:(?=//)|(?<=\bwww)\.|^\s*(?:#|>|[-+]\s|\d+[.)]\s)"
+)
+
+_ENTITIES = {"<": "&lt;", "&": "&amp;"}
+
+
+def printable(text: object) -> str:
+    r"""Text for a terminal: an escape character is shown as ``\x1b``; tabs and line feeds stay."""
+    return _UNSAFE.sub(_shown, str(text))
+
+
+def one_line(text: object, most: int | None = None) -> str:
+    """Text for a terminal on one line.
+
+    Args:
+        text: Any.
+        most: Characters at most; what is longer is cut in its middle.
+    """
+    line = printable(" ".join(str(text).split()))
+    if most is None or len(line) <= most:
+        return line
+    half = (most - 1) // 2
+    return f"{line[: most - 1 - half]}…{line[-half:]}"
+
+
+def markdown(text: object) -> str:
+    """Text for a line or a cell of Markdown that is read as nothing but text."""
+    return _MARKS.sub(_escaped, one_line(text))
+
+
+def code(text: object) -> str:
+    """Text as a span of code in Markdown."""
+    line = one_line(text)
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    pad = " " if "`" in line else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def html(text: object) -> str:
+    """Text for HTML and SVG, in quoted attributes too."""
+    return _html.escape(printable(text))
+
+
+def json_text(document: str) -> str:
+    """A JSON document in which unsafe characters stand as JSON's own escapes: it means the same."""
+    return _UNSAFE.sub(_json_escape, document)
+
+
+def _shown(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    if number < 0x20:  # between the tokens of a document: its own line ends
+        return found[0]
+    if number < 0x10000:
+        return f"\\u{number:04x}"
+    number -= 0x10000
+    return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    mark = found[0]
+    lead = mark[: len(mark) - len(mark.lstrip())]
+    mark = mark[len(lead) :]
+    if mark in _ENTITIES:  # which every reader of Markdown knows
+        return lead + _ENTITIES[mark]
+    if mark[:1].isdigit():  # "1. " begins a list
+        return f"{lead}{mark[:-2]}\\{mark[-2:]}"
+    return lead + "".join(f"\\{c}" if not c.isspace() else c for c in mark)

@@ -1,0 +1,216 @@
+"""A folder that no model can be read from is refused before the model is built: in words, and in seconds."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from freemoe.assets import demo_model_path
+from freemoe.core.errors import DataError, RecipeError
+from freemoe.models.checkpoints.loading import load_base, load_config, load_tokenizer
+from freemoe.models.checkpoints.plausible import require_fillable, require_plausible
+
+Change = Callable[[Path], Any]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "m"
+    shutil.copytree(demo_model_path(), folder)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    return folder
+
+
+def says(name: str, **values: Any) -> Change:
+    """A JSON file with values set."""
+
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return change
+
+
+def holds(name: str, data: bytes) -> Change:
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def instead(name: str, data: bytes) -> Change:
+    """Another weight file in place of the one that is there."""
+
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / name).write_bytes(data)
+
+    return change
+
+
+def cut(bytes_left: int) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:bytes_left])
+
+    return change
+
+
+def more(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def made(name: str, make: Callable[[Path], Any]) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+
+    return change
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("executed",)
+
+
+def pickled() -> bytes:
+    stream = io.BytesIO()
+    torch.save({"model.norm.weight": torch.ones(3)}, stream)
+    return stream.getvalue()
+
+
+INDEX = "model.safetensors.index.json"
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    # Before the model is built.
+    "a billion layers": (says("config.json", num_hidden_layers=10**9), r"num_hidden_layers 1,000,000,000.*38 tensors"),
+    "layers of thirty digits": (says("config.json", num_hidden_layers=10**30), r"num_hidden_layers 1e\+30"),
+    "fewer than no layers": (says("config.json", num_hidden_layers=-1), "num_hidden_layers -1"),
+    "a huge vocabulary": (says("config.json", vocab_size=2**31), "vocab_size 2,147,483,648"),
+    "a number in a config in it": (says("config.json", text_config={"hidden_size": 2**70}), "hidden_size 1.18e"),
+    "a family of large defaults": (
+        says("config.json", model_type="deepseek_v3"),
+        r"weights, and its files hold|not be loaded",
+    ),
+    "a config that is a list": (holds("config.json", b"[]"), r"config.json holds a JSON list"),
+    "a config that is nothing": (holds("config.json", b"null"), r"config.json holds a JSON NoneType"),
+    "a config that was cut": (holds("config.json", b'{"model_type": "lla'), "not JSON"),
+    "a config with a key twice": (
+        holds("config.json", b'{"model_type": "llama", "model_type": "gpt2"}'),
+        "given twice",
+    ),
+    "a deep config": (holds("config.json", b'{"a":' + b"[" * 10**5), "deep"),
+    "a config that is a pipe": (made("config.json", os.mkfifo), "a pipe or a device"),
+    "a config that is a folder": (made("config.json", os.mkdir), "is a folder"),
+    "a config that leads to itself": (made("config.json", lambda p: p.symlink_to(p)), "no config.json|cannot be read"),
+    "weights that are a pipe": (made("model.safetensors", os.mkfifo), "a pipe or a device"),
+    "weights that are a device": (made("model.safetensors", lambda p: p.symlink_to("/dev/zero")), "a pipe or a device"),
+    "a tokenizer that is a pipe": (made("tokenizer.json", os.mkfifo), "a pipe or a device"),
+    "a template that is a pipe": (made("chat_template.jinja", os.mkfifo), "a pipe or a device"),
+    "empty weights": (cut(0), "0 bytes and announces a header of 0"),
+    "weights cut in their length": (cut(5), "5 bytes and announces"),
+    "weights cut in their header": (cut(100), "announces a header"),
+    "weights cut by a byte": (cut(-1), "cut short"),
+    "weights with more behind": (more, "longer than its header"),
+    "a header without end": (
+        holds("model.safetensors", struct.pack("<Q", 2**63) + b"{}"),
+        "announces a header of 9,223",
+    ),
+    "a header that is deep": (holds("model.safetensors", struct.pack("<Q", 10**5) + b"[" * 10**5), "deep"),
+    "a header that is no JSON": (holds("model.safetensors", struct.pack("<Q", 2) + b"{x"), "not JSON"),
+    "a header of other things": (holds("model.safetensors", struct.pack("<Q", 7) + b'{"a":5}'), "cannot be read"),
+    "an index that is a list": (lambda f: instead(INDEX, b"[]")(f), "no weight_map"),
+    "an index of numbers": (instead(INDEX, b'{"weight_map": {"a": 5}}'), "no weight_map"),
+    "an index that leads out": (
+        instead(INDEX, b'{"weight_map": {"a": "../../x.safetensors"}}'),
+        "outside of the folder",
+    ),
+    "an index of a file that is not there": (instead(INDEX, b'{"weight_map": {"a": "b.safetensors"}}'), "is not there"),
+    # By what transformers says, whatever it raises.
+    "no heads": (says("config.json", num_attention_heads=0), "could not be loaded: ZeroDivisionError"),
+    "heads in words": (says("config.json", num_attention_heads="four"), "could not be loaded"),
+    "a type that is a list": (says("config.json", model_type=[]), "could not be loaded"),
+    "an unknown type": (says("config.json", model_type="x\x1b[31m"), "could not be loaded"),
+    "a quantisation that is a number": (says("config.json", quantization_config=5), "could not be loaded"),
+    "settings that are a list": (holds("generation_config.json", b"[]"), "generation_config.json holds a JSON list"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "could not be loaded"),
+    "empty pickled weights": (instead("pytorch_model.bin", b""), "could not be loaded"),
+    "pickled weights that were cut": (instead("pytorch_model.bin", pickled()[:100]), "could not be loaded"),
+    "pickled weights that are a program": (instead("pytorch_model.bin", pickle.dumps(Evil())), "could not be loaded"),
+    "pickled weights of other shapes": (instead("pytorch_model.bin", pickled()), "not whole|could not be loaded"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_words_and_soon(case: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, reason = REFUSED[case]
+    monkeypatch.chdir(model.parent)
+    change(model)
+    began = time.monotonic()
+    with pytest.raises(DataError, match=rf"(?s){reason}") as caught:
+        load_base(str(model))
+    assert time.monotonic() - began < 30
+    assert len(str(caught.value)) < 1500
+    assert not (model.parent / "executed").exists()
+
+
+TOKENIZERS: dict[str, Change] = {
+    "a list": holds("tokenizer.json", b"[]"),
+    "nothing": holds("tokenizer.json", b"null"),
+    "empty": holds("tokenizer.json", b""),
+    "without a model": says("tokenizer.json", model=None),
+    "a version of words": says("tokenizer.json", version="x"),
+    "a class that is a number": says("tokenizer_config.json", tokenizer_class=5),
+    "a token that is a number": says("tokenizer_config.json", eos_token=5),
+    "settings that are a list": holds("tokenizer_config.json", b"[]"),
+}
+
+
+@pytest.mark.parametrize("case", TOKENIZERS)
+def test_odd_tokenizers(case: str, model: Path) -> None:
+    TOKENIZERS[case](model)
+    with pytest.raises(DataError) as caught:
+        load_tokenizer(str(model))
+    assert len(str(caught.value)) < 1500
+
+
+def test_the_config_alone_is_looked_at_too(model: Path) -> None:
+    says("config.json", num_hidden_layers=10**9)(model)
+    with pytest.raises(DataError, match="1,000,000,000"):
+        load_config(str(model))
+
+
+def test_what_is_well_passes(model: Path) -> None:
+    require_plausible("m", model)
+    require_fillable("m", model)
+    tensors = load_file(model / "model.safetensors")
+    half = dict(list(tensors.items())[:10])
+    save_file(half, model / "a.safetensors", metadata={"format": "pt"})
+    save_file({k: v for k, v in tensors.items() if k not in half}, model / "b.safetensors", metadata={"format": "pt"})
+    (model / "model.safetensors").unlink()
+    places = {k: "a.safetensors" if k in half else "b.safetensors" for k in tensors}
+    (model / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    require_plausible("m", model)
+    require_fillable("m", model)
+    base, _ = load_base(str(model))
+    assert sum(p.numel() for p in base.parameters()) == sum(t.numel() for t in tensors.values())
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "mps", "xpu", "meta", "cpu:7"])
+def test_a_device_that_is_not_there(device: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    # Said before anything is read.
+    (model / "model.safetensors").unlink()
+    with pytest.raises(RecipeError, match=f"Device '{device}' is not on this machine; torch finds cpu here"):
+        load_base(str(model), device=device)

@@ -1,0 +1,133 @@
+"""Names and texts of others stand in pages, pictures, cards and tables as text: none of them adds an element or an attribute."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from freemoe.cli.common import make_console
+from freemoe.core import neutral
+from freemoe.domain_experts.prove import card as experts_card
+from freemoe.hookmoe import card as trimmed_card
+from freemoe.report.tables import evaluation_table, subdomain_table, summary_table
+from freemoe.tomoe import card as converted_card
+from tests.report.family import FAMILY
+
+BENIGN = "xyz"
+HOSTILE = {
+    "HTML": "<script>alert(1)</script><img src=x onerror=alert(1)>",
+    "attributes": "\" onload='alert(1)' x=\"",
+    "entities": "&lt;b&gt;&#x202e;",
+    "escapes": "\x1b[31m\x1b]8;;http://example.org\x07\x9b2J\r\x08",
+    "bidirectional": "\u202e\u2066\u200f\u2028",
+    "Markdown": "| a | b | **b** __c__ `d` [e](http://example.org) ![f](g) <http://h.example>",
+    "lines": "\n\n# title\n\n- item\n\n---\n| a |\n|---|\n",
+    "mathematics": "$x^{$ $$ \\frac",
+    "markup of the terminal": "[red]x[/red] [/] [link=http://example.org]y[/link]",
+    "templates": "{{ 7 * 7 }} {% raw %} ${x}",
+}
+
+NAMES = (
+    "name",
+    "notes",
+    "metric",
+    "prompts",
+    "words",
+    "origin",
+    "artefact",
+    "model",
+    "revision",
+    "cpu",
+    "platform",
+    "verdict",
+)
+"""Of entries of results that hold words of others."""
+
+
+def said_with(value: Any, more: str, key: str = "") -> Any:
+    """A result whose names end in something else."""
+    if isinstance(value, dict):
+        return {k: said_with(v, more, k) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [said_with(v, more, key) for v in value]
+    return f"{value} {more}" if isinstance(value, str) and key in NAMES else value
+
+
+class Skeleton(HTMLParser):
+    """Elements and the names of their attributes, in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.found.append((tag, *(name for name, _ in attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.found.append("/" + tag)
+
+
+def safe(text: str) -> bool:
+    return neutral.printable(text) == text
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("kind", FAMILY)
+def test_pages(kind: str, hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, page = FAMILY[kind]
+    if hostile not in ("HTML", "escapes"):  # pictures take seconds
+        monkeypatch.setattr("freemoe.report.page.drawn", lambda *_: [])
+    result = make()
+    pages = [page(said_with(result, more)) for more in (HOSTILE[hostile], BENIGN)]
+    assert safe(pages[0])
+    # A name may be drawn in more lines or fewer; beside pictures, the elements are the same.
+    bare = [re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL) for text in pages]
+    assert Skeleton(bare[0]).found == Skeleton(bare[1]).found
+    for svg in re.findall(r"<svg.*?</svg>", pages[0], flags=re.DOTALL):
+        tags = {entry[0] for entry in Skeleton(svg).found if isinstance(entry, tuple)}
+        assert not tags & {"script", "img", "a", "foreignobject"}
+        assert not {name for entry in Skeleton(svg).found for name in entry[1:] if name.startswith("on")}
+
+
+CARDS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "domain-experts": experts_card.model_card,
+    "converted": converted_card.model_card,
+    "trimmed-moe": trimmed_card.model_card,
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_cards(hostile: str) -> None:
+    markdown = pytest.importorskip("markdown")
+    tried = 0
+    for make, _ in FAMILY.values():
+        result = make()
+        if result["kind"] not in CARDS:
+            continue
+        tried += 1
+        card = CARDS[result["kind"]]
+        cards = [card(said_with(result, more)) for more in (HOSTILE[hostile], BENIGN)]
+        assert safe(cards[0])
+        bodies = [text.split("\n---\n", 1)[1] for text in cards]
+        shown = [markdown.markdown(body, extensions=["tables", "fenced_code"]) for body in bodies]
+        assert Skeleton(shown[0]).found == Skeleton(shown[1]).found
+    assert tried == 3
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_tables_of_the_terminal(hostile: str) -> None:
+    for kind, tables in (("build", (summary_table, subdomain_table)), ("eval", (evaluation_table,))):
+        make, _ = FAMILY[kind]
+        for table in tables:
+            console = make_console(False, False, {"COLUMNS": "200"})
+            console.file = io.StringIO()
+            console.print(table(said_with(make(), HOSTILE[hostile])))
+            assert safe(console.file.getvalue())
+            if hostile == "markup of the terminal":
+                assert "[red]" in console.file.getvalue().replace("\n", "")
