@@ -26,6 +26,7 @@ from freemoe.core.environment import DECIDING, versions
 from freemoe.core.errors import LockedError
 from freemoe.core.files import digest, write_atomic
 from freemoe.core.run.lock import alone
+from freemoe.core.run.skeleton import NOT_DECIDING
 from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
 
 # Asked for once per job that may be kept.
@@ -114,7 +115,9 @@ def kept(job: Job) -> dict[str, Any] | None:
 
 def identity(job: Job) -> str:
     """Digest of all that decides a record."""
-    decided = recipe_of(job, Path("converted")).model_dump(mode="json", exclude={"model", "text", "output"})
+    decided = recipe_of(job, Path("converted")).model_dump(
+        mode="json", exclude={"model", "text", "output", *NOT_DECIDING}
+    )
     text = [file_sum(Path(name)) for name in job.text]
     return digest([decided, text, _model_digest(job.model), versions(DECIDING), job.quick])
 
