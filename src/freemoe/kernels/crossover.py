@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from freemoe.core.files import cache_folder
 from freemoe.kernels.experts import Plan, Weights, can_read_rows, few, grouped, masked
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
@@ -52,7 +51,10 @@ def default_crossover(plan: Plan) -> Crossover:
 
 def cache_file() -> Path:
     """Where measured crossovers are kept."""
-    return cache_folder() / "crossovers.json"
+    # As `core.files.cache_folder`, which a converted model that is loaded without freemoe does not have.
+    own = os.environ.get("FREEMOE_CACHE")
+    folder = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "freemoe"
+    return folder.expanduser() / "crossovers.json"
 
 
 def _key(weights: Weights, plan: Plan) -> str:
