@@ -25,19 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 DATA = Path(__file__).parents[2] / "data" / "fuzz"
 SEED, CASES = 16, 300
 
-# Kind, or name of a kept case -> why it cannot end well yet. A row goes when what it names is mended.
-_READERS = "JSON and YAML are not read within bounds yet"
-OWED: dict[str, str] = {
-    "recipes": _READERS,
-    "tasks": _READERS,
-    "flags": _READERS,
-    "results": _READERS,
-    "artefacts": _READERS,
-    "bases": _READERS,
-    "bases-34fa4ff1d85a3dbd": "load_report looks up the name of an architecture that is no text",
-    "bases-a8bc4aed4549976e": "a tokenizer's decoder is no part of a base's identity",
-}
-
 add_kind()
 
 
@@ -67,9 +54,7 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", KINDS.names())
-def test_what_is_drawn_ends_well(material: Material, kind: str, request: pytest.FixtureRequest) -> None:
-    if kind in OWED:
-        request.applymarker(pytest.mark.xfail(reason=OWED[kind], strict=False))
+def test_what_is_drawn_ends_well(material: Material, kind: str) -> None:
     count = running.counts(CASES, KINDS.names())[kind]
     bad = {}
     for case in running.cases(material, {kind: count}, SEED):
@@ -83,10 +68,8 @@ FOUND = sorted(DATA.glob("*.json"))
 
 
 @pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
-def test_what_was_found_once_stays_mended(material: Material, path: Path, request: pytest.FixtureRequest) -> None:
+def test_what_was_found_once_stays_mended(material: Material, path: Path) -> None:
     case = read_case(path)
-    if (reason := OWED.get(path.stem) or OWED.get(case.kind)) is not None:
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
     verdict = judge(case, material)
     assert verdict.good, f"{case.about}\n{verdict.ending}: {verdict.said}"
 

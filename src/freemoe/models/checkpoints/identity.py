@@ -74,11 +74,13 @@ def tokenizer_parts(tokenizer: Any, rows: int) -> dict[str, str]:
     special = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
     # The padding token is often set anew, and is never seen by the model.
     special |= set(tokenizer.all_special_tokens) - {tokenizer.pad_token}
+    ids = list(tokenizer(PASSAGE, verbose=False)["input_ids"])
     return {
         "vocabulary": digest(sorted((token, n) for token, n in tokenizer.get_vocab().items() if n < rows)),
         "merges": digest(_merges(tokenizer)),
         "special tokens": digest([*map(str, special_of(tokenizer)), sorted(map(str, special - {None}))]),
-        "way of splitting text": digest(list(tokenizer(PASSAGE, verbose=False)["input_ids"])),
+        "way of splitting text": digest(ids),
+        "way of putting text together": digest(tokenizer.decode(ids)),
         "chat template": digest(getattr(tokenizer, "chat_template", None)),
     }
 

@@ -67,7 +67,10 @@ def _of_another_type(config: Any) -> list[str]:
     """What speaks against the model_type: a config names its class too, and files of two types may have the same tensors."""
     import transformers
 
-    for name in config.architectures or ():
+    named = config.architectures or ()
+    if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
+        return [f"its config.json says architectures {named!r:.80}, and a list of names of classes is needed"]
+    for name in named:
         known = getattr(getattr(transformers, name, None), "config_class", None)
         if known is not None and known.model_type != config.model_type:
             return [
