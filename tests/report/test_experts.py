@@ -239,7 +239,7 @@ def test_write_report_stands_beside_the_result(tmp_path, result):
         ("[]", "a result is a mapping"),
         ('{"kind": "soup"}', "of kind 'soup'"),
         ('{"kind": "domain-experts", "format": 9}', "format 9"),
-        ('{"kind": "domain-experts", "format": 1}', "lacks recipe, base, domains"),
+        ('{"kind": "domain-experts", "format": 1}', "is not whole: .*recipe: Field required"),
     ],
 )
 def test_a_folder_without_a_usable_result_is_refused_in_words(tmp_path, text, message):

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, NumericError, RecipeError
 from freemoe.core.run.folder import RunFolder
+from freemoe.core.run.skeleton import NOT_DECIDING
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import find_sublayers
 from freemoe.recipes import ConvertRecipe, dump, load_recipe, recipe_from
@@ -270,7 +271,7 @@ def test_a_run_of_another_base_is_not_gone_on_with(base: Path, tmp_path: Path) -
     copy = tmp_path / "base"
     shutil.copytree(base, copy)
     own = recipe(copy, tmp_path / "out")
-    run = RunFolder(own.output, own.model_dump(mode="json"))
+    run = RunFolder(own.output, own.model_dump(mode="json", exclude={*NOT_DECIDING}))
     run.journal.unit(
         "inputs", lambda: {"base model": "another", "train text": "", "held_out text": "", "test text": ""}
     )

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import NumericError
+from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.hookmoe.hooks.closed_form import fit_scale_bias
 from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
 from freemoe.hookmoe.hooks.teacher import divergence, logits_of, teach, top_of
@@ -140,6 +141,9 @@ class Memory:
 
     def drop(self, name: str) -> None:
         self.states.pop(name, None)
+
+    def on_the_way(self, name: str) -> UnitState:
+        return NOT_KEPT
 
 
 @pytest.mark.parametrize("alive", [0, 1, 2, 3])

@@ -150,7 +150,9 @@ def test_another_tokenizer_of_the_same_size() -> None:
     require_base(said, model, edited(lambda said: None))
     with pytest.raises(ArtifactError, match=r"another tokenizer \(its vocabulary, way of splitting text\)"):
         require_base(said, model, edited(swapped))
-    with pytest.raises(ArtifactError, match=r"another tokenizer \(its way of splitting text\)"):
+    with pytest.raises(
+        ArtifactError, match=r"another tokenizer \(its way of splitting text, way of putting text together\)"
+    ):
         require_base(said, model, edited(lambda said: said.update(normalizer={"type": "Lowercase"})))
     other = tiny_tokenizer()
     other.eos_token = "<s>"
