@@ -16,6 +16,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from freemoe.bench.kill.systems import carry_out
+from freemoe.compat.forkserver import stop_forkserver
 from freemoe.core import files
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.run import unit_state
@@ -34,18 +35,17 @@ _SAID = "said.txt"
 def processes() -> Iterator[ForkServerContext]:
     """While open, processes are forked from one that has everything imported and runs on one thread."""
     import multiprocessing
-    from multiprocessing import forkserver
 
     context = multiprocessing.get_context("forkserver")
     before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")}
     # One that runs already may have been started with other threads, or without our modules.
-    forkserver._forkserver._stop()  # pyright: ignore[reportAttributeAccessIssue]
+    stop_forkserver()
     context.set_forkserver_preload(["freemoe.bench.kill.warm"])
     os.environ.update({"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
     try:
         yield context
     finally:
-        forkserver._forkserver._stop()  # pyright: ignore[reportAttributeAccessIssue]
+        stop_forkserver()
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 

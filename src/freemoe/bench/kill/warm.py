@@ -1,7 +1,7 @@
 """Everything that a run imports, for the process that the others are forked from. No number is computed here: no thread starts."""
 
 import sklearn.cluster
-import transformers.models.auto.modeling_auto
+from transformers import AutoModelForCausalLM
 
 import freemoe.domain_experts.build
 import freemoe.hookmoe.trim
@@ -9,7 +9,7 @@ import freemoe.tomoe.convert
 
 READY = (
     sklearn.cluster,
-    transformers.models.auto.modeling_auto,
+    AutoModelForCausalLM,
     freemoe.domain_experts.build,
     freemoe.hookmoe.trim,
     freemoe.tomoe.convert,
