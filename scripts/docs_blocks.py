@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     ROOT / "README.md",
-    ROOT / "recipes" / "README.md",
+    ROOT / "examples" / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted(ROOT.glob("docs/**/*.md")),
 ]

@@ -51,6 +51,11 @@ def script(name: str) -> ModuleType:
 BLOCKS = script("docs_blocks")
 
 
+def test_pages_whose_blocks_run_are_there() -> None:
+    assert [page for page in BLOCKS.PAGES if not page.is_file()] == []
+    assert set(PAGES) < set(BLOCKS.PAGES)
+
+
 def commands_in(guide: Path) -> str:
     """Inline code, and the blocks for a shell."""
     found = [f"`{code}" for code in re.findall(r"`([^`\n]+)`", text_of(guide))]
