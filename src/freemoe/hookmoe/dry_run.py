@@ -20,7 +20,7 @@ def outlook(recipe: TrimRecipe) -> dict[str, Any]:
     Returns:
         Plain data in the order to print it; the last word of a key is its unit.
     """
-    model, text = prepare(recipe)
+    model, _, text = prepare(recipe)
     base = plan_of(model)
     training = recipe.training
     hidden = model.config.get_text_config().hidden_size

@@ -85,8 +85,8 @@ def _some(blocks: Blocks, most: int, seed: int) -> Blocks:
     return blocks.rows(order[:most].sort().values)
 
 
-def prepare(recipe: TrimRecipe) -> tuple[Any, TextParts]:
-    """Load base and text and check what can be checked before anything is trained.
+def prepare(recipe: TrimRecipe) -> tuple[Any, Any, TextParts]:
+    """Load base, tokenizer and text and check what can be checked before anything is trained.
 
     Raises:
         FamilyError: A dense base, or a router whose k does not act.
@@ -103,7 +103,7 @@ def prepare(recipe: TrimRecipe) -> tuple[Any, TextParts]:
     check_asked(model, recipe)
     read_ways(recipe.plan.compare, model)
     probe(model)
-    return model, load_text(recipe, tokenizer)
+    return model, tokenizer, load_text(recipe, tokenizer)
 
 
 def inputs(base_print: str, settings: Mapping[str, Any], text: TextParts) -> dict[str, str]:

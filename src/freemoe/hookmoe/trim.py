@@ -51,7 +51,6 @@ from freemoe.hookmoe.plans.methods import (
 from freemoe.hookmoe.plans.plan import Plan
 from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.identity import IDENTITY, identity
-from freemoe.models.checkpoints.loading import load_tokenizer
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe, dump
 from freemoe.results.trim import TrimResult
@@ -106,8 +105,7 @@ def trim(
 
 def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
     require_place(recipe)
-    model, text = prepare(recipe)
-    tokenizer = load_tokenizer(recipe.model, recipe.revision)
+    model, tokenizer, text = prepare(recipe)
     base_print, settings = fingerprint(model), identity(model, tokenizer)
     run.same_inputs(inputs(base_print, settings, text))
     base = plan_of(model)

@@ -20,7 +20,6 @@ from freemoe.hookmoe.plans.methods import Measure, drop_unit, kl_drop
 from freemoe.hookmoe.plans.plan import Plan, parse_plan
 from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.identity import identity
-from freemoe.models.checkpoints.loading import load_tokenizer
 from freemoe.recipes import TrimRecipe, recipe_from
 
 _STAGE = "drop"
@@ -65,7 +64,6 @@ def _begun_once(recipe: str, output: str) -> tuple[Any, TextParts, Teacher]:
     """Base, text and the full model's answers of this process, made once."""
     read = recipe_from(json.loads(recipe))
     assert isinstance(read, TrimRecipe)
-    model, text = prepare(read)
-    settings = identity(model, load_tokenizer(read.model, read.revision))
-    RunPart(output, "begun").same_inputs(inputs(fingerprint(model), settings, text))
+    model, tokenizer, text = prepare(read)
+    RunPart(output, "begun").same_inputs(inputs(fingerprint(model), identity(model, tokenizer), text))
     return model, text, teach(model, text.held_out, read.training.top, Quiet(), "full model, held-out")

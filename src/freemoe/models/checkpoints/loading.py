@@ -19,13 +19,13 @@ from freemoe.core.plugins import load_model_type
 from freemoe.core.untrusted import is_there, read_json
 from freemoe.hub.fetch import Access, fetch_model
 from freemoe.models.checkpoints.checks.load_report import require_whole
+from freemoe.models.checkpoints.checks.plausible import require_fillable, require_plausible
 from freemoe.models.checkpoints.checks.values import require_sound, require_tokenizer
 from freemoe.models.checkpoints.checks.weight_files import require_plain_files
 from freemoe.models.checkpoints.gguf_header import is_gguf, read_header
 from freemoe.models.checkpoints.identity import PASSAGE
 from freemoe.models.checkpoints.lending import lent_model
 from freemoe.models.checkpoints.placement import Placement, device_map, is_one_device, pick_device, require_memory
-from freemoe.models.checkpoints.plausible import require_fillable, require_plausible
 
 log = logging.getLogger(__name__)
 

@@ -164,10 +164,8 @@ def plans_record(
     from freemoe.evals.evaluation import Subject, under
     from freemoe.hookmoe.compare import calibration_weights, compare_plans, opened, read_ways
     from freemoe.hookmoe.material import prepare
-    from freemoe.models.checkpoints.loading import load_tokenizer
 
-    model, text = prepare(recipe)
-    tokenizer = load_tokenizer(recipe.model, recipe.revision)
+    model, tokenizer, text = prepare(recipe)
     ways = {name: read_ways([_spelled(plan, model)], model)[0] for name, plan in plans.items()}
     weights = calibration_weights(model, list(ways.values()), text.train)
     found: dict[str, Any] = {}

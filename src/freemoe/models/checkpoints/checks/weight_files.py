@@ -6,7 +6,6 @@ Only headers are read, which takes milliseconds whatever the size of the model.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import pickle
@@ -17,13 +16,13 @@ from typing import Any
 
 from freemoe.compat.transformers import is_quantised
 from freemoe.core.errors import DataError, FamilyError
+from freemoe.models.checkpoints.checks.headers import INDEX, SINGLE, named_by, stored_tensors
 from freemoe.models.checkpoints.checks.load_report import tensors
 from freemoe.models.checkpoints.gguf_header import Header, is_gguf, read_header
 from freemoe.models.spec import family_of, find_layers
 
 log = logging.getLogger(__name__)
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 _FLOATS = ("F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16")
@@ -49,8 +48,7 @@ def require_plain_files(source: Any, model: Any, path: Path) -> None:
         _require_used(source, header, model)
         odd = [f"{name}: {kind}" for name, kind in kinds.items() if kind in _GGUF_INTEGERS]
     else:
-        files = _files(path)
-        kinds = _once(source, {file: _header(path / file) for file in files})
+        kinds = _once(source, {file.name: _kinds(source, file) for file in _files(source, path)})
         odd = [f"{name}: {kind}" for name, kind in kinds.items() if kind not in _FLOATS and _is_weight(name, model)]
     if odd and not is_quantised(model):
         raise DataError(
@@ -98,29 +96,27 @@ def _require_used(source: Any, header: Header, model: Any) -> None:
         )
 
 
-def _files(folder: Path) -> list[str]:
+def _files(source: Any, folder: Path) -> list[Path]:
     """The weight files that transformers reads of a folder, in its order of preference."""
     for single, index in ((SINGLE, INDEX), (PICKLED, PICKLED_INDEX)):
+        if (folder / single).is_file() and (folder / index).is_file():
+            log.warning(
+                "%s holds both %s and %s; the first is read. If that is an older model, remove it.",
+                folder,
+                single,
+                index,
+            )
         if (folder / single).is_file():
-            if (folder / index).is_file():
-                log.warning(
-                    "%s holds both %s and %s; the first is read. If that is an older model, remove it.",
-                    folder,
-                    single,
-                    index,
-                )
-            return [single]
+            return [folder / single]
         if (folder / index).is_file():
-            return sorted(set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()))
+            return named_by(source, folder / index)
     return []
 
 
-def _header(path: Path) -> dict[str, str]:
+def _kinds(source: Any, path: Path) -> dict[str, str]:
     """Tensor -> name of its type."""
     if path.suffix == ".safetensors":
-        with path.open("rb") as stream:
-            said = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        return {name: entry["dtype"] for name, entry in said.items() if name != "__metadata__"}
+        return {name: tensor.kind for name, tensor in stored_tensors(source, path).items()}
     import torch
 
     try:

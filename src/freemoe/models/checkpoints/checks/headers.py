@@ -1,0 +1,107 @@
+"""The weight files of a folder, and what they say in their headers; no weight is read.
+
+The format is that of https://huggingface.co/docs/safetensors: the header's length in 8 bytes, the header as JSON, the tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from freemoe.core.errors import DataError
+from freemoe.core.untrusted import parse_json, read_json, require_file
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+MOST_HEADER = 100_000_000
+"""Bytes of the header of a weight file; what the format's own reader allows."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a file.
+
+    Attributes:
+        kind: Name of its type, as the file has it.
+        numbers: How many there are.
+    """
+
+    kind: str
+    numbers: int
+
+
+def shards_of(source: Any, folder: Path) -> list[Path]:
+    """The safetensors files of a folder: the single one, or those that its index names, or whatever lies there.
+
+    Args:
+        source: What was asked for, for the message.
+        folder: Of the model.
+
+    Raises:
+        DataError: An index that cannot be followed.
+    """
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    return named_by(source, folder / INDEX) if (folder / INDEX).is_file() else sorted(folder.glob("*.safetensors"))
+
+
+def named_by(source: Any, index: Path) -> list[Path]:
+    """The files that an index names, which lie beside it.
+
+    Args:
+        source: What was asked for, for the message.
+        index: The index.
+
+    Raises:
+        DataError: It names no file, one elsewhere, or one that is not there.
+    """
+    held = read_json(index)
+    places = held.get("weight_map") if isinstance(held, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise damaged(source, f"{index.name} has no weight_map that says where each tensor is")
+    names = sorted(set(places.values()))
+    for name in names:
+        if Path(name).name != name:
+            raise damaged(source, f"{index.name} names {name!r:.80}, which is outside of the folder")
+        if not (index.parent / name).is_file():
+            raise damaged(source, f"{index.name} names {name!r:.80}, which is not there")
+    return [index.parent / name for name in names]
+
+
+def stored_tensors(source: Any, path: Path) -> dict[str, Stored]:
+    """What a safetensors file says of its tensors.
+
+    Args:
+        source: What was asked for, for the message.
+        path: The file.
+
+    Raises:
+        DataError: No such header, or a file that is shorter or longer than it says.
+    """
+    size = require_file(path)
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, MOST_HEADER):
+            raise damaged(source, f"{path.name} has {size:,} bytes and announces a header of {length:,}")
+        raw = stream.read(length)
+    try:
+        held = parse_json(raw.decode(), f"the header of {path.name}")
+        held.pop("__metadata__", None)
+        tensors = {name: Stored(entry["dtype"], math.prod(entry["shape"])) for name, entry in held.items()}
+        end = max([entry["data_offsets"][1] for entry in held.values()], default=0)
+        sizes = [tensor.numbers for tensor in tensors.values()]
+        whole = bool(size == 8 + length + end and all(isinstance(n, int) and n >= 0 for n in sizes))
+    except (AttributeError, KeyError, TypeError, IndexError, ValueError) as error:
+        raise damaged(
+            source, f"the header of {path.name} cannot be read ({type(error).__name__}: {error!s:.200})"
+        ) from None
+    if not whole:
+        raise damaged(source, f"{path.name} was cut short, or is longer than its header says")
+    return tensors
+
+
+def damaged(source: Any, what: str) -> DataError:
+    """The error of a model whose files are not as they must be."""
+    return DataError(f"The base model {str(source)!r:.200} could not be loaded: {what}. Copy the model again.")
