@@ -26,8 +26,7 @@ def test_processes_share_the_threads_unless_they_are_told_theirs() -> None:
 
     pool = executor_of(recipe(place="local:3", threads=2, unit_seconds=60))
     assert isinstance(pool, Processes)
-    # A recipe that says its threads sets them itself.
-    assert (pool.count, pool.threads, pool.limit) == (3, None, 60)
+    assert (pool.count, pool.threads, pool.limit) == (3, 2, 60)
     pool = executor_of(recipe(workers=2))
     assert isinstance(pool, Processes)
     assert (pool.count, pool.threads) == (2, max(1, torch.get_num_threads() // 2))

@@ -76,7 +76,7 @@ def pool(
 
     own = threads or max(1, torch.get_num_threads() // (place.workers or 1))
     if not place.ray:
-        return Processes(place.workers or 1, None if threads else own, limit)
+        return Processes(place.workers or 1, own, limit)
     from freemoe.distributed.ray_pool import RayPool
 
     accelerator = str(device).startswith("cuda") or (device in ("auto", "split") and torch.cuda.is_available())

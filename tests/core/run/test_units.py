@@ -53,6 +53,16 @@ def test_in_the_order_in_which_they_are_finished(two: Processes) -> None:
     assert [u.name for u, _ in two.run(units)] == ["quick 2", "quick 3", "slow"]
 
 
+def test_fewer_than_there_are_workers_may_be_asked_for(two: Processes) -> None:
+    units = [unit(f"u{n}", "calls", number=n) for n in range(4)]
+    list(two.run(units))
+    two.count = 1
+    try:
+        assert len({found[0] for _, found in two.run(units)}) == 1
+    finally:
+        two.count = 2
+
+
 def test_a_process_is_used_again_and_has_the_threads_it_was_told(two: Processes) -> None:
     first, second = (dict(results(two, [unit("u", "calls", number=n)]))["u"] for n in range(2))
     assert first[0] == second[0] != os.getpid()

@@ -145,7 +145,8 @@ class Pool(ABC):
                 self._idle.append(worker)
             else:
                 self._starting[worker] = time.monotonic()
-        while waiting and self._idle:
+        # The number may have been made smaller since they were started.
+        while waiting and self._idle and len(busy) < self.count:
             worker = self._idle.pop()
             busy[worker] = _Begun(waiting.popleft(), time.monotonic())
             worker.send(busy[worker].unit)
