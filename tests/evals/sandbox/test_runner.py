@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from freemoe.core.errors import SandboxError
-from freemoe.evals.sandbox import runner
+from freemoe.evals.sandbox import process, runner
 from freemoe.evals.sandbox.process import run_inside
 from freemoe.evals.sandbox.runner import WALLS, pass_at_k, require_permission, run_tests
 from freemoe.evals.sandbox.usage import below
@@ -93,6 +93,13 @@ def test_the_fence(program, what):
     result = run_tests(program)
     assert result.status == "failed"
     assert what in result.detail
+
+
+@needs_namespaces
+def test_many_processes_are_seen_before_the_next_look_at_their_memory(monkeypatch):
+    monkeypatch.setattr(process, "STEP", 60.0)
+    result = run_tests("import os, time\nfor _ in range(90):\n    if not os.fork(): break\ntime.sleep(30)", timeout=25)
+    assert (result.status, result.detail) == ("killed", "more than 64 processes")
 
 
 @needs_namespaces

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from freemoe.assets import demo_model_path
 from freemoe.core.errors import DataError, RecipeError
-from freemoe.models.checkpoints.loading import load_base, load_config, load_tokenizer
 from freemoe.models.checkpoints.checks.plausible import require_fillable, require_plausible
+from freemoe.models.checkpoints.loading import load_base, load_config, load_tokenizer
 
 Change = Callable[[Path], Any]
 

@@ -19,6 +19,7 @@ from freemoe.evals.sandbox.usage import below, held, resident
 from freemoe.evals.sandbox.walls import DISK, FILES, PROCESSES
 from freemoe.evals.sandbox.walls.bubblewrap import command, found
 from freemoe.evals.sandbox.walls.closed import memory_closed
+from freemoe.evals.sandbox.walls.limits import tasks
 from freemoe.evals.sandbox.walls.reads import readable
 
 CHILD = Path(__file__).with_name("child.py")
@@ -27,6 +28,8 @@ MESSAGE = 8192
 """Bytes of the child's words that are read."""
 STEP = 0.1
 """Seconds between two looks at what all its processes use together."""
+TICK = 0.01
+"""Seconds between two looks at how many processes the machine has."""
 
 
 @dataclass(frozen=True)
@@ -112,23 +115,27 @@ def _start(text: str, arguments: list[str], walls: tuple[str, ...], folder: str,
 def _watch(child: subprocess.Popen, reading: int, folder: str, seconds: float, memory: int) -> Ended:
     """Read what the child says until it ends or has to be ended."""
     deadline, said, why, open_ = time.monotonic() + seconds, b"", "", True
+    begun, look = tasks(), time.monotonic() + STEP
     try:
         while child.poll() is None and not why:
             left = deadline - time.monotonic()
             if left <= 0:
                 why = "time"
-            elif open_ and select.select([reading], [], [], min(STEP, left))[0]:
+            elif open_ and select.select([reading], [], [], min(TICK, left))[0]:
                 part = os.read(reading, MESSAGE - len(said)) if len(said) < MESSAGE else b""
                 said += part
                 open_ = bool(part)
                 if not open_:
                     # The end of all that is said: it ends now, or was closed by the program.
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        child.wait(min(STEP, left))
+                        child.wait(min(TICK, left))
             else:
                 if not open_:
-                    time.sleep(min(STEP, left))
-                why = _too_much(child.pid, folder, memory)
+                    time.sleep(min(TICK, left))
+                # Processes that make processes are thousands before the next look: their number is asked for at every tick.
+                if time.monotonic() >= look or tasks() > begun + PROCESSES:
+                    why = _too_much(child.pid, folder, memory)
+                    look = time.monotonic() + STEP
     finally:
         _end(child)
     os.set_blocking(reading, False)
