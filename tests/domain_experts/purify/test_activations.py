@@ -196,3 +196,14 @@ def test_a_container_leaves_less_than_the_machine(tmp_path: Path) -> None:
     assert memory._left_in_container(tmp_path) == []
     (tmp_path / "memory.max").write_text("100\n")
     assert memory._left_in_container(tmp_path) == [30]
+
+
+def test_a_pass_for_masks_alone_may_be_a_process_s_first() -> None:
+    """As where a killed training of units goes on: what measures the model must not be measured itself."""
+    model = wide()
+    assert not activations.is_measured(model)
+    with gradients.gradients_to(model, [], lambda *_: None, checkpointing="auto"):
+        assert not any(p.requires_grad for p in model.parameters())
+        model(input_ids=batch(2, 40).ids)
+    assert bytes_per_token(model) == bytes_per_token(wide())
+    assert {id(p) for p in model.parameters() if p.requires_grad} == {id(w.parameter) for w in find_weights(model)}

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -100,7 +100,7 @@ def write_case(case: Case, folder: Path) -> Path:
     """Keep a case as a file that `read_case` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{case.name}.json"
-    write_atomic(path, (json.dumps(asdict(case), indent=1) + "\n").encode())
+    write_atomic(path, (json.dumps(vars(case), indent=1) + "\n").encode())
     return path
 
 

@@ -84,7 +84,7 @@ class Worker:
         process = self._process or self._start()
         assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps(asdict(case)) + "\n")
+            process.stdin.write(json.dumps(vars(case)) + "\n")
             process.stdin.flush()
             # The first case of a kind waits for what it needs to be loaded.
             line = self._lines.get(timeout=CROWDED * self.patience + _GRACE + (_START if first else 0))
@@ -166,7 +166,7 @@ def run(settings: Settings) -> Outcome:
             f"{by_ending['accepted']} accepted, {by_ending['refused']} refused",
         ),
     )
-    bad = [{"case": asdict(case), **asdict(verdict)} for case, verdict in found if not verdict.good]
+    bad = [{"case": vars(case), **asdict(verdict)} for case, verdict in found if not verdict.good]
     slowest = sorted(found, key=lambda one: -one[1].seconds)[:5]
     details = {
         "by_kind": {kind: dict(Counter(v.ending for c, v in found if c.kind == kind)) for kind in kinds},

@@ -56,6 +56,11 @@ def bytes_per_token(model: Any, length: int = _SAMPLE) -> float:
     return found + _eager(model) * max(0, length - _SAMPLE)
 
 
+def is_measured(model: Any) -> bool:
+    """Whether `bytes_per_token` knows its answer."""
+    return model.dtype in _KNOWN.get(model, {})
+
+
 def _bound(model: nn.Module) -> float:
     """Bytes per token that are hardly ever reached: inputs and outputs of every matrix, several times."""
     return sum(_SAFETY * p.element_size() * sum(p.shape[-2:]) for p in model.parameters() if p.ndim > 1)

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import NumericError
-from freemoe.domain_experts.purify.activations import bytes_per_token, fits, parts
+from freemoe.domain_experts.purify.activations import bytes_per_token, fits, is_measured, parts
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.purify.strongest import strongest
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.models.hooks import accumulated
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.spec import family_of, find_layers
-from freemoe.models.weights import Weight
+from freemoe.models.weights import Weight, find_weights
 
 # Leaders that even a small matrix remembers: it may hold all of a small cut.
 _FEWEST = 1024
@@ -52,6 +52,8 @@ def gradients_to(
         checkpointing: Whether layers forget their activations and make them again in the backward pass; ``"auto"``: in
             passes whose activations would not fit into half of the free memory.
     """
+    if not is_measured(model):
+        measure(model)
     before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
 
     def hook(parameter: Tensor, weight: Weight) -> None:
@@ -68,9 +70,6 @@ def gradients_to(
             for weight in weights:
                 weight.parameter.requires_grad_(True)
                 stack.enter_context(accumulated(weight.parameter, partial(hook, weight=weight)))
-            if weights:
-                # Measured before layers forget what they keep.
-                bytes_per_token(model)
             if checkpointing:
                 stack.enter_context(_checkpointed_layers(model, checkpointing is True))
             yield
@@ -78,6 +77,20 @@ def gradients_to(
             for p, flag, grad in before:
                 p.requires_grad_(flag)
                 p.grad = grad
+
+
+def measure(model: nn.Module) -> None:
+    """Let it be known what a token's activations take: with gradients for all weights, and before layers forget what they keep."""
+    asked = [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        for p, _ in asked:
+            p.requires_grad_(False)
+        for weight in find_weights(model):
+            weight.parameter.requires_grad_(True)
+        bytes_per_token(model)
+    finally:
+        for p, flag in asked:
+            p.requires_grad_(flag)
 
 
 @contextlib.contextmanager

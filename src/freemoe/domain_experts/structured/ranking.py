@@ -19,13 +19,12 @@ from torch import Tensor, nn
 
 from freemoe.core.errors import NumericError
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.domain_experts.purify.activations import bytes_per_token, parts
+from freemoe.domain_experts.purify.activations import parts
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.purify.gradients import gradients_to
 from freemoe.domain_experts.structured.masks import masked, ones
 from freemoe.domain_experts.structured.units import LayerUnits, Units
 from freemoe.models.hooks import before, on_gradient
-from freemoe.models.weights import find_weights
 from freemoe.training.states import State, packed, unpacked
 
 
@@ -72,9 +71,6 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch], kept: UnitSt
     Raises:
         NumericError: When a loss or gradient is NaN or infinite.
     """
-    with gradients_to(model, find_weights(model), lambda *_: None, checkpointing=False):
-        # Measured once per model, before a pass asks for it: inside masks alone it would come out too small.
-        bytes_per_token(model)
     device = units.layers[0].parts[0].weight.device
     masks = {n: m.requires_grad_() for n, m in ones(units, device).items()}
     tokens = sum(b.answer_tokens for b in batches)
