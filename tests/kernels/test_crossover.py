@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from freemoe.kernels import crossover
-from freemoe.kernels.crossover import Crossover, cache_file, default_crossover, known_crossover, measure_crossover
+from freemoe.kernels.crossover import Crossover, default_crossover, known_crossover, measure_crossover
 from freemoe.kernels.experts import Plan
+from freemoe.kernels.measured import cache_file
 from tests.kernels.test_experts import NEURONS, layer
 
 
@@ -41,7 +42,7 @@ def test_a_measurement_is_kept_by_shape(monkeypatch: pytest.MonkeyPatch) -> None
         tokens = ways[-1]().shape[0]
         return [1.0 if tokens < 32 else 3.0, 2.0, 0.5 if tokens >= 128 else 4.0][-len(ways) :]
 
-    monkeypatch.setattr(crossover, "_fastest", fastest)
+    monkeypatch.setattr(crossover, "fastest", fastest)
     monkeypatch.setattr(crossover, "can_read_rows", lambda x, weights: True)
     found = measure_crossover(*shape())
     assert found == Crossover(grouped=128, few=32)

@@ -21,18 +21,13 @@ from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.threads import Threads, require_threads
 from freemoe.domain_experts.expert import Expert, read_experts
 from freemoe.domain_experts.hosting.batches import (
-    FORWARD_ALONE,
-    GENERATE_ALONE,
     batch_size,
-    groups,
-    joined,
+    given,
     left_padded,
-    require_one_expert,
-    special_tokens,
-    take,
     with_positions,
 )
 from freemoe.domain_experts.hosting.host import ExpertHost, alone
+from freemoe.domain_experts.hosting.several import Several, forward_several, generate_several, require_strategy
 from freemoe.domain_experts.hosting.standing import untouched
 from freemoe.domain_experts.hosting.streaming import TextStream, stream
 from freemoe.domain_experts.hosting.summary import measured
@@ -213,57 +208,61 @@ class FreeMoE(ExpertHost, Shipped):
     # ------------------------------------------------------------- like the HF model
 
     @alone
-    def forward(self, input_ids: Tensor | None = None, *, expert: Any = None, **inputs: Any) -> Any:
-        """The base's forward under an expert; sequences of different experts are run group by group.
+    def forward(
+        self, input_ids: Tensor | None = None, *, expert: Any = None, strategy: Several = "auto", **inputs: Any
+    ) -> Any:
+        """The base's forward under an expert, or under one per sequence.
 
         Without position ids, tokens are counted from each sequence's first one, also after padding at the left.
 
+        Args:
+            input_ids: ``(B, L)``.
+            expert: See `FreeMoE`.
+            strategy: How several experts are run: ``fused`` and ``scratch`` in one forward pass without gradients (`mixed`),
+                ``grouped`` in one per expert, ``swap`` in one per sequence; ``auto`` picks the quickest that is possible.
+            inputs: What else the base's forward takes.
+
         Raises:
-            DataError: Several experts, and an input that needs one.
+            RecipeError: Another strategy.
+            DataError: Several experts, and an input that needs one, or a base or an expert that cannot be mixed.
         """
+        require_strategy(strategy)
         inputs = with_positions(self.model, {"input_ids": input_ids, **inputs})
         names = self._names(expert, inputs)
         if isinstance(names, str):
             with self.expert(names):
                 return self.model(**inputs)
-        require_one_expert(inputs, FORWARD_ALONE, len(set(names)))
-        parts: list[tuple[list[int], Tensor]] = []
-        for name, rows in groups(names):
-            with self.expert(name):
-                out = self.model(**{**take(inputs, rows, len(names)), "use_cache": False})
-            parts.append((rows, out.logits))
-        logits = torch.cat([part for _, part in parts])
-        order = torch.tensor([row for rows, _ in parts for row in rows], device=logits.device)
-        logits = logits[order.argsort()]
-        from transformers.modeling_outputs import CausalLMOutputWithPast
-
-        return CausalLMOutputWithPast(logits=logits)  # type: ignore[arg-type]
+        return forward_several(self, inputs, names, strategy)
 
     @alone
     @torch.no_grad()
-    def generate(self, input_ids: Tensor | None = None, *, expert: Any = None, **inputs: Any) -> Any:
-        """The base's generate under an expert; the prompt's expert stays for the whole sequence.
+    def generate(
+        self, input_ids: Tensor | None = None, *, expert: Any = None, strategy: Several = "auto", **inputs: Any
+    ) -> Any:
+        """The base's generate under an expert, or under one per sequence; it stays for the whole sequence.
 
         Padding at the right is moved to the left, so that new tokens follow their prompt: they begin at ``input_ids.shape[1]``.
 
+        Args:
+            input_ids: ``(B, L)``.
+            expert: See `FreeMoE`.
+            strategy: As in `forward`; ``fused`` and ``scratch`` are one call of the base's generate, with one cache.
+            inputs: What else the base's generate takes.
+
         Raises:
-            DataError: Several experts, and an input that needs one; or they end at different lengths without a padding token.
+            RecipeError: Another strategy.
+            DataError: Several experts, and an input that needs one, or a base or an expert that cannot be mixed; or calls of
+                their own end at different lengths without a padding token.
         """
+        require_strategy(strategy)
         if input_ids is None:
             input_ids = inputs.pop("inputs", None)
         inputs = left_padded(self.model, {"input_ids": input_ids, **inputs})
         names = self._names(expert, inputs)
         if isinstance(names, str):
             with self.expert(names):
-                return self.model.generate(**_given(inputs))
-        asked = {**vars(inputs.get("generation_config") or self.model.generation_config), **_given(inputs)}
-        require_one_expert(asked, GENERATE_ALONE, len(set(names)))
-        pad, ends = special_tokens(self.model, inputs)
-        outs: list[tuple[list[int], Tensor]] = []
-        for name, rows in groups(names):
-            with self.expert(name):
-                outs.append((rows, self.model.generate(**_given(take(inputs, rows, len(names))))))
-        return joined(outs, pad if pad is not None else next(iter(ends), None))
+                return self.model.generate(**given(inputs))
+        return generate_several(self, given(inputs), names, strategy)
 
     @overload
     def generate_text(
@@ -387,8 +386,3 @@ def _named(places: tuple[Any, ...], base: Any, artefact: Any) -> tuple[Any, Any]
             "FreeMoE.from_pretrained(artefact), or FreeMoE.from_pretrained(base, artefact)."
         )
     return base, artefact
-
-
-def _given(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Inputs that are there: generate takes no ids of None."""
-    return {k: v for k, v in inputs.items() if v is not None}

@@ -3,25 +3,19 @@
 Few tokens are multiplied by the rows that they use, many are sorted by expert; between the two, where an expert has most of
 the neurons, the whole MLP with a mask is the quickest.
 
-What is measured is kept in ``$FREEMOE_CACHE/crossovers.json`` (else ``~/.cache/freemoe``), by processor, threads, type
-and shape.
+What is measured is kept by `measured`, by type and shape.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import platform
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from freemoe.kernels.experts import Plan, Weights, can_read_rows, few, grouped, masked
+from freemoe.kernels.measured import fastest, keep, known, machine_key
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 """Token counts that are tried."""
@@ -49,39 +43,15 @@ def default_crossover(plan: Plan) -> Crossover:
     return Crossover(few=256 if widest <= _NARROW * plan.neurons else 64)
 
 
-def cache_file() -> Path:
-    """Where measured crossovers are kept."""
-    # As `core.files.cache_folder`, which a converted model that is loaded without freemoe does not have.
-    own = os.environ.get("FREEMOE_CACHE")
-    folder = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "freemoe"
-    return folder.expanduser() / "crossovers.json"
-
-
 def _key(weights: Weights, plan: Plan) -> str:
     shape = "x".join(str(n) for n in (*weights.up.shape, len(plan.rows), max(len(r) for r in plan.rows)))
     kind = str(weights.up.dtype).removeprefix("torch.")
-    return f"{platform.machine()} {_processor()} {torch.get_num_threads()} threads {kind} {shape}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
-def _known() -> dict[str, dict[str, int]]:
-    try:
-        found = json.loads(cache_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return machine_key(f"{kind} {shape}")
 
 
 def known_crossover(weights: Weights, plan: Plan) -> Crossover:
     """What was measured for this machine and shape, or the default."""
-    found = _known().get(_key(weights, plan))
+    found = known(_key(weights, plan))
     # One of another version lacks something, or has more.
     if not isinstance(found, dict) or set(found) != {field.name for field in fields(Crossover)}:
         return default_crossover(plan)
@@ -110,8 +80,8 @@ def measure_crossover(weights: Weights, plan: Plan, repeats: int = 3) -> Crossov
             lambda: grouped(x, expert, weights, plan),
         ]
         if can_read_rows(x, weights):
-            return _fastest((lambda: few(x, expert, weights, plan), *ways), repeats)
-        return [float("inf"), *_fastest(tuple(ways), repeats)]
+            return fastest((lambda: few(x, expert, weights, plan), *ways), repeats)
+        return [float("inf"), *fastest(tuple(ways), repeats)]
 
     timed = {tokens: seconds(tokens) for tokens in SIZES}
     rows_end = next((tokens for tokens in SIZES if timed[tokens][0] > timed[tokens][1]), 2 * SIZES[-1])
@@ -121,32 +91,5 @@ def measure_crossover(weights: Weights, plan: Plan, repeats: int = 3) -> Crossov
             break
         best = tokens
     found = Crossover(grouped=best, few=min(rows_end, best))
-    _keep(_key(weights, plan), found)
+    keep(_key(weights, plan), asdict(found))
     return found
-
-
-def _fastest(ways: tuple[Callable[[], Tensor], ...], repeats: int) -> list[float]:
-    """Seconds of each way, in turns; of one thread the processor's, which others on the machine do not lengthen."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    seconds = [float("inf")] * len(ways)
-    for way in ways:
-        way()
-    for _ in range(repeats):
-        for number, way in enumerate(ways):
-            began = clock()
-            way()
-            seconds[number] = min(seconds[number], clock() - began)
-    return seconds
-
-
-def _keep(key: str, found: Crossover) -> None:
-    """Write the file anew; where that cannot be done, the answer is measured again next time."""
-    path = cache_file()
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(_known() | {key: asdict(found)}, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()

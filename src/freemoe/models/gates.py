@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freemoe.models.hooks import instead
 from freemoe.models.mask import Mask
 from freemoe.models.weights import Routing, Weight
 
@@ -54,14 +55,8 @@ class _Narrowed:
 @contextmanager
 def narrowed(gate: Any, mask: Tensor) -> Iterator[None]:
     """Inside, a router leaves out the experts at 0 of ``mask`` ``(experts,)`` and scales the others; it nests."""
-    before = gate.__dict__.get("forward")
-    gate.forward = _Narrowed(gate, mask)
-    try:
+    with instead(gate, _Narrowed(gate, mask)):
         yield
-    finally:
-        del gate.forward
-        if before is not None:
-            gate.forward = before
 
 
 @contextmanager

@@ -100,6 +100,19 @@ def resting(module: nn.Module, *, inputs: bool = True) -> Iterator[None]:
         module.__dict__.update(standing)
 
 
+@contextmanager
+def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """While open, a module calls ``forward`` instead of its own; its hooks are called as before. It nests."""
+    before = module.__dict__.get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether any hook stands on a module, of whatever kind and by whomever."""
     others = (module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)

@@ -44,6 +44,11 @@ def take(inputs: dict[str, Any], rows: list[int], size: int) -> dict[str, Any]:
     }
 
 
+def given(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Inputs that are there: generate takes no ids of None."""
+    return {k: v for k, v in inputs.items() if v is not None}
+
+
 def batch_size(inputs: dict[str, Any]) -> int:
     """Sequences of a batch of ids or of embeddings; 0 where there is neither."""
     return next((len(v) for k in ("input_ids", "inputs_embeds") if (v := inputs.get(k)) is not None), 0)
@@ -157,5 +162,5 @@ def require_one_expert(inputs: dict[str, Any], refused: dict[str, Any], experts:
     if wrong:
         raise DataError(
             f"This batch has {experts} experts, and {', '.join(wrong)} needs one: call it once per expert, with that expert's "
-            "sequences alone."
+            "sequences alone, or with strategy='fused' in one pass."
         )

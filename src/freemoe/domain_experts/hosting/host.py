@@ -18,7 +18,9 @@ from freemoe.core.registry import unknown_name
 from freemoe.core.threads import Threads, require_threads, turn_of
 from freemoe.domain_experts.expert import Expert, read_experts, require_zeros_say
 from freemoe.domain_experts.hosting.combining import combine, combined_mask, label, parse
-from freemoe.domain_experts.hosting.standing import Host, standing_of
+from freemoe.domain_experts.hosting.conversion import require_same_values
+from freemoe.domain_experts.hosting.mixing import MixingHost
+from freemoe.domain_experts.hosting.standing import standing_of
 from freemoe.domain_experts.hosting.summary import as_table, expert_row, measured
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.hub.fetch import fetch_artefact
@@ -26,6 +28,7 @@ from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
 from freemoe.models.gates import left_out
 from freemoe.models.mask import Mask
+from freemoe.models.mixed.board import MixedBoard
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.switching import switch_off
 from freemoe.models.weights import find_weights
@@ -45,7 +48,7 @@ def alone(call: Call) -> Call:
     return cast("Call", inside)
 
 
-class ExpertHost(torch.nn.Module, Host):
+class ExpertHost(torch.nn.Module, MixingHost):
     """A base model with its experts, one of them or none switched in.
 
     Wherever a name is expected, ``a+b`` is the union of two experts (what is off in either) and ``a&b`` their intersection.
@@ -75,6 +78,7 @@ class ExpertHost(torch.nn.Module, Host):
         """Begin anew with the base's weights, where they are now; the base must be switched in."""
         self._weights = find_weights(self.model)
         self._board = Switchboard(self._weights)
+        self._mixed_board = MixedBoard(self._weights)
 
     # ------------------------------------------------------------------ names
 
@@ -371,28 +375,8 @@ class ExpertHost(torch.nn.Module, Host):
         Raises:
             DataError: The base's values would be rounded.
         """
-        _require_same_values(self.model, fn)
+        require_same_values(self.model, fn)
         with self.expert(BASE):
             super()._apply(fn, recurse)
             self._on_board()
         return self
-
-
-def _require_same_values(model: Any, fn: Callable[[Tensor], Tensor]) -> None:
-    """Raise where a conversion rounds a base: experts are bound to its values, and bands are rankings of them."""
-    types: dict[torch.dtype, torch.dtype] = {}
-    for name, parameter in model.named_parameters():
-        old = parameter.dtype
-        if not parameter.is_floating_point() or parameter.is_meta:
-            continue
-        if old not in types:
-            types[old] = fn(torch.empty(0, dtype=old, device=parameter.device)).dtype
-        new = types[old]
-        if new == old or torch.equal(parameter, parameter.to(new).to(old)):
-            continue
-        said = [str(t).removeprefix("torch.") for t in (new, old)]
-        raise DataError(
-            f"As {said[0]} the base's values would be rounded (the first is of {name!r}), and its experts are bound to the "
-            f"values that they were chosen on. Keep it in {said[1]}; or build experts on the base in {said[0]} (freemoe build "
-            f"--dtype {said[0]}); or take one expert along as a plain model: merge_and_unload(NAME).to(torch.{said[0]})."
-        )

@@ -83,6 +83,10 @@ class Standing:
                 self._blocks.remove(block)
             self._settle()
 
+    def rules(self, block: Block) -> bool:
+        """Whether a block is the innermost, and has the base in the weights."""
+        return bool(self._blocks) and self._blocks[-1] is block and block.name == BASE
+
     def set(self, host: Host, name: str) -> None:
         """Use an expert until told otherwise, or until the host's innermost block ends; on an error all is as before."""
         with self._lock:

@@ -1,0 +1,86 @@
+"""Several experts in one forward pass: who has the base meanwhile, and which experts the passes know."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from freemoe.domain_experts.hosting.standing import Host, standing_of
+from freemoe.evals.engine.answering import BASE
+from freemoe.models.mask import Mask
+from freemoe.models.mixed.board import MixedBoard
+from freemoe.models.mixed.cost import measure_costs
+from freemoe.models.mixed.running import Mixed, Strategy, running
+from freemoe.models.weights import Weight
+
+
+class MixingHost(Host):
+    """A host whose batches may hold sequences of several experts.
+
+    Attributes:
+        model: The base.
+    """
+
+    model: Any
+    _mixed_board: MixedBoard
+
+    def expert(self, name: str | None) -> AbstractContextManager[Any]:
+        """Use an expert inside a ``with`` block."""
+        raise NotImplementedError
+
+    def expert_mask(self, name: str) -> Mask:
+        """Weights that an expert switches off."""
+        raise NotImplementedError
+
+    @contextmanager
+    def mixed(self, strategy: Strategy = "auto") -> Iterator[Mixed]:
+        """Let the sequences of one batch act under experts of their own, in one forward pass of ``self.model``.
+
+        What the block yields says by ``assign(names)`` which sequence is whose; nothing is switched in place. The block has the
+        base for this thread, gradients are off, and a block or an expert that is opened inside it rules until it ends.
+
+        Args:
+            strategy: ``fused``, ``scratch`` or ``auto``; see `models.mixed.running.Mixed`.
+
+        Raises:
+            RecipeError: Another strategy.
+            DataError: The base has weights that are not in memory.
+        """
+        with self.expert(BASE):
+            standing = standing_of(self.model)
+            block = standing.open(self, BASE)
+            try:
+                with running(
+                    self.model,
+                    self._mixed_board,
+                    mask_of=self.expert_mask,
+                    strategy=strategy,
+                    rules=functools.partial(standing.rules, block),
+                ) as run:
+                    yield run
+            finally:
+                standing.close(block)
+
+    def mixable(self) -> list[Weight]:
+        """The weights that a mixed batch could have off."""
+        return [weight for weight in self._mixed_board.weights.values() if not weight.fused]
+
+    def mixed_bytes(self, name: str) -> int:
+        """Memory that mixed batches hold for an expert, in bytes; 0 before its first use."""
+        return self._mixed_board.held_bytes(name)
+
+    def measure_mixed(self, repeats: int = 3) -> dict[str, dict[str, int]]:
+        """Time all ways of running several experts on this machine, for every shape of the base's weights.
+
+        The answers are kept for ``strategy="auto"``, by processor, threads, type and shape.
+
+        Args:
+            repeats: How often each way is timed.
+
+        Returns:
+            Shape and type -> see `models.mixed.cost.Cost`.
+        """
+        with self.expert(BASE):
+            return measure_costs(self.mixable(), repeats)

@@ -1,0 +1,108 @@
+"""A batch whose sequences belong to several experts, run by one strategy or another; all give equal answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from freemoe.core.errors import DataError, RecipeError
+from freemoe.domain_experts.hosting.batches import (
+    FORWARD_ALONE,
+    GENERATE_ALONE,
+    batch_size,
+    groups,
+    joined,
+    require_one_expert,
+    special_tokens,
+    take,
+)
+from freemoe.domain_experts.hosting.mixing import MixingHost
+from freemoe.models.mixed.cost import worth_mixing
+from freemoe.models.mixed.running import Strategy
+
+Several = Literal["auto", "swap", "grouped", "scratch", "fused"]
+STRATEGIES: tuple[Several, ...] = ("auto", "swap", "grouped", "scratch", "fused")
+"""How a batch of several experts is run."""
+
+
+def require_strategy(strategy: str) -> None:
+    """Raise unless there is such a strategy.
+
+    Raises:
+        RecipeError: With those that there are.
+    """
+    if strategy not in STRATEGIES:
+        raise RecipeError(f"Unknown strategy {strategy!r} for several experts. Allowed: {', '.join(STRATEGIES)}.")
+
+
+@contextmanager
+def _open(host: MixingHost, names: Sequence[str], strategy: Several, rows: int) -> Iterator[bool]:
+    """Inside, one forward pass runs all experts if this is True; else each has to be run by itself."""
+    with ExitStack() as stack:
+        mixing = strategy not in ("swap", "grouped")
+        if strategy == "auto":
+            mixing = worth_mixing(host.mixable(), rows)
+        if mixing:
+            try:
+                stack.enter_context(host.mixed(cast("Strategy", strategy))).assign(names)
+            except DataError:
+                stack.close()
+                if strategy != "auto":
+                    raise
+                mixing = False
+        yield mixing
+
+
+def _parts(names: Sequence[str], strategy: Several) -> list[tuple[str, list[int]]]:
+    """Which sequences are run together, where experts are not."""
+    return [(name, [row]) for row, name in enumerate(names)] if strategy == "swap" else groups(names)
+
+
+def forward_several(host: MixingHost, inputs: dict[str, Any], names: Sequence[str], strategy: Several) -> Any:
+    """A base's forward, every sequence under its own expert.
+
+    Args:
+        host: The experts.
+        inputs: Of the base's forward.
+        names: One expert per sequence.
+        strategy: One of `STRATEGIES`.
+
+    Raises:
+        DataError: A base or an expert that cannot be mixed; or an input that works for one expert only, where each is run by
+            itself.
+    """
+    size = next(v.shape[:2].numel() for k in ("input_ids", "inputs_embeds") if (v := inputs.get(k)) is not None)
+    with _open(host, names, strategy, size) as mixing:
+        if mixing:
+            return host.model(**inputs)
+    require_one_expert(inputs, FORWARD_ALONE, len(set(names)))
+    parts: list[tuple[list[int], Tensor]] = []
+    for name, rows in _parts(names, strategy):
+        with host.expert(name):
+            out = host.model(**{**take(inputs, rows, len(names)), "use_cache": False})
+        parts.append((rows, out.logits))
+    logits = torch.cat([part for _, part in parts])
+    order = torch.tensor([row for rows, _ in parts for row in rows], device=logits.device)
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    return CausalLMOutputWithPast(logits=logits[order.argsort()])  # type: ignore[arg-type]
+
+
+def generate_several(host: MixingHost, inputs: dict[str, Any], names: Sequence[str], strategy: Several) -> Any:
+    """A base's generate, every sequence under its own expert; arguments and errors are those of `forward_several`."""
+    # Almost all passes of a generation have one row per sequence.
+    with _open(host, names, strategy, batch_size(inputs)) as mixing:
+        if mixing:
+            return host.model.generate(**inputs)
+    asked = {**vars(inputs.get("generation_config") or host.model.generation_config), **inputs}
+    require_one_expert(asked, GENERATE_ALONE, len(set(names)))
+    pad, ends = special_tokens(host.model, inputs)
+    outs: list[tuple[list[int], Tensor]] = []
+    for name, rows in _parts(names, strategy):
+        with host.expert(name):
+            outs.append((rows, host.model.generate(**take(inputs, rows, len(names)))))
+    return joined(outs, pad if pad is not None else next(iter(ends), None))

@@ -1,0 +1,148 @@
+"""What experts have off, taken out of the products of their tokens: y[t, r] -= sum of W[r, c] x[t, c] over the places (r, c).
+
+Costs what is off costs, and no copy of W is made. The loops are compiled by numba where it is installed (CPU) or by Triton
+(accelerators); `reference` is what both are held against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freemoe.kernels.rows import in_threads, memory_of
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""What the compiled loops read."""
+
+MOST_COLUMNS = 1 << 16
+"""Places are held in 16 bits: a matrix has at most so many columns."""
+
+_AHEAD = 32
+# Own products pay where a core adds floats as fast as torch does: not where it has instructions for bfloat16.
+_OWN_PRODUCTS = (torch.float32,)
+_MOST_OWN = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The places of a matrix (N, K) that one expert has off, row by row.
+
+    Attributes:
+        low: ``(count + padding,)`` uint16: the lowest 16 bits of every flat place, ascending.
+        ends: ``(N + 1,)`` uint32: how many lie before each row.
+    """
+
+    low: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, indices: Tensor, rows: int, columns: int) -> Places:
+        """From flat places.
+
+        Args:
+            indices: ``(count,)`` int64, ascending, in a matrix (rows, columns) of at most `MOST_COLUMNS` columns.
+            rows: N.
+            columns: K.
+        """
+        flat = indices.cpu().numpy()
+        low = np.zeros(len(flat) + _AHEAD, np.uint16)
+        low[: len(flat)] = flat.astype(np.uint16)
+        return cls(low, np.searchsorted(flat, np.arange(rows + 1) * columns).astype(np.uint32))
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self.ends[-1])
+
+    @property
+    def bytes(self) -> int:
+        """Memory that they take."""
+        return self.low.nbytes + self.ends.nbytes
+
+    def columns(self, size: int) -> Tensor:
+        """``(count,)`` int64: the column of every place, of ``size`` columns."""
+        starts = np.repeat(np.arange(len(self.ends) - 1) * size, np.diff(self.ends))
+        return torch.from_numpy((self.low[: self.count].astype(np.int64) - starts) % MOST_COLUMNS)
+
+    def flat(self, size: int) -> Tensor:
+        """``(count,)`` int64: the flat places again, of ``size`` columns."""
+        starts = np.repeat(np.arange(len(self.ends) - 1) * size, np.diff(self.ends))
+        return torch.from_numpy(starts) + self.columns(size)
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """The experts of a batch that have something off in one matrix.
+
+    Attributes:
+        places: One for each.
+        table: ``(G, 2)`` uint64: the addresses of their numbers, for the compiled loops.
+    """
+
+    places: tuple[Places, ...]
+    table: np.ndarray
+
+    @classmethod
+    def of(cls, places: Sequence[Places]) -> Experts:
+        """In this order."""
+        table = np.array([(p.low.ctypes.data, p.ends.ctypes.data) for p in places], np.uint64)
+        return cls(tuple(places), table.reshape(len(places), 2))
+
+
+def loops_available(dtype: torch.dtype) -> bool:
+    """Whether the compiled loops can be used here for this type."""
+    return dtype in DTYPES and _loops() is not None
+
+
+def products(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
+    """``x @ weight.T``, in which the tokens of an expert meet zeros where it has weights off; on the CPU, by compiled loops.
+
+    Args:
+        x: (T, K) of one of `DTYPES`.
+        weight: (N, K) of the same, contiguous.
+        experts: G of them.
+        tokens: (n,) int64: the tokens that have one of them, expert by expert.
+        starts: (G + 1,) int64: where in ``tokens`` each expert's begin.
+
+    Returns:
+        (T, N) of the same type.
+    """
+    loops = _loops()
+    assert loops is not None, "ask loops_available first"
+    x = x.contiguous()
+    own = x.dtype in _OWN_PRODUCTS and len(x) <= _MOST_OWN
+    y = x.new_empty(len(x), len(weight)) if own else torch.nn.functional.linear(x, weight)
+    values, matrix, out = memory_of(x), memory_of(weight), memory_of(y)
+
+    def part(begin: int, end: int) -> None:
+        loops.take_out(values, tokens, starts, experts.table, matrix, own, begin, end, out)
+
+    in_threads(part, len(weight), weight.numel())
+    return y
+
+
+def reference(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
+    """As `products`, by a masked copy of the weight for every expert."""
+    y = torch.nn.functional.linear(x, weight)
+    for number, places in enumerate(experts.places):
+        own = torch.from_numpy(tokens[starts[number] : starts[number + 1]])
+        masked = weight.clone()
+        masked.view(-1)[places.flat(weight.shape[1])] = 0
+        y[own] = torch.nn.functional.linear(x[own], masked)
+    return y
+
+
+@cache
+def _loops() -> ModuleType | None:
+    """The compiled loops, or None without numba; loaded late, because numba takes a second to load."""
+    try:
+        from freemoe.kernels.sparse.loops import LOOPS
+    except ImportError:
+        return None
+    return LOOPS

@@ -1,0 +1,86 @@
+"""The experts that mixed batches use: learned at their first use, the one that was not used for longest forgotten first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from freemoe.core.errors import DataError
+from freemoe.models.mask import Mask
+from freemoe.models.mixed.parts import Part
+from freemoe.models.weights import Weight
+
+# Below this, all that is held is no burden to any machine.
+_LEAST_MOST = 1 << 30
+
+Parts = dict[str, Part]
+"""Weight -> what is off of it; weights that an expert leaves alone are absent."""
+
+
+class MixedBoard:
+    """What experts of one base have off, by weight; the model is never touched.
+
+    Args:
+        weights: From ``find_weights``.
+        most_bytes: What all experts together may take; those of the current batch are never forgotten. None: half of the
+            weights' own bytes, or 1 GiB where that is more.
+    """
+
+    def __init__(self, weights: Sequence[Weight], most_bytes: int | None = None) -> None:
+        self.weights = {w.name: w for w in weights}
+        own = sum(w.size * w.parameter.element_size() for w in weights)
+        self._most_bytes = max(_LEAST_MOST, own // 2) if most_bytes is None else most_bytes
+        self._experts: dict[str, Parts] = {}
+        # Buffers for masked copies of weights, by device and type.
+        self.scratch: dict[Any, Any] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._experts
+
+    def held_bytes(self, name: str) -> int:
+        """Memory that is held for an expert, in bytes; 0 for one that was not used yet."""
+        return sum(part.bytes for part in self._experts.get(name, {}).values())
+
+    def require_mixable(self) -> None:
+        """Raise unless batches of this base can be mixed at all.
+
+        Raises:
+            DataError: Some weights are read from elsewhere as they are needed.
+        """
+        away = [w.name for w in self.weights.values() if w.stored is not None]
+        if away:
+            raise DataError(
+                f"{len(away)} weights are not in memory (the first is {away[0]!r}), and one forward pass of several experts reads "
+                "them where they are. Use strategy='grouped', or load the base with --device auto or cpu."
+            )
+
+    def use(self, names: Sequence[str], mask_of: Callable[[str], Mask]) -> dict[str, Parts]:
+        """What the experts of a batch have off.
+
+        Args:
+            names: The experts, each once.
+            mask_of: Makes the mask of one that is not known; the base must be untouched.
+
+        Raises:
+            DataError: An expert has fused experts of a mixture off, whose tokens come in another order.
+        """
+        found = {}
+        for name in names:
+            parts = self._experts.pop(name, None)
+            # What was used last stands last.
+            self._experts[name] = found[name] = self._learned(name, mask_of(name)) if parts is None else parts
+        held = {name: self.held_bytes(name) for name in self._experts}
+        for oldest in [name for name in self._experts if name not in found]:
+            if sum(held.values()) <= self._most_bytes:
+                break
+            del self._experts[oldest], held[oldest]
+        return found
+
+    def _learned(self, name: str, mask: Mask) -> Parts:
+        fused = [key for key in mask if self.weights[key].fused]
+        if fused:
+            raise DataError(
+                f"Expert {name!r} has weights of a mixture's own experts off (the first are {fused[0]!r}); their tokens come in "
+                "another order, so that it cannot share a forward pass with others. Use strategy='grouped'."
+            )
+        return {key: Part.of(own, self.weights[key]) for key, own in mask.items()}

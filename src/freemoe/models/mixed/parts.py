@@ -1,0 +1,86 @@
+"""What one expert has off of one weight, as a mixed forward pass uses it: whole rows and columns, and the places that are left.
+
+A whole column is a zero in the input, a whole row a zero in the output: neither needs the weight. What is left is walked through
+place by place, or written as zeros into a copy of the weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from freemoe.kernels.sparse.rows import MOST_COLUMNS, Places
+from freemoe.models.mask import TensorMask
+from freemoe.models.weights import Weight
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What is off of one weight (N, K).
+
+    Attributes:
+        rows: ``(n,)`` int64 outputs that are off as a whole; None where there are none.
+        columns: The same of inputs.
+        singles: All else, as a mask of the weight; None where there is nothing else.
+        places: The same for the compiled loops instead, which hold less of a few.
+        shape: (N, K).
+    """
+
+    rows: Tensor | None
+    columns: Tensor | None
+    singles: TensorMask | None
+    places: Places | None
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, mask: TensorMask, weight: Weight) -> Part:
+        """Of a mask of one dense weight."""
+        shape = weight.rows, weight.columns
+        off = mask.bools().cpu().view(shape)
+        if mask.count < min(shape):
+            rows = columns = torch.zeros(0, dtype=torch.int64)
+        else:
+            rows, columns = off.all(1).nonzero().flatten(), off.all(0).nonzero().flatten()
+        singles: TensorMask | None = mask
+        if len(rows) or len(columns):
+            off = off.clone()
+            off[rows] = False
+            off[:, columns] = False
+            left = TensorMask.of_bools(off)
+            singles = left if left.count else None
+        places = None
+        # One bit per weight is less than 16 per place from a sixteenth of them on.
+        if singles is not None and weight.columns <= MOST_COLUMNS and singles.bits is None:
+            places, singles = Places.of(singles.indices("cpu"), *shape), None
+        return cls(rows if len(rows) else None, columns if len(columns) else None, singles, places, shape)
+
+    @property
+    def scattered(self) -> bool:
+        """Whether anything but whole rows and columns is off."""
+        return self.singles is not None or self.places is not None
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes."""
+        lines = sum(8 * len(t) for t in (self.rows, self.columns) if t is not None)
+        return lines + sum(held.bytes for held in (self.singles, self.places) if held is not None)
+
+    def indices(self) -> Tensor:
+        """``(n,)`` int64, flat places of what is scattered, in canonical order."""
+        if self.places is not None:
+            return self.places.flat(self.shape[1])
+        assert self.singles is not None
+        return self.singles.indices("cpu")
+
+    @cached_property
+    def walked(self) -> Places | None:
+        """What is scattered for the compiled loops; None where there is nothing or the matrix is too wide for them.
+
+        Of a dense mask they are made when they are first needed.
+        """
+        if self.places is None and self.singles is not None and self.shape[1] <= MOST_COLUMNS:
+            return Places.of(self.indices(), *self.shape)
+        return self.places

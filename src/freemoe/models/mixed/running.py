@@ -1,0 +1,116 @@
+"""A base whose linears act under different experts, row by row, while a block is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from freemoe.core.errors import RecipeError
+from freemoe.models.hooks import instead
+from freemoe.models.mask import Mask
+from freemoe.models.mixed.board import MixedBoard
+from freemoe.models.mixed.cost import known_cost
+from freemoe.models.mixed.linear import Plan, mixed
+from freemoe.models.mixed.rows import Assignment
+
+Strategy = Literal["auto", "fused", "scratch"]
+STRATEGIES: tuple[Strategy, ...] = ("auto", "fused", "scratch")
+
+
+class Mixed:
+    """Which expert each sequence of the batch acts under, from `assign` on until the next one; at first the base.
+
+    Args:
+        model: The base.
+        board: What its experts have off.
+        mask_of: Makes the mask of an expert by name, from the untouched base; raises for one that is not there.
+        strategy: ``fused`` leaves out what is off while it multiplies, ``scratch`` multiplies by masked copies of the weights,
+            ``auto`` takes the quicker one for each size of input.
+        rules: Whether the block's weights stand in the model now; while not, every linear does what it always does.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        board: MixedBoard,
+        mask_of: Callable[[str], Mask],
+        strategy: Strategy,
+        rules: Callable[[], bool],
+    ) -> None:
+        self.strategy: Strategy = strategy
+        self._board, self._mask_of, self._rules = board, mask_of, rules
+        self._plans: dict[str, Plan] = {}
+        self._names: tuple[str, ...] = ()
+        self._few: dict[tuple[Any, ...], int] = {}
+        self._modules = {name: model.get_submodule(name.rpartition(".")[0]) for name in board.weights}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The expert of every sequence; empty before the first `assign`."""
+        return self._names
+
+    def assign(self, names: Sequence[str]) -> None:
+        """From now on sequence i of every batch acts under the expert ``names[i]``: ``base``, ``a``, ``a+b`` or ``a&b``.
+
+        An input of a linear with n rows is taken as ``len(names)`` equal contiguous parts: sequences of a batch, also flattened;
+        beams or several answers per sequence; single tokens, where names has one entry for each.
+
+        Raises:
+            UnknownNameError: One of them is no expert.
+            DataError: One has fused experts of a mixture off; the names before stay assigned.
+        """
+        assignment = Assignment(names)
+        parts = self._board.use(list(assignment.of), self._mask_of)
+        plans = {}
+        for name, weight in self._board.weights.items():
+            own = {expert: held[name] for expert, held in parts.items() if name in held}
+            if own:
+                plans[name] = Plan.of(weight, self._modules[name], assignment, own)
+        self._names, self._plans = assignment.names, plans
+
+    def forward(self, name: str, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """What the linear of a weight gives; ``base`` is what it would give by itself."""
+        plan = self._plans.get(name)
+        if plan is None or not self._rules():
+            return base(x)
+        return mixed(plan, x, base, self._walks(plan, x), self._board.scratch)
+
+    def _walks(self, plan: Plan, x: Tensor) -> bool:
+        if self.strategy != "auto":
+            return self.strategy == "fused"
+        weight = plan.weight
+        kind = weight.shape, weight.layout, weight.parameter.dtype
+        if kind not in self._few:
+            self._few[kind] = known_cost(weight).few
+        return x.numel() // x.shape[-1] <= self._few[kind]
+
+
+@contextmanager
+def running(model: nn.Module, board: MixedBoard, **given: Any) -> Iterator[Mixed]:
+    """Open a model for mixed batches; behind the block every module's forward is its own again. Gradients are off inside.
+
+    Args:
+        model: The base.
+        board: What its experts have off.
+        given: What else `Mixed` is told.
+
+    Raises:
+        RecipeError: An unknown strategy.
+        DataError: This base cannot be mixed.
+    """
+    if given["strategy"] not in STRATEGIES:
+        raise RecipeError(f"Unknown strategy {given['strategy']!r} of a mixed batch. Allowed: {', '.join(STRATEGIES)}.")
+    board.require_mixable()
+    run = Mixed(model, board, **given)
+    with ExitStack() as stack:
+        for name, weight in board.weights.items():
+            if not weight.fused:
+                module: Any = model.get_submodule(name.rpartition(".")[0])
+                stack.enter_context(instead(module, partial(run.forward, name, module.forward)))
+        stack.enter_context(torch.no_grad())
+        yield run
