@@ -123,13 +123,13 @@ def test_the_loss_of_one_expert(moe):
 @pytest.mark.parametrize(
     "asked", [{"output_hidden_states": True}, {"output_attentions": True}, {"return_dict": False}], ids=str
 )
-def test_what_several_experts_cannot_give_is_refused(moe, asked):
+def test_what_calls_of_one_expert_each_cannot_give_is_refused(moe, asked):
     ids, mask = padded("left")
     with pytest.raises(DataError, match=f"3 experts, and {next(iter(asked))} needs one"):
-        moe(ids, attention_mask=mask, expert=NAMES, **asked)
+        moe(ids, attention_mask=mask, expert=NAMES, strategy="grouped", **asked)
     for refused in ({"streamer": TextIteratorStreamer(moe.tokenizer)}, {"return_dict_in_generate": True}):
         with pytest.raises(DataError, match=f"{next(iter(refused))} needs one"):
-            moe.generate(ids, attention_mask=mask, expert=NAMES, **refused, **GREEDY)
+            moe.generate(ids, attention_mask=mask, expert=NAMES, strategy="swap", **refused, **GREEDY)
 
 
 def test_an_unknown_expert_stops_a_batch_before_it_runs(moe, monkeypatch):

@@ -228,11 +228,11 @@ def test_unknown_experts_get_near_misses(moe):
         with pytest.raises(DataError, match="depends on the prompt"):
             call("auto")
     with pytest.raises(DataError, match="2 experts are named for a batch of 1"):
-        moe(ids, expert=["law/0", "law/1"])
+        moe(ids, expert=["law/0", "law/1"], strategy="grouped")
     with pytest.raises(DataError, match="input_ids"):
         moe(inputs_embeds=torch.zeros(1, 2, 32), expert="auto")
     with pytest.raises(DataError, match="has 2 experts, and labels needs one"):
-        moe(ids.repeat(2, 1), labels=ids.repeat(2, 1), expert=["law/0", "law/1"])
+        moe(ids.repeat(2, 1), labels=ids.repeat(2, 1), expert=["law/0", "law/1"], strategy="grouped")
     with pytest.raises(DataError, match="no router"):
         FreeMoE(moe.model, [])(ids, expert="auto")
 

@@ -143,6 +143,7 @@ BENCHES.add(
     "streaming", "freemoe.bench.speed.streaming", "a model larger than memory, its layers on disk: what is held"
 )
 BENCHES.add("purify-step", "freemoe.bench.speed.purify_step", "a step of learned switches against LoRA's (T18)")
+BENCHES.add("mixed", "freemoe.bench.serve.mixed", "one batch of several experts against the base and LoRA (T6)")
 BENCHES.add("large", "freemoe.bench.speed.large", "calibration and learned switches of a random base of 7B")
 BENCHES.add(
     "real", "freemoe.bench.real_llm.running", "a real LLM: switches, LoRA and others, cell by cell (T13, T14, T17)"

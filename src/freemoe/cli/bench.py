@@ -34,7 +34,7 @@ ALL = "all"
 _BY_CELLS = "real, rivals, tomoe-quality"
 _ONLY = (
     f"Measure parts of these names only: cells of {_BY_CELLS} ('*/wikitext/*'), parts of large and hookmoe, masks of tomoe-speed; "
-    "kinds of fuzz, or a file of its cases, which is opened again."
+    "kinds of fuzz, or a file of its cases, which is opened again; bases of mixed ('135M*')."
 )
 
 

@@ -147,18 +147,26 @@ def joined(parts: Sequence[tuple[list[int], Tensor]], pad: int | None) -> Tensor
     return result.flatten(0, 1)
 
 
-def require_one_expert(inputs: dict[str, Any], refused: dict[str, Any], experts: int) -> None:
-    """Raise where an input works for one expert only.
+def needing_one(inputs: dict[str, Any], refused: dict[str, Any]) -> list[str]:
+    """Inputs that calls of one expert each cannot give together.
 
     Args:
         inputs: Of the call.
         refused: Name of an input -> the value at which it asks for nothing.
+    """
+    return [name for name, idle in refused.items() if inputs.get(name, idle) not in (idle, None)]
+
+
+def require_one_expert(wrong: list[str], experts: int) -> None:
+    """Raise where an input works for one expert only.
+
+    Args:
+        wrong: From `needing_one`.
         experts: How many there are in the batch.
 
     Raises:
         DataError: Names the inputs.
     """
-    wrong = [name for name, idle in refused.items() if inputs.get(name, idle) not in (idle, None)]
     if wrong:
         raise DataError(
             f"This batch has {experts} experts, and {', '.join(wrong)} needs one: call it once per expert, with that expert's "

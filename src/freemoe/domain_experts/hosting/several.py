@@ -16,6 +16,7 @@ from freemoe.domain_experts.hosting.batches import (
     batch_size,
     groups,
     joined,
+    needing_one,
     require_one_expert,
     special_tokens,
     take,
@@ -40,12 +41,20 @@ def require_strategy(strategy: str) -> None:
 
 
 @contextmanager
-def _open(host: MixingHost, names: Sequence[str], strategy: Several, rows: int) -> Iterator[bool]:
-    """Inside, one forward pass runs all experts if this is True; else each has to be run by itself."""
+def _open(host: MixingHost, names: Sequence[str], strategy: Several, rows: int, must: bool) -> Iterator[bool]:
+    """Inside, one forward pass runs all experts if this is True; else each has to be run by itself.
+
+    Args:
+        host: The experts.
+        names: One per sequence.
+        strategy: One of `STRATEGIES`.
+        rows: That most linears are given at once.
+        must: Whether ``auto`` has to run all in one pass where it can, as calls of their own do not give what is asked for.
+    """
     with ExitStack() as stack:
         mixing = strategy not in ("swap", "grouped")
         if strategy == "auto":
-            mixing = worth_mixing(host.mixable(), rows)
+            mixing = must or worth_mixing(host.mixable(), rows)
         if mixing:
             try:
                 stack.enter_context(host.mixed(cast("Strategy", strategy))).assign(names)
@@ -76,10 +85,11 @@ def forward_several(host: MixingHost, inputs: dict[str, Any], names: Sequence[st
             itself.
     """
     size = next(v.shape[:2].numel() for k in ("input_ids", "inputs_embeds") if (v := inputs.get(k)) is not None)
-    with _open(host, names, strategy, size) as mixing:
+    alone = needing_one(inputs, FORWARD_ALONE)
+    with _open(host, names, strategy, size, bool(alone)) as mixing:
         if mixing:
             return host.model(**inputs)
-    require_one_expert(inputs, FORWARD_ALONE, len(set(names)))
+    require_one_expert(alone, len(set(names)))
     parts: list[tuple[list[int], Tensor]] = []
     for name, rows in _parts(names, strategy):
         with host.expert(name):
@@ -94,12 +104,13 @@ def forward_several(host: MixingHost, inputs: dict[str, Any], names: Sequence[st
 
 def generate_several(host: MixingHost, inputs: dict[str, Any], names: Sequence[str], strategy: Several) -> Any:
     """A base's generate, every sequence under its own expert; arguments and errors are those of `forward_several`."""
+    asked = {**vars(inputs.get("generation_config") or host.model.generation_config), **inputs}
+    alone = needing_one(asked, GENERATE_ALONE)
     # Almost all passes of a generation have one row per sequence.
-    with _open(host, names, strategy, batch_size(inputs)) as mixing:
+    with _open(host, names, strategy, batch_size(inputs), bool(alone)) as mixing:
         if mixing:
             return host.model.generate(**inputs)
-    asked = {**vars(inputs.get("generation_config") or host.model.generation_config), **inputs}
-    require_one_expert(asked, GENERATE_ALONE, len(set(names)))
+    require_one_expert(alone, len(set(names)))
     pad, ends = special_tokens(host.model, inputs)
     outs: list[tuple[list[int], Tensor]] = []
     for name, rows in _parts(names, strategy):

@@ -13,8 +13,8 @@ import numpy as np
 from freemoe.kernels.row_loops import jit, number
 
 try:
-    from numba import carray, types
     from llvmlite import ir
+    from numba import carray, types
     from numba.core import cgutils
     from numba.extending import intrinsic, overload
 except ImportError as error:
@@ -200,7 +200,11 @@ def take_out(x, tokens, starts, table, matrix, multiply, begin, end, y):
         tokens: (n,) int64, the tokens that have something off, by expert.
         starts: (G + 1,) int64, where in it each expert's begin.
         table: (G, 2) uint64: addresses of its places (uint16) and of its rows' ends (N + 1,) uint32.
+        matrix: (N, K), contiguous.
         multiply: Set ``y`` to the products first; else they stand there.
+        begin: The first row.
+        end: The row after the last.
+        y: (T, N).
     """
     columns, flat, blocks = matrix.shape[1], matrix.reshape(-1), _blocks(starts, matrix.shape[1])
     turned = np.empty(blocks[:, 2].sum() * columns, np.float32)

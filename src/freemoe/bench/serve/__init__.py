@@ -1,0 +1,1 @@
+"""Several experts at once: in one batch, behind one server."""

@@ -1,0 +1,191 @@
+"""Several experts in one batch, by every strategy: equal to one call per sequence; who has the base meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core.errors import BusyError, DataError, RecipeError
+from freemoe.domain_experts.expert import switch_expert, unit_expert
+from freemoe.domain_experts.hosting.several import STRATEGIES
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.models.mask import Mask
+from freemoe.models.mixed.board import MixedBoard
+from freemoe.models.weights import find_weights
+from tests.masks import mask_of
+from tests.tiny import tiny_model, tiny_tokenizer
+
+PROMPTS = ["one two", "a longer prompt than that", "x", "the last of them"]
+NAMES = ["d/0", "units", "base", "d/0+d/1"]
+GREEDY: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+
+
+def mixture(family: str = "llama", **given: Any) -> FreeMoE:
+    model = tiny_model(family)
+    weights = find_weights(model)
+    dense = [w for w in weights if not w.fused]
+    found = [
+        switch_expert(f"d/{i}", mask_of({w.name: torch.arange(i, w.size, 9 + i) for w in dense}, weights))
+        for i in range(2)
+    ]
+    lines = {dense[0].name: ("columns", torch.tensor([0, 7])), dense[-1].name: ("rows", torch.tensor([2]))}
+    found.append(unit_expert("units", "neuron", lines, Mask()))
+    return FreeMoE(model, found, None, tiny_tokenizer(), **given)
+
+
+def padded(side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    tokenizer = tiny_tokenizer()
+    tokenizer.padding_side = side
+    found = tokenizer(PROMPTS, return_tensors="pt", padding=True)
+    return found["input_ids"], found["attention_mask"]
+
+
+def each_alone(moe: FreeMoE, call: Any) -> list[torch.Tensor]:
+    rows = [moe.tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS]
+    return [call(row, name) for row, name in zip(rows, NAMES, strict=True)]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_every_strategy_equals_one_call_per_sequence(family: str, side: str) -> None:
+    moe = mixture(family)
+    before = {name: value.clone() for name, value in moe.model.state_dict().items()}
+    ids, mask = padded(side)
+    logits = each_alone(moe, lambda row, name: moe(row, expert=name).logits[0])
+    texts = each_alone(moe, lambda row, name: moe.generate(row, expert=name, **GREEDY)[0, row.shape[1] :])
+    for strategy in STRATEGIES:
+        found = moe(ids, attention_mask=mask, expert=NAMES, strategy=strategy).logits
+        for row, wanted in enumerate(logits):
+            torch.testing.assert_close(found[row][mask[row].bool()], wanted, rtol=1e-5, atol=1e-5)
+        out = moe.generate(ids, attention_mask=mask, expert=NAMES, strategy=strategy, **GREEDY)
+        for row, wanted in enumerate(texts):
+            assert torch.equal(out[row, ids.shape[1] : ids.shape[1] + len(wanted)], wanted), strategy
+    assert all(torch.equal(value, before[name]) for name, value in moe.model.state_dict().items())
+
+
+@pytest.mark.parametrize("strategy", ["fused", "scratch"])
+def test_a_generation_is_one_call(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    moe, calls = mixture(), []
+    generate = moe.model.generate
+    monkeypatch.setattr(moe.model, "generate", lambda **given: calls.append(given) or generate(**given))
+    ids, mask = padded("left")
+    out = moe.generate(
+        ids, attention_mask=mask, expert=NAMES, strategy=strategy, return_dict_in_generate=True, num_beams=2, **GREEDY
+    )
+    assert len(calls) == 1
+    alone = moe.generate(ids[:1], attention_mask=mask[:1], expert="d/0", num_beams=2, **GREEDY)
+    assert torch.equal(out.sequences[:1, : alone.shape[1]], alone)
+
+
+def test_what_only_one_pass_can_give() -> None:
+    moe = mixture()
+    ids, _ = padded("left")
+    asked: dict[str, Any] = {"labels": ids, "output_hidden_states": True, "use_cache": True}
+    for strategy in ("fused", "scratch", "auto"):
+        found = moe(ids, expert=NAMES, strategy=strategy, **asked)
+        assert found.loss.isfinite()
+        assert len(found.hidden_states) == 3
+        assert found.past_key_values is not None
+    for strategy in ("grouped", "swap"):
+        with pytest.raises(DataError, match=r"labels, output_hidden_states needs one.*strategy='fused'"):
+            moe(ids, expert=NAMES, strategy=strategy, **asked)
+
+
+def test_an_unknown_strategy() -> None:
+    moe = mixture()
+    ids, _ = padded("left")
+    for call in (moe, moe.generate):
+        with pytest.raises(RecipeError, match=r"'quick'.*auto, swap, grouped, scratch, fused"):
+            call(ids, expert="d/0", strategy="quick")
+
+
+def test_blocks_inside_each_other() -> None:
+    moe = mixture()
+    ids, _ = padded("left")
+    with torch.no_grad():
+        base, d0 = moe(ids).logits, moe(ids, expert="d/0").logits
+        mixed = moe(ids, expert=NAMES, strategy="fused").logits
+    with moe.expert("d/1"), moe.mixed("fused") as run:
+        # At first, and where nothing else is said, the base.
+        assert torch.equal(moe.model(ids).logits, base)
+        run.assign(NAMES)
+        assert torch.equal(moe.model(ids).logits, mixed)
+        with moe.expert("d/0"):
+            assert torch.equal(moe.model(ids).logits, d0)
+            run.assign(NAMES)
+            assert torch.equal(moe.model(ids).logits, d0)
+        with moe.mixed("fused") as inner:
+            inner.assign(["d/0"] * 4)
+            torch.testing.assert_close(moe.model(ids).logits, d0, rtol=1e-5, atol=1e-5)
+        assert torch.equal(moe.model(ids).logits, mixed)
+        moe.set_expert("d/0")
+        assert torch.equal(moe.model(ids).logits, d0)
+        moe.set_expert("base")
+        assert torch.equal(moe.model(ids).logits, mixed)
+    assert moe.active == "base"
+    assert torch.equal(moe.model(ids).logits, base)
+
+
+def test_the_block_has_the_base() -> None:
+    moe = mixture(threads="raise")
+    ids, _ = padded("left")
+    errors: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            moe(ids)
+        except BusyError as error:
+            errors.append(error)
+
+    with moe.mixed():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert len(errors) == 1
+    assert moe(ids).logits.isfinite().all()
+
+
+def test_memory_is_held_from_the_first_use_on() -> None:
+    moe = mixture()
+    with moe.mixed() as run:
+        run.assign(["d/0", "base"])
+    assert moe.mixed_bytes("d/0") > 0
+    assert moe.mixed_bytes("d/1") == moe.mixed_bytes("base") == 0
+    moe.delete_expert("d/0")
+    assert moe.mixed_bytes("d/0") == 0
+
+
+def test_a_mixture_of_experts_falls_back_or_says_why() -> None:
+    moe = mixture("mixtral")
+    fused = next(w for w in find_weights(moe.model) if w.fused)
+    moe._experts["inside"] = switch_expert(
+        "inside", mask_of({fused.name: torch.arange(0, fused.size, 5)}, find_weights(moe.model))
+    )
+    ids, _ = padded("left")
+    names = ["inside", "d/0", "base", "inside"]
+    wanted = moe(ids, expert=names, strategy="grouped").logits
+    torch.testing.assert_close(moe(ids, expert=names).logits, wanted)
+    for strategy in ("fused", "scratch"):
+        with pytest.raises(DataError, match=r"'inside'.*cannot share a forward pass.*grouped"):
+            moe(ids, expert=names, strategy=strategy)
+    # Attention alone can be mixed there.
+    found = moe(ids, expert=["d/0", "d/1", "base", "d/1"], strategy="fused").logits
+    torch.testing.assert_close(found[1], moe(ids[1:2], expert="d/1").logits[0], rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_are_not_in_memory() -> None:
+    weights = find_weights(tiny_model("llama"))
+    away: Any = object()
+    with pytest.raises(DataError, match="1 weights are not in memory"):
+        MixedBoard([replace(weights[0], stored=away), *weights[1:]]).require_mixable()
+
+
+def test_texts_of_several_experts() -> None:
+    moe = mixture()
+    alone = [moe.generate_text(text, expert=name, **GREEDY) for text, name in zip(PROMPTS, NAMES, strict=True)]
+    for strategy in STRATEGIES:
+        assert moe.generate_text(PROMPTS, expert=NAMES, strategy=strategy, **GREEDY) == alone

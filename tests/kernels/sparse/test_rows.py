@@ -1,0 +1,94 @@
+"""What experts have off, taken out of products: against masked copies of the weight."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from freemoe.kernels.sparse import rows
+from freemoe.kernels.sparse.rows import Experts, Places, loops_available, products, reference
+
+needs_loops = pytest.mark.skipif(not loops_available(torch.float32), reason="numba is not installed")
+
+
+def places_of(seed: int, count: int, size: tuple[int, int]) -> Places:
+    chosen = np.random.default_rng(seed).choice(size[0] * size[1], count, replace=False)
+    return Places.of(torch.from_numpy(np.sort(chosen)), *size)
+
+
+def batch(each: list[int], size: tuple[int, int], dtype: torch.dtype, share: float = 0.05, others: int = 2):
+    """Tokens of several experts in a mixed order, and some that have none."""
+    generator = torch.Generator().manual_seed(0)
+    total = sum(each) + others
+    x = torch.randn(total, size[1], generator=generator).to(dtype)
+    weight = (torch.randn(size, generator=generator) / size[1] ** 0.5).to(dtype)
+    order = torch.randperm(total, generator=generator).numpy()[: sum(each)]
+    found = [places_of(i, round(share * size[0] * size[1]), size) for i in range(len(each))]
+    return x, weight, Experts.of(found), order, np.cumsum([0, *each])
+
+
+@needs_loops
+@pytest.mark.parametrize("each", [[1], [2, 2], [1, 3, 2], [40, 5], [300, 2]], ids=str)
+@pytest.mark.parametrize("size", [(7, 5), (70, 33), (130, 64)], ids=str)
+def test_products_equal_masked_copies(each: list[int], size: tuple[int, int]) -> None:
+    given = batch(each, size, torch.float32)
+    torch.testing.assert_close(products(*given), reference(*given), rtol=1e-5, atol=1e-5)
+    # What is off does something.
+    assert not torch.allclose(reference(*given), given[0] @ given[1].T, atol=1e-3)
+
+
+@needs_loops
+@pytest.mark.parametrize("each", [[2, 1], [20, 30]], ids=str)
+def test_bfloat16_within_its_rounding(each: list[int]) -> None:
+    x, weight, *rest = batch(each, (70, 65), torch.bfloat16)
+    wanted = reference(x.float(), weight.float(), *rest)
+    found = products(x, weight, *rest)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), wanted, rtol=1e-2, atol=2e-2)
+
+
+@needs_loops
+def test_places_beyond_16_bits_and_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    given = batch([2, 3], (2000, 600), torch.float32, share=0.003)
+    torch.testing.assert_close(products(*given), reference(*given), rtol=1e-5, atol=1e-5)
+
+
+@needs_loops
+def test_the_widest_matrix() -> None:
+    given = batch([1, 3], (3, rows.MOST_COLUMNS), torch.float32, share=0.001)
+    torch.testing.assert_close(products(*given), reference(*given), rtol=1e-4, atol=1e-5)
+
+
+@needs_loops
+def test_nan_stays_nan() -> None:
+    for dtype in rows.DTYPES:
+        x, weight, *rest = batch([2, 40], (20, 9), dtype)
+        x[3] = float("nan")
+        found = products(x, weight, *rest)
+        assert found[3].isnan().all()
+        assert not found[[0, 1, 2, 4]].isnan().any()
+
+
+def test_nothing_off_is_the_product_itself() -> None:
+    x, weight, _, tokens, starts = batch([2, 3], (20, 9), torch.float32)
+    none = Experts.of([Places.of(torch.zeros(0, dtype=torch.int64), 20, 9)] * 2)
+    torch.testing.assert_close(reference(x, weight, none, tokens, starts), x @ weight.T)
+    if loops_available(torch.float32):
+        torch.testing.assert_close(products(x, weight, none, tokens, starts), x @ weight.T)
+
+
+def test_places_come_back_and_are_small() -> None:
+    flat = torch.tensor([0, 4, 5, 6, 699, 70_000 - 1])
+    found = Places.of(flat, 100, 700)
+    assert found.flat(700).tolist() == flat.tolist()
+    assert found.columns(700).tolist() == [0, 4, 5, 6, 699, 699]
+    assert found.count == 6
+    large = places_of(0, 8847, (1536, 576))
+    assert large.bytes < 2.8 * large.count
+
+
+def test_types_without_loops() -> None:
+    assert not loops_available(torch.float16)
+    assert not loops_available(torch.float64)

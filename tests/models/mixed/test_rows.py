@@ -1,0 +1,31 @@
+"""Equal contiguous parts: which rows are whose."""
+
+from __future__ import annotations
+
+import pytest
+
+from freemoe.core.errors import DataError
+from freemoe.models.mixed.rows import Assignment
+
+
+def test_rows_of_sequences_tokens_and_beams() -> None:
+    given = Assignment(["a", "base", "a"])
+    assert given.rows(3, "a").tolist() == [0, 2]
+    assert given.rows(6, "a").tolist() == [0, 1, 4, 5]
+    assert given.rows(12, "base").tolist() == [4, 5, 6, 7]
+    rows, starts = given.lists(6, ("base", "a"))
+    assert rows.tolist() == [2, 3, 0, 1, 4, 5]
+    assert starts.tolist() == [0, 2, 6]
+
+
+def test_rows_that_are_no_equal_parts() -> None:
+    with pytest.raises(DataError, match="3 sequences have experts assigned, and a module is given 4 rows"):
+        Assignment(["a", "b", "a"]).each(4)
+
+
+def test_what_is_kept_does_not_grow_for_ever() -> None:
+    given = Assignment(["a", "b"])
+    for each in range(1, 600):
+        given.lists(2 * each, ("a", "b"))
+    assert len(given._rows) <= 256
+    assert len(given._lists) <= 256
