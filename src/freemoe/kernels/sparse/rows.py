@@ -7,8 +7,8 @@ Costs what is off costs, and no copy of W is made. The loops are compiled by num
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from types import ModuleType
 
 import numpy as np
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from freemoe.kernels.rows import in_threads, memory_of
+from freemoe.kernels.sparse.triton_rows import blocks_of, take_out, triton_available
 
 DTYPES = (torch.float32, torch.bfloat16)
-"""What the compiled loops read."""
+"""What the compiled loops read on the CPU."""
 
 MOST_COLUMNS = 1 << 16
 """Places are held in 16 bits: a matrix has at most so many columns."""
@@ -36,10 +37,12 @@ class Places:
     Attributes:
         low: ``(count + padding,)`` uint16: the lowest 16 bits of every flat place, ascending.
         ends: ``(N + 1,)`` uint32: how many lie before each row.
+        copies: Both on accelerators, see `on`.
     """
 
     low: np.ndarray
     ends: np.ndarray
+    copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, indices: Tensor, rows: int, columns: int) -> Places:
@@ -55,6 +58,13 @@ class Places:
         low[: len(flat)] = flat.astype(np.uint16)
         return cls(low, np.searchsorted(flat, np.arange(rows + 1) * columns).astype(np.uint32))
 
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """``low`` and ``ends`` on an accelerator, as int16 and int32; held there from the first call on."""
+        if device not in self.copies:
+            both = (torch.from_numpy(self.low.view(np.int16)), torch.from_numpy(self.ends.view(np.int32)))
+            self.copies[device] = (both[0].to(device), both[1].to(device))
+        return self.copies[device]
+
     @property
     def count(self) -> int:
         """How many there are."""
@@ -62,8 +72,8 @@ class Places:
 
     @property
     def bytes(self) -> int:
-        """Memory that they take."""
-        return self.low.nbytes + self.ends.nbytes
+        """Memory that they take, on accelerators too."""
+        return (self.low.nbytes + self.ends.nbytes) * (1 + len(self.copies))
 
     def columns(self, size: int) -> Tensor:
         """``(count,)`` int64: the column of every place, of ``size`` columns."""
@@ -83,10 +93,12 @@ class Experts:
     Attributes:
         places: One for each.
         table: ``(G, 2)`` uint64: the addresses of their numbers, for the compiled loops.
+        tables: The same for accelerators, see `addresses`.
     """
 
     places: tuple[Places, ...]
     table: np.ndarray
+    tables: dict[torch.device, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, places: Sequence[Places]) -> Experts:
@@ -94,17 +106,26 @@ class Experts:
         table = np.array([(p.low.ctypes.data, p.ends.ctypes.data) for p in places], np.uint64)
         return cls(tuple(places), table.reshape(len(places), 2))
 
+    def addresses(self, device: torch.device) -> Tensor:
+        """``(G, 2)`` int64: the same for an accelerator's kernel, of what is held there."""
+        if device not in self.tables:
+            held = [[t.data_ptr() for t in places.on(device)] for places in self.places]
+            self.tables[device] = torch.tensor(held, dtype=torch.int64, device=device).reshape(len(held), 2)
+        return self.tables[device]
 
-def loops_available(dtype: torch.dtype) -> bool:
-    """Whether the compiled loops can be used here for this type."""
+
+def loops_available(dtype: torch.dtype, device: str = "cpu") -> bool:
+    """Whether there are compiled loops for this type on this kind of device."""
+    if device != "cpu":
+        return dtype in (*DTYPES, torch.float16) and device == "cuda" and triton_available()
     return dtype in DTYPES and _loops() is not None
 
 
 def products(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
-    """``x @ weight.T``, in which the tokens of an expert meet zeros where it has weights off; on the CPU, by compiled loops.
+    """``x @ weight.T``, in which the tokens of an expert meet zeros where it has weights off; by compiled loops.
 
     Args:
-        x: (T, K) of one of `DTYPES`.
+        x: (T, K) of a type that `loops_available` knows.
         weight: (N, K) of the same, contiguous.
         experts: G of them.
         tokens: (n,) int64: the tokens that have one of them, expert by expert.
@@ -113,9 +134,13 @@ def products(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, st
     Returns:
         (T, N) of the same type.
     """
+    x = x.contiguous()
+    if x.device.type != "cpu":
+        y = torch.nn.functional.linear(x, weight)
+        take_out(x, weight, y, experts.addresses(x.device), *_lists(tokens.tobytes(), starts.tobytes(), x.device))
+        return y
     loops = _loops()
     assert loops is not None, "ask loops_available first"
-    x = x.contiguous()
     own = x.dtype in _OWN_PRODUCTS and len(x) <= _MOST_OWN
     y = x.new_empty(len(x), len(weight)) if own else torch.nn.functional.linear(x, weight)
     values, matrix, out = memory_of(x), memory_of(weight), memory_of(y)
@@ -127,13 +152,20 @@ def products(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, st
     return y
 
 
+@lru_cache(maxsize=64)
+def _lists(tokens: bytes, starts: bytes, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens and their blocks where the kernel reads them: step after step they are the same."""
+    own = torch.from_numpy(np.frombuffer(tokens, np.int64).copy()).to(device)
+    return own, blocks_of(np.frombuffer(starts, np.int64)).to(device)
+
+
 def reference(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
     """As `products`, by a masked copy of the weight for every expert."""
     y = torch.nn.functional.linear(x, weight)
     for number, places in enumerate(experts.places):
-        own = torch.from_numpy(tokens[starts[number] : starts[number + 1]])
+        own = torch.from_numpy(tokens[starts[number] : starts[number + 1]]).to(x.device)
         masked = weight.clone()
-        masked.view(-1)[places.flat(weight.shape[1])] = 0
+        masked.view(-1)[places.flat(weight.shape[1]).to(x.device)] = 0
         y[own] = torch.nn.functional.linear(x[own], masked)
     return y
 

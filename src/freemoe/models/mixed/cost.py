@@ -7,7 +7,7 @@ call per expert reads it as often as there are experts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 
@@ -110,15 +110,20 @@ def _measured(weight: Weight, repeats: int) -> Cost:
     for size in SIZES:
         x = drawn[:size]
         walk, copy = (partial(mixed, plan, x, _never, loops, scratch) for loops in (True, False))
-        seconds = fastest((copy, partial(_each, x, matrix)), repeats)
-        if can_be_walked(weight):
-            # Of its own, as a copy leaves nothing of the weight near the core.
-            seconds += fastest((walk,), repeats)
+        ways = [copy, partial(_each, x, matrix), *([walk] if can_be_walked(weight) else [])]
+        seconds = fastest(tuple(partial(_done, way, own) for way in ways), repeats)
         timed.append([*seconds, math.inf][:3])
     few = next((n for n, (copy, _, walk) in enumerate(timed) if walk > copy), len(SIZES))
     slower = [n for n, (copy, each, _) in enumerate(timed) if copy > each]
     copies = [*SIZES, 2 * SIZES[-1]][slower[-1] + 1 if slower else 0]
     return Cost(few=SIZES[few - 1] if few else 0, copies=copies)
+
+
+def _done(way: Callable[[], object], own: Tensor) -> None:
+    """Call it, and wait until the device has done it."""
+    way()
+    if own.device.type == "cuda":
+        torch.cuda.synchronize(own.device)
 
 
 def _each(x: Tensor, matrix: Tensor) -> None:

@@ -53,10 +53,10 @@ class Plan:
 
 
 def can_be_walked(weight: Weight) -> bool:
-    """Whether compiled loops can read a weight here; those of dense rows on the CPU."""
+    """Whether compiled loops can read a weight where it is: one that lies row by row."""
     own = weight.parameter
-    plain = weight.layout == "rows" and own.device.type == "cpu" and own.is_contiguous() and weight.stored is None
-    return plain and weight.columns <= sparse.MOST_COLUMNS and sparse.loops_available(own.dtype)
+    plain = weight.layout == "rows" and own.is_contiguous() and weight.stored is None
+    return plain and weight.columns <= sparse.MOST_COLUMNS and sparse.loops_available(own.dtype, own.device.type)
 
 
 def _experts(weight: Weight, parts: list[Part]) -> sparse.Experts | None:
@@ -68,7 +68,7 @@ def _experts(weight: Weight, parts: list[Part]) -> sparse.Experts | None:
 
 def _plain(x: Tensor, weight: Weight) -> bool:
     own = weight.parameter
-    return x.dtype == own.dtype and x.device.type == own.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    return x.dtype == own.dtype and x.device == own.device and not torch.is_autocast_enabled(x.device.type)
 
 
 def mixed(plan: Plan, x: Tensor, base: Callable[[Tensor], Tensor], loops: bool, scratch: Scratch) -> Tensor:
