@@ -222,7 +222,8 @@ def take_out(x, tokens, starts, table, matrix, multiply, begin, end, y):
         at = 0
         for k in range(len(blocks)):
             first, count, width, g = blocks[k, 0], blocks[k, 1], blocks[k, 2], blocks[k, 3]
-            places, ends = carray(_shorts(table[g, 0]), (1 << 62,)), carray(_ints(table[g, 1]), (len(matrix) + 1,))
+            places = carray(_shorts(table[g, 0]), (1 << 62,))  # pyright: ignore[reportCallIssue]
+            ends = carray(_ints(table[g, 1]), (len(matrix) + 1,))  # pyright: ignore[reportCallIssue]
             xt = turned[at : at + width * columns]
             if width == 2:
                 pair(xt, flat, columns, places, ends, b, e, found)

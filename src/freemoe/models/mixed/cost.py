@@ -38,8 +38,8 @@ class Cost:
         copies: From so many rows on masked copies are quicker than one call per expert.
     """
 
-    few: int = 64
-    copies: int = 128
+    few: int = 256
+    copies: int = 512
 
 
 def _kind(weight: Weight) -> str:
