@@ -20,8 +20,8 @@ try:
 except ImportError as error:
     raise ImportError("numba is not installed") from error
 
-MOST_ROWS, SUMS = 64, 1 << 13
-"""Rows of a block at the most, and the most sums that it has."""
+ROWS = 64
+"""Rows of a block."""
 
 AHEAD = 16
 """So many places ahead numbers are fetched; the places are so much longer than they are many."""
@@ -98,13 +98,16 @@ def turn(x, tokens, first, count, width, to):
 
 
 @jit
-def pair(xt, weight, columns, places, ends, begin, end, out):
-    """Set out[0:2, r] = the sum of weight[r, c] * xt[c, 0:2] over a row's places c, for the rows r of [begin, end)."""
+def pair(xt, weight, origin, columns, places, ends, begin, end, out):
+    """Set out[0:2, r] = the sum of weight[r, c] * xt[c, 0:2] over a row's places c, for the rows r of [begin, end).
+
+    ``weight`` is flat and begins at the row ``origin``.
+    """
     size, one, two, ahead = np.uint64(columns), np.uint64(1), np.uint64(2), np.uint64(AHEAD)
     to, rows = np.uint64(0), np.uint64(end - begin)
     for r in range(np.uint64(begin), np.uint64(end)):
-        start = r * size
-        low = np.uint16(start)
+        start = (r - np.uint64(origin)) * size
+        low = np.uint16(r * size)
         a = b = np.float32(0)
         for j in range(np.uint64(ends[r]), np.uint64(ends[r + one])):
             # The 16 bits of a flat place, less those of the row's start, are the column.
@@ -120,15 +123,15 @@ def pair(xt, weight, columns, places, ends, begin, end, out):
 
 
 @jit
-def wide(xt, width, weight, columns, places, ends, begin, end, out):
+def wide(xt, width, weight, origin, columns, places, ends, begin, end, out):
     """The same for ``width`` tokens, and two places at a time: what is summed is loaded and stored half as often."""
     size, one, step, ahead = np.uint64(columns), np.uint64(1), np.uint64(width), np.uint64(AHEAD)
     to, rows = np.uint64(0), np.uint64(end - begin)
     # Of a length that is no constant: loops of one are unrolled, and then not vectorised.
     held = np.empty(width, np.float32)
     for r in range(np.uint64(begin), np.uint64(end)):
-        start = r * size
-        low = np.uint16(start)
+        start = (r - np.uint64(origin)) * size
+        low = np.uint16(r * size)
         for t in range(len(held)):
             held[t] = np.float32(0)
         j, last = np.uint64(ends[r]), np.uint64(ends[r + one])
@@ -192,6 +195,35 @@ def _blocks(starts, columns):
 
 
 @jit
+def take_block(blocks, turned, tokens, table, size, weight, origin, columns, begin, end, found, y, left):
+    """Take what experts have off out of the rows [begin, end) of a matrix with ``size`` rows; ``y`` begins at the row ``left``."""
+    at, rows = 0, end - begin
+    for k in range(len(blocks)):
+        first, count, width, g = blocks[k, 0], blocks[k, 1], blocks[k, 2], blocks[k, 3]
+        places = carray(_shorts(table[g, 0]), (1 << 62,))  # pyright: ignore[reportCallIssue]
+        ends = carray(_ints(table[g, 1]), (size + 1,))  # pyright: ignore[reportCallIssue]
+        xt = turned[at : at + width * columns]
+        if width == 2:
+            pair(xt, weight, origin, columns, places, ends, begin, end, found)
+        else:
+            wide(xt, width, weight, origin, columns, places, ends, begin, end, found)
+        for t in range(count):
+            row, less = y[tokens[first + t], begin - left : end - left], found[t * rows : (t + 1) * rows]
+            for r in range(rows):
+                row[r] = rounded(number(row[r]) - less[r], row[r])
+        at += width * columns
+
+
+@jit
+def floats(x, to):
+    """Set to (n, K) = x (n, K), as float32."""
+    for t in range(len(x)):
+        row, out = x[t], to[t]
+        for i in range(len(row)):
+            out[i] = number(row[i])
+
+
+@jit
 def take_out(x, tokens, starts, table, matrix, multiply, begin, end, y):
     """Take what experts have off out of y (T, N), for the rows [begin, end) of a matrix (N, K).
 
@@ -206,34 +238,35 @@ def take_out(x, tokens, starts, table, matrix, multiply, begin, end, y):
         end: The row after the last.
         y: (T, N).
     """
-    columns, flat, blocks = matrix.shape[1], matrix.reshape(-1), _blocks(starts, matrix.shape[1])
+    (size, columns), flat, blocks = matrix.shape, matrix.reshape(-1), _blocks(starts, matrix.shape[1])
     turned = np.empty(blocks[:, 2].sum() * columns, np.float32)
-    rows = 64
-    found = np.empty(rows * blocks[:, 2].max(), np.float32)
+    found = np.empty(ROWS * blocks[:, 2].max(), np.float32)
     at = 0
     for k in range(len(blocks)):
         first, count, width = blocks[k, 0], blocks[k, 1], blocks[k, 2]
         turn(x, tokens, first, count, width, turned[at : at + width * columns])
         at += width * columns
-    for b in range(begin, end, rows):
-        e = min(b + rows, end)
-        if multiply:
-            products(x, matrix, b, e, y)
-        at = 0
-        for k in range(len(blocks)):
-            first, count, width, g = blocks[k, 0], blocks[k, 1], blocks[k, 2], blocks[k, 3]
-            places = carray(_shorts(table[g, 0]), (1 << 62,))  # pyright: ignore[reportCallIssue]
-            ends = carray(_ints(table[g, 1]), (len(matrix) + 1,))  # pyright: ignore[reportCallIssue]
-            xt = turned[at : at + width * columns]
-            if width == 2:
-                pair(xt, flat, columns, places, ends, b, e, found)
-            else:
-                wide(xt, width, flat, columns, places, ends, b, e, found)
-            for t in range(count):
-                row, less = y[tokens[first + t], b:e], found[t * (e - b) : (t + 1) * (e - b)]
+    # Of a smaller type some rows are made floats, once for all that is done with them.
+    widen = multiply and matrix.itemsize < 4
+    tokens_wide = np.empty((len(x), columns) if widen else (1, 1), np.float32)
+    held = np.empty((ROWS, columns) if widen else (1, 1), np.float32)
+    sums = np.empty((len(x), ROWS) if widen else (1, 1), np.float32)
+    if widen:
+        floats(x, tokens_wide)
+    for b in range(begin, end, ROWS):
+        e = min(b + ROWS, end)
+        if widen:
+            floats(matrix[b:e], held)
+            products(tokens_wide, held, 0, e - b, sums)
+            take_block(blocks, turned, tokens, table, size, held.reshape(-1), b, columns, b, e, found, sums, b)
+            for t in range(len(x)):
+                row, values = y[t, b:e], sums[t]
                 for r in range(e - b):
-                    row[r] = rounded(number(row[r]) - less[r], row[r])
-            at += width * columns
+                    row[r] = rounded(values[r], row[r])
+        else:
+            if multiply:
+                products(x, matrix, b, e, y)
+            take_block(blocks, turned, tokens, table, size, flat, 0, columns, b, e, found, y, 0)
 
 
 LOOPS = sys.modules[__name__]
