@@ -128,6 +128,22 @@ def test_rows_are_equal_parts() -> None:
         torch.testing.assert_close(found[::2], found[1::2])
 
 
+def test_names_that_come_back_and_none() -> None:
+    model = tiny_model("llama")
+    plain, wanted = model(IDS).logits, {}
+    with opened(model, "fused") as run:
+        for turn in range(2):
+            for names in (NAMES, NAMES[::-1], *([name] * 6 for name in NAMES)):
+                run.assign(names)
+                found = model(IDS).logits
+                assert torch.equal(found, wanted.setdefault(tuple(names), found)), turn
+        run.assign([])
+        assert torch.equal(model(IDS).logits, plain)
+        for number in range(40):
+            run.assign(["thin"] * (number + 1))
+        assert len(run._known) <= 32
+
+
 def test_it_rests_while_another_block_rules() -> None:
     model, rules = tiny_model("llama"), [True]
     plain = model(IDS).logits

@@ -252,6 +252,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
             self._experts[name] = combine(name, operation, [self._experts[p] for p in parts], self._weights)
             self._told[name] = {"verdict": f"{label(operation, parts)}: measured by nobody yet"}
             self._board.forget(name)
+            self._mixed_board.forget(name)
 
     def delete_expert(self, name: str) -> None:
         """Let go of an expert; where it is switched in, the base is from now on. The router's way to it leads to the base.

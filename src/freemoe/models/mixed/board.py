@@ -41,6 +41,10 @@ class MixedBoard:
         """Memory that is held for an expert, in bytes; 0 for one that was not used yet."""
         return sum(part.bytes for part in self._experts.get(name, {}).values())
 
+    def forget(self, name: str) -> None:
+        """Let go of an expert, so that it is learned anew when it is used next."""
+        self._experts.pop(name, None)
+
     def require_mixable(self) -> None:
         """Raise unless batches of this base can be mixed at all.
 

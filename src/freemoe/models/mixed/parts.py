@@ -66,7 +66,11 @@ class Part:
     def bytes(self) -> int:
         """Memory that it takes."""
         lines = sum(8 * len(t) for t in (self.rows, self.columns) if t is not None)
-        return lines + sum(held.bytes for held in (self.singles, self.places) if held is not None)
+        # Two names for the same places count once.
+        others = {
+            id(held): held for held in (self.singles, self.places, self.__dict__.get("walked")) if held is not None
+        }
+        return lines + sum(held.bytes for held in others.values())
 
     def indices(self) -> Tensor:
         """``(n,)`` int64, flat places of what is scattered, in canonical order."""

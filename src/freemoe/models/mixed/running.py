@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from freemoe.core.errors import RecipeError
 from freemoe.models.hooks import instead
 from freemoe.models.mask import Mask
-from freemoe.models.mixed.board import MixedBoard
+from freemoe.models.mixed.board import MixedBoard, Parts
 from freemoe.models.mixed.cost import known_cost
 from freemoe.models.mixed.linear import Plan, mixed
 from freemoe.models.mixed.rows import Assignment
 
 Strategy = Literal["auto", "fused", "scratch"]
 STRATEGIES: tuple[Strategy, ...] = ("auto", "fused", "scratch")
+
+_MOST_KNOWN = 32
 
 
 class Mixed:
@@ -46,6 +48,8 @@ class Mixed:
         self._board, self._mask_of, self._rules = board, mask_of, rules
         self._plans: dict[str, Plan] = {}
         self._names: tuple[str, ...] = ()
+        # A server's batches come back to the same names.
+        self._known: dict[tuple[str, ...], tuple[dict[str, Parts], dict[str, Plan]]] = {}
         self._few: dict[tuple[Any, ...], int] = {}
         self._modules = {name: model.get_submodule(name.rpartition(".")[0]) for name in board.weights}
 
@@ -58,20 +62,28 @@ class Mixed:
         """From now on sequence i of every batch acts under the expert ``names[i]``: ``base``, ``a``, ``a+b`` or ``a&b``.
 
         An input of a linear with n rows is taken as ``len(names)`` equal contiguous parts: sequences of a batch, also flattened;
-        beams or several answers per sequence; single tokens, where names has one entry for each.
+        beams or several answers per sequence; single tokens, where names has one entry for each. No names at all are the base's.
 
         Raises:
             UnknownNameError: One of them is no expert.
             DataError: One has fused experts of a mixture off; the names before stay assigned.
         """
-        assignment = Assignment(names)
-        parts = self._board.use(list(assignment.of), self._mask_of)
+        parts = self._board.use(list(dict.fromkeys(names)), self._mask_of)
+        known, plans = self._known.get(tuple(names), ({}, {}))
+        if known.keys() != parts.keys() or any(known[name] is not own for name, own in parts.items()):
+            plans = self._planned(Assignment(names), parts)
+            while len(self._known) >= _MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[tuple(names)] = parts, plans
+        self._names, self._plans = tuple(names), plans
+
+    def _planned(self, assignment: Assignment, parts: dict[str, Parts]) -> dict[str, Plan]:
         plans = {}
         for name, weight in self._board.weights.items():
             own = {expert: held[name] for expert, held in parts.items() if name in held}
             if own:
                 plans[name] = Plan.of(weight, self._modules[name], assignment, own)
-        self._names, self._plans = assignment.names, plans
+        return plans
 
     def forward(self, name: str, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """What the linear of a weight gives; ``base`` is what it would give by itself."""
