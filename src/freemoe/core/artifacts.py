@@ -146,7 +146,7 @@ def read_tensors(folder: str | Path, name: str, manifest: Mapping[str, Any]) -> 
         manifest: The artefact's.
 
     Raises:
-        ArtifactError: The manifest does not vouch for the file, it cannot be read, or holds NaN or infinity.
+        ArtifactError: The manifest does not vouch for the file, it cannot be read, or holds NaN, infinity or floats of 8 bits.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -158,6 +158,11 @@ def read_tensors(folder: str | Path, name: str, manifest: Mapping[str, Any]) -> 
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ArtifactError(f"{name!r} in {str(folder)!r} cannot be read: {error}. Copy the artefact again.") from None
     for key, tensor in found.items():
+        if tensor.is_floating_point() and tensor.element_size() < 2:
+            raise ArtifactError(
+                f"{name!r} in {str(folder)!r} has numbers of the type {tensor.dtype} in {key!r}, of which no artefact is made. Copy "
+                "it again or build it anew."
+            )
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise ArtifactError(
                 f"{name!r} in {str(folder)!r} has NaN or infinity in {key!r}, which would answer with noise. Build it anew."

@@ -53,7 +53,9 @@ def decode(code: Tensor) -> Tensor:
     split = _HEAD + -(-count * k // 8)
     ones = np.flatnonzero(np.unpackbits(data[split:])) if count >= 0 else np.empty(0, dtype=np.int64)
     used = int(ones[-1]) + 1 if len(ones) else 0
-    if len(ones) != count or len(data) != split + -(-used // 8):
+    # Behind the low bits their last byte is filled with zeros.
+    filled = np.unpackbits(data[_HEAD:split])[max(0, count) * k :]
+    if len(ones) != count or len(data) != split + -(-used // 8) or bool(filled.any()):
         raise ArtifactError("A mask's code is cut short or edited. Copy the artefact again.")
     low = np.unpackbits(data[_HEAD:split], count=count * k).reshape(count, k)
     gaps = (np.diff(ones, prepend=-1) - 1) << k

@@ -177,6 +177,11 @@ def _require_identity(told: Any) -> None:
             f"The manifest's {IDENTITY} is damaged: {', '.join(wrong) or 'config'} cannot be read. Copy the artefact again or "
             "build it anew."
         )
+    if unknown := sorted(told.keys() - kinds.keys()):
+        raise ArtifactError(
+            f"The manifest's {IDENTITY} says {unknown[0]!r:.100}, which this freemoe does not know: it cannot tell whether the base is "
+            "the right one. Install the freemoe that wrote it, or copy the artefact again."
+        )
 
 
 def differences(told: Mapping[str, Any], seen: Mapping[str, Any], chat: bool = True) -> list[str]:
