@@ -23,6 +23,7 @@ from freemoe.cli import (
     reproduce,
     run,
     schema,
+    serve,
     trim,
 )
 from freemoe.cli.failures import (
@@ -52,7 +53,7 @@ app = typer.Typer(
 )
 for command in (build.COMMAND, convert.COMMAND, trim.COMMAND, evaluate.COMMAND):
     command.register(app)
-for module in (lm_eval, generate, merge, push, inspect, report, demo, listing, schema, bench, reproduce, run):
+for module in (lm_eval, generate, merge, push, inspect, report, demo, serve, listing, schema, bench, reproduce, run):
     module.register(app)
 for registered in app.registered_commands:
     # Else the overview cuts it.

@@ -8,10 +8,10 @@ from __future__ import annotations
 from freemoe.compat.names import missing
 
 try:
-    from transformers.cache_utils import Cache, DynamicLayer
+    from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 except ImportError as error:
     raise missing(
         "transformers", "transformers.cache_utils.DynamicLayer", "keep the keys and values of shared prefixes"
     ) from error
 
-__all__ = ["Cache", "DynamicLayer"]
+__all__ = ["Cache", "DynamicCache", "DynamicLayer", "DynamicSlidingWindowLayer"]

@@ -264,6 +264,17 @@ class OwnTextPlanDocument(PlanDocument):
     forward_tokens: int
 
 
+class ServePlanDocument(Document):
+    """``freemoe serve --dry-run``."""
+
+    base: str
+    models: list[str] = Field(description="What a request can name as its model.")
+    context_tokens: int
+    slots: int = Field(description="Sequences that are written side by side.")
+    slot_bytes: int = Field(description="Of the key-value cache, for one sequence of the whole context.")
+    cache_bytes: int = Field(description="Of all slots; it grows to that as it is needed.")
+
+
 _DOCUMENTS: dict[str, type[Document]] = {
     "build": BuiltDocument,
     "convert": ConvertedDocument,
@@ -286,6 +297,7 @@ _DOCUMENTS: dict[str, type[Document]] = {
     "eval-text-plan": OwnTextPlanDocument,
     "merge-plan": PlanDocument,
     "bench-plan": BenchPlanDocument,
+    "serve-plan": ServePlanDocument,
     "lm-eval-plan": ArgumentsDocument,
 }
 

@@ -1,0 +1,1 @@
+"""Many experts on one copy of the weights, through the interfaces that people already use."""

@@ -1,0 +1,1 @@
+"""What answers: requests in, tokens out, one thread that owns the base."""

@@ -1,0 +1,174 @@
+"""The key-value cache of many sequences of different lengths, each with a slot, in buffers that grow.
+
+Shapes: S slots, B rows of a forward pass, H key-value heads, L new tokens of each row, K tokens a row sees, D size of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.compat.caches import Cache, DynamicLayer
+
+_FIRST_LENGTH = 128
+
+
+@dataclass
+class Aim:
+    """Where the next forward pass writes: row i goes to slot ``slots[i]``, behind its ``starts[i]`` tokens.
+
+    Attributes:
+        slots: Of every row, ascending.
+        starts: Tokens that each row's slot holds.
+        longest: Slots and tokens there can be at most; buffers grow no further but for padding.
+    """
+
+    slots: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    longest: tuple[int, int] = (1, 1)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the slots follow each other, so that they are a view of the buffer."""
+        return self.slots == list(range(self.slots[0], self.slots[0] + len(self.slots)))
+
+
+class SlotLayer(DynamicLayer):
+    """One layer's keys and values ``(S, H, room, D)``.
+
+    All that no token was written to is zero: what is masked takes part with weight zero, and zero times NaN is NaN.
+    """
+
+    def __init__(self, aim: Aim) -> None:
+        super().__init__()
+        self.aim = aim
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write ``(B, H, L, D)`` where it is aimed at; returns what the rows see, ``(B, H, K, D)``."""
+        self.keys, self.values = self._write(self.keys, key_states), self._write(self.values, value_states)
+        self.is_initialized = True
+        end = max(self.aim.starts) + key_states.shape[2]
+        return self._seen(self.keys, end), self._seen(self.values, end)
+
+    def _seen(self, buffer: Tensor, end: int) -> Tensor:
+        slots = self.aim.slots
+        if self.aim.is_run:
+            return buffer[slots[0] : slots[0] + len(slots), :, :end]
+        return buffer[:, :, :end].index_select(0, torch.tensor(slots, device=buffer.device))
+
+    def _write(self, buffer: Tensor | None, new: Tensor) -> Tensor:
+        length, aim = new.shape[2], self.aim
+        buffer = self._grown(buffer, new, max(aim.slots) + 1, max(aim.starts) + length)
+        if length == 1:
+            rows = torch.tensor([aim.slots, aim.starts], device=new.device)
+            buffer[rows[0], :, rows[1]] = new[:, :, 0]
+            return buffer
+        for i, (slot, start) in enumerate(zip(aim.slots, aim.starts, strict=True)):
+            buffer[slot, :, start : start + length] = new[i]
+        return buffer
+
+    def _grown(self, buffer: Tensor | None, new: Tensor, slots: int, room: int) -> Tensor:
+        """The buffer, or a larger one with its content; it doubles, so that little is copied."""
+        held = (0, 0) if buffer is None else (buffer.shape[0], buffer.shape[2])
+        if buffer is not None and held[0] >= slots and held[1] >= room:
+            return buffer
+        most_slots, most_room = self.aim.longest
+        slots = max(slots, min(2 * held[0], most_slots), held[0])
+        room = max(room, min(max(2 * held[1], _FIRST_LENGTH), most_room), held[1])
+        larger = new.new_zeros(slots, new.shape[1], room, new.shape[3])
+        if buffer is not None:
+            larger[: held[0], :, : held[1]] = buffer
+        return larger
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first tokens of a slot to another."""
+        for buffer in (self.keys, self.values):
+            # Where nothing was written yet there may be no slot either.
+            if buffer is not None and length:
+                buffer[target, :, :length] = buffer[source, :, :length]
+
+    def clear(self, slot: int) -> None:
+        """Make a slot zero."""
+        for buffer in (self.keys, self.values):
+            if buffer is not None and slot < len(buffer):
+                buffer[slot].zero_()
+
+    def get_seq_length(self) -> int:
+        """Tokens of the longest row of the next pass."""
+        return max(self.aim.starts, default=0)
+
+
+class SlotCache(Cache):
+    """Slots that are kept without gaps: sequences have numbers, and where they stand may change between two passes.
+
+    Args:
+        slots: Sequences at most.
+        context: Tokens of each at most.
+    """
+
+    def __init__(self, slots: int, context: int) -> None:
+        self.aim = Aim(longest=(slots, context))
+        super().__init__(layer_class_to_replicate=partial(SlotLayer, self.aim))  # type: ignore[arg-type]
+        self._place: dict[int, int] = {}
+        self._length: dict[int, int] = {}
+
+    def open(self, number: int) -> None:
+        """Give a sequence the next slot."""
+        self._place[number], self._length[number] = len(self._place), 0
+
+    def close(self, number: int) -> None:
+        """Free a sequence's slot; the last one moves there."""
+        gap, last = self._place.pop(number), len(self._place)
+        del self._length[number]
+        moved = next((n for n, place in self._place.items() if place == last), None)
+        for layer in self.layers:
+            if moved is not None:
+                layer.move(last, gap, self._length[moved])  # type: ignore[union-attr]
+            # NaN in what is masked would spread to whoever comes next.
+            layer.clear(last)  # type: ignore[union-attr]
+        if moved is not None:
+            self._place[moved] = gap
+
+    def place(self, number: int) -> int:
+        """Where a sequence stands."""
+        return self._place[number]
+
+    def length(self, number: int) -> int:
+        """Tokens that a sequence holds."""
+        return self._length[number]
+
+    def aim_at(self, numbers: list[int]) -> None:
+        """The next pass has these sequences, in the order of their places."""
+        self.aim.slots = [self._place[n] for n in numbers]
+        self.aim.starts = [self._length[n] for n in numbers]
+
+    def wrote(self, number: int, tokens: int) -> None:
+        """So many of the tokens of the pass are a sequence's; what was written behind them is padding."""
+        self._length[number] += tokens
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all buffers."""
+        layers: list[Any] = self.layers
+        buffers = [b for layer in layers for b in (layer.keys, layer.values) if b is not None]
+        return sum(b.numel() * b.element_size() for b in buffers)
+
+
+def token_bytes(config: Any, element: int) -> int:
+    """Bytes of the cache per token of a sequence, from a model's config alone.
+
+    Args:
+        config: Of the model.
+        element: Bytes of a number.
+    """
+    text = config.get_text_config(decoder=True)
+    heads = text.num_attention_heads
+    if getattr(text, "kv_lora_rank", None):
+        # Latent attention keeps what all heads' keys and values are made of.
+        return text.num_hidden_layers * (text.kv_lora_rank + text.qk_rope_head_dim) * element
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return 2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or heads) * size * element

@@ -1,0 +1,226 @@
+"""The engine: one thread that owns the base, and the door to it for all others."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import torch
+
+from freemoe.core.errors import DataError
+from freemoe.core.registry import unknown_name
+from freemoe.domain_experts.hosting.batches import special_tokens
+from freemoe.evals.engine.answering import AUTO, BASE
+from freemoe.serve.engine.outbox import Outbox
+from freemoe.serve.engine.requests import Ask, ContextError, Limits, QueueFullError, StoppingError, Watch
+from freemoe.serve.engine.runner import ByExpert, Runner, runner_for
+from freemoe.serve.engine.scheduler import Scheduler
+from freemoe.serve.engine.sequence import Running
+
+Found = TypeVar("Found")
+
+
+class Engine:
+    """Answers many requests at once on one base.
+
+    Its thread has the base's turn while there are requests; what else needs the base is done between two steps (`call`).
+
+    Args:
+        host: A base and its experts: a `FreeMoE`, or what looks like one to it (`hosts.Ways`).
+        limits: What is taken on.
+        watch: Is told what happens.
+        runner: Runs the steps; the best for the model if absent.
+    """
+
+    def __init__(self, host: Any, limits: Limits, watch: Watch | None = None, runner: Runner | None = None) -> None:
+        self.host, self.limits = host, limits
+        if runner is None:
+            with host.expert(BASE):
+                runner = runner_for(host.model, ByExpert(host), limits)
+        self.runner = runner
+        self._ends = frozenset(special_tokens(host.model, {})[1])
+        self._scheduler = Scheduler(runner, limits, watch or Watch())
+        self._lock = threading.Condition()
+        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._leaving: dict[str, Future[None]] = {}
+        self._combinations: set[str] = set()
+        self._ending = self._closed = False
+        self._thread = threading.Thread(target=self._work, name="freemoe engine", daemon=True)
+
+    # ----------------------------------------------------------- for every thread
+
+    def start(self) -> Engine:
+        """Begin to work."""
+        self._thread.start()
+        return self
+
+    @property
+    def experts(self) -> list[str]:
+        """Names of the experts that can be asked for."""
+        return [name for name in self.host.experts if name not in self._leaving]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._closed
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it works."""
+        return self._thread.is_alive()
+
+    @property
+    def busy(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._scheduler.running) + len(self._scheduler.waiting)
+
+    def submit(self, asks: Sequence[Ask]) -> list[Outbox]:
+        """Ask for several sequences, all of them or none.
+
+        Raises:
+            UnknownNameError: There is no such expert.
+            DataError: A sequence does not fit the context (`ContextError`), or there are too many combinations of experts.
+            QueueFullError: Too many wait already.
+            StoppingError: No more requests are taken.
+        """
+        for ask in asks:
+            require_fit(ask, self.limits.context)
+        sequences = [Running(ask, Outbox(self.limits.pieces), self.host.tokenizer, self._ends) for ask in asks]
+        with self._lock:
+            if self._closed:
+                raise StoppingError("The server is about to end and takes no more requests. Ask again in a moment.")
+            for name in dict.fromkeys(ask.expert for ask in asks):
+                self._require(name)
+            free = self.limits.batch - len(self._scheduler.running)
+            if len(self._scheduler.waiting) + len(asks) > self.limits.queue + max(0, free):
+                raise QueueFullError(
+                    f"{len(self._scheduler.waiting)} sequences wait already, and with {len(asks)} more the queue of "
+                    f"{self.limits.queue} is full. Ask again in a moment."
+                )
+            self._scheduler.waiting.extend(sequences)
+            self._lock.notify_all()
+        return [sequence.outbox for sequence in sequences]
+
+    def _require(self, name: str) -> None:
+        going = next((gone for gone in self._leaving if Ask((0,), name, 0).uses(gone)), None)
+        if going is not None:
+            raise unknown_name("expert", name, [BASE, AUTO, *self.experts])
+        self.host.require(name)
+        if name in (BASE, *self.host.experts) or name in self._combinations:
+            return
+        if len(self._combinations) >= self.limits.combinations:
+            raise DataError(
+                f"{len(self._combinations)} different combinations of experts are in use, the most that is held. Ask for one of "
+                f"them: {', '.join(sorted(self._combinations)[:8])}."
+            )
+        self._combinations.add(name)
+
+    def call(self, work: Callable[[], Found]) -> Future[Found]:
+        """Have something done that needs the base, between two steps."""
+        future: Future[Found] = Future()
+        with self._lock:
+            if self._ending:
+                future.set_exception(StoppingError("The server has ended."))
+                return future
+            self._jobs.append((future, work))
+            self._lock.notify_all()
+        return future
+
+    def drop(self, name: str) -> Future[None]:
+        """Let go of an expert: nobody can ask for it any more, and once those who did have their answers it is gone.
+
+        Raises:
+            UnknownNameError: There is no such expert.
+        """
+        with self._lock:
+            if name in self._leaving:
+                return self._leaving[name]
+            if name not in self.host.experts:
+                raise unknown_name("expert", name, self.experts)
+            future = self._leaving[name] = Future()
+            self._lock.notify_all()
+        return future
+
+    def close(self) -> None:
+        """Take no more requests; those that are there go on."""
+        with self._lock:
+            self._closed = True
+
+    def stop(self) -> None:
+        """End now; what has not ended gets an error."""
+        with self._lock:
+            self._closed = self._ending = True
+            self._lock.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # ------------------------------------------------------------ its own thread
+
+    def _work(self) -> None:
+        while self._wait():
+            with self._lock:
+                self._scheduler.admit()
+            if self._scheduler.running:
+                with torch.no_grad():
+                    self._scheduler.step()
+            self._do_jobs()
+        self._end()
+        self.runner.rest()
+
+    def _wait(self) -> bool:
+        """Wait for something to do; False at the end."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._ending or self._jobs or self._leaving or self.busy)
+            return not self._ending
+
+    def _do_jobs(self) -> None:
+        with self._lock:
+            jobs = list(self._jobs)
+            self._jobs.clear()
+            gone = [n for n in self._leaving if not any(s.ask.uses(n) for s in self._scheduler.all)]
+            if jobs or gone or not self.busy:
+                self.runner.rest()
+        for future, work in jobs:
+            _settle(future, work)
+        for name in gone:
+            _settle(self._leaving[name], lambda name=name: self.host.delete_expert(name))
+            with self._lock:
+                del self._leaving[name]
+                self._combinations = {c for c in self._combinations if not Ask((0,), c, 0).uses(name)}
+
+    def _end(self) -> None:
+        error = StoppingError("The server has ended before this answer did.")
+        with self._lock:
+            jobs = [future for future, _ in self._jobs] + list(self._leaving.values())
+            self._jobs.clear()
+            self._scheduler.fail_all(error)
+        for future in jobs:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+
+def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
+    """Do what a future stands for."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        with torch.no_grad():
+            future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+
+
+def require_fit(ask: Ask, context: int) -> None:
+    """Raise where a sequence does not fit the context.
+
+    Raises:
+        ContextError: It has no tokens, or too many.
+    """
+    if not ask.prompt or len(ask.prompt) + ask.max_tokens > context:
+        raise ContextError(
+            f"The prompt has {len(ask.prompt)} tokens; with {ask.max_tokens} new ones it must have at least 1 and at most "
+            f"{context - ask.max_tokens} to fit the context of {context}. Shorten it, or ask for fewer new tokens."
+        )

@@ -1,0 +1,80 @@
+"""What the engine can answer with: a base with its experts, a plain model, or another artefact that answers in named ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from freemoe.core.errors import DataError
+from freemoe.core.registry import unknown_name
+from freemoe.core.threads import turn_of
+from freemoe.evals.engine.answering import BASE, Answering
+
+
+class Ways:
+    """A converted, trimmed or plain model as a host: its ways are its experts; ``base`` is the model as it is.
+
+    Args:
+        opened: The model and its ways.
+    """
+
+    router = None
+
+    def __init__(self, opened: Answering) -> None:
+        self.model, self.tokenizer = opened.model, opened.tokenizer
+        self._ways = opened.ways
+        self._inside = ExitStack()
+
+    @property
+    def experts(self) -> list[str]:
+        """Names of the ways, the base left out."""
+        return [name for name in self._ways if name != BASE]
+
+    def require(self, name: str) -> None:
+        """Raise unless there is such a way.
+
+        Raises:
+            UnknownNameError: Names those that there are.
+        """
+        if name != BASE and name not in self._ways:
+            raise unknown_name("expert", name, [BASE, *self.experts])
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Have the model for this thread alone."""
+        return turn_of(self.model).held()
+
+    @contextmanager
+    def expert(self, name: str) -> Iterator[None]:
+        """Let the model answer in a way inside a ``with`` block."""
+        with self.turn():
+            try:
+                self.set_expert(name)
+                yield
+            finally:
+                self._inside.close()
+
+    def set_expert(self, name: str) -> None:
+        """Change to another way inside of the block."""
+        self.require(name)
+        self._inside.close()
+        if name in self._ways:
+            self._inside.enter_context(self._ways[name]())
+
+    def load_expert(self, artefact: Any, name: str | None = None, *, prefix: str = "") -> list[str]:
+        """There is nothing to put experts on.
+
+        Raises:
+            DataError: Always.
+        """
+        raise DataError(
+            "This server runs a model without a base for experts; serve a base, or an artefact of domain experts."
+        )
+
+    def delete_expert(self, name: str) -> None:
+        """A way is part of the model.
+
+        Raises:
+            DataError: Always.
+        """
+        raise DataError(f"{name!r} is a way to run this model, and cannot be unloaded.")

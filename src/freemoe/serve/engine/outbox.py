@@ -1,0 +1,77 @@
+"""From the engine's thread to whoever reads an answer, at most so much of it at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from freemoe.serve.engine.requests import Done, Event, Failed
+
+
+class Outbox:
+    """The events of one sequence, in order; the last is `Done` or `Failed`.
+
+    Args:
+        most: Events that are kept for a reader that does not read; the last one always has room.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._events: deque[Event] = deque()
+        self._changed = threading.Condition()
+        self._told: Callable[[], object] | None = None
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the reader is gone."""
+        return self._closed
+
+    def put(self, event: Event) -> bool:
+        """Hand on an event; False where nobody reads any more, or there is no room for it."""
+        last = isinstance(event, Done | Failed)
+        with self._changed:
+            if self._closed or (len(self._events) >= self.most and not last):
+                return False
+            self._events.append(event)
+            self._changed.notify_all()
+            told = self._told
+        if told is not None:
+            # The reader's loop may have ended meanwhile.
+            with contextlib.suppress(RuntimeError):
+                told()
+        return True
+
+    def listen(self, told: Callable[[], object]) -> None:
+        """Have a function called, on the engine's thread, whenever there is something to `poll`."""
+        with self._changed:
+            self._told = told
+            waiting = bool(self._events)
+        if waiting:
+            told()
+
+    def poll(self) -> list[Event]:
+        """What there is now."""
+        with self._changed:
+            found = list(self._events)
+            self._events.clear()
+        return found
+
+    def take(self, timeout: float | None = None) -> list[Event]:
+        """The same, at least one event: waits for it.
+
+        Raises:
+            TimeoutError: None came for so many seconds.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: bool(self._events), timeout):
+                raise TimeoutError(f"The engine said nothing for {timeout} seconds.")
+        return self.poll()
+
+    def close(self) -> None:
+        """Read no more: the sequence's slot is freed before the engine's next step."""
+        with self._changed:
+            self._closed = True
+            self._events.clear()

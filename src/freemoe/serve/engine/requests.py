@@ -1,0 +1,152 @@
+"""What is asked of the engine, and what it answers: frozen values that pass between threads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from freemoe.core.errors import BusyError, DataError
+from freemoe.evals.engine.sampling import GREEDY, Sampling
+
+
+class ContextError(DataError):
+    """A sequence that does not fit the context."""
+
+
+class QueueFullError(BusyError):
+    """More sequences wait than the queue holds."""
+
+
+class SlowReaderError(BusyError):
+    """A stream that is read more slowly than it is written, beyond what is kept for it."""
+
+
+class StoppingError(BusyError):
+    """The engine takes no more requests: it is about to end."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the engine takes on.
+
+    Attributes:
+        context: Tokens of a sequence at most, prompt and answer together.
+        batch: Sequences that are run side by side; each has a slot of the cache.
+        queue: Sequences that may wait for a slot.
+        prefill: Tokens of prompts that are read per step, so that running sequences do not stall.
+        pieces: Events of a stream that are kept for a reader that does not read.
+        combinations: Different combinations of experts (``a+b``) that are held.
+    """
+
+    context: int
+    batch: int = 16
+    queue: int = 256
+    prefill: int = 256
+    pieces: int = 1024
+    combinations: int = 32
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One sequence to write.
+
+    Attributes:
+        prompt: Token ids, at least one.
+        expert: Whose weights write it; never ``auto``.
+        max_tokens: New tokens at most.
+        sampling: How tokens are drawn.
+        top_k: Only so many likeliest tokens are drawn from; 0 for all.
+        presence: Taken from the logits of tokens that were written already.
+        frequency: The same, times how often they were written.
+        choice: Number among the answers to one prompt; each draws other numbers.
+        stop: Texts that end the answer and are not part of it.
+        logprobs: How many likeliest tokens to name beside each token; None for no log-probabilities at all.
+        echo: Log-probabilities of the prompt's tokens are wanted too.
+    """
+
+    prompt: tuple[int, ...]
+    expert: str
+    max_tokens: int
+    sampling: Sampling = GREEDY
+    top_k: int = 0
+    presence: float = 0.0
+    frequency: float = 0.0
+    choice: int = 0
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    echo: bool = False
+
+    def uses(self, name: str) -> bool:
+        """Whether an expert is, or is part of, the one that was asked for."""
+        return self.expert == name or name in (part.strip() for part in re.split("[+&]", self.expert))
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token and how likely it was.
+
+    Attributes:
+        id: Its number.
+        offset: Characters of the answer (or, of a prompt's tokens, of the prompt) before it.
+        logprob: Natural logarithm of its probability at temperature 1; None at the beginning of a prompt, or if not asked for.
+        top: The likeliest tokens with theirs, the likeliest first.
+    """
+
+    id: int
+    offset: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that will not change any more, and the tokens that ended in it; the tokens may be of text that is still held back."""
+
+    text: str
+    tokens: tuple[Token, ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptRead:
+    """The prompt's tokens with their log-probabilities, where they were asked for."""
+
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of an answer.
+
+    Attributes:
+        reason: ``stop`` at a stop string or the token that ends a text, ``length`` at the most tokens.
+        tokens: New tokens, the one that ends a text not counted.
+    """
+
+    reason: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The end of an answer that there will not be."""
+
+    error: Exception
+
+
+Event = PromptRead | Piece | Done | Failed
+
+
+class Watch:
+    """Is told what the engine does, on the engine's thread; does nothing itself."""
+
+    def first(self, expert: str, seconds: float) -> None:
+        """The first token of an answer, so long after it was asked for."""
+
+    def between(self, expert: str, seconds: float) -> None:
+        """A further token, so long after the one before."""
+
+    def ended(self, expert: str, how: str, read: int, written: int) -> None:
+        """A sequence's end: ``stop``, ``length``, ``gone`` or ``error``; tokens of its prompt that were read, and new ones."""
+
+    def load(self, running: int, waiting: int) -> None:
+        """Sequences that have a slot, and those that wait for one."""

@@ -1,0 +1,270 @@
+"""The door to the model: rows of tokens in, logits out; how sequences and experts are put together stays behind it.
+
+Shapes: B rows, L tokens of the longest, K tokens that a row sees, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from freemoe.compat.caches import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from freemoe.serve.engine.cache import SlotCache
+from freemoe.serve.engine.requests import Limits
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens of one sequence, behind those that it has.
+
+    Attributes:
+        number: Of the sequence, as `Runner.open` was told.
+        tokens: At least one.
+        expert: Whose weights read them.
+        wanted: Logits after its last token, after every token, or none.
+    """
+
+    number: int
+    tokens: tuple[int, ...]
+    expert: str
+    wanted: Literal["last", "every", "none"] = "last"
+
+
+class Runner(Protocol):
+    """What runs a step."""
+
+    def open(self, number: int) -> None:
+        """Make room for a sequence."""
+        ...
+
+    def close(self, number: int) -> None:
+        """Let go of a sequence."""
+        ...
+
+    def forward(self, rows: Sequence[Row]) -> list[Tensor]:
+        """Run rows of different sequences; per row ``(n, V)`` logits, n as `Row.wanted` says."""
+        ...
+
+    def rest(self) -> None:
+        """Leave the base as it was, until the next pass."""
+        ...
+
+
+class Acting(Protocol):
+    """How rows of different experts share forward passes."""
+
+    def parts(self, names: Sequence[str]) -> Iterable[list[int]]:
+        """Which rows go together, for the expert of every row."""
+        ...
+
+    def act_as(self, names: Sequence[str]) -> None:
+        """Let the next pass, of these rows, act under their experts."""
+        ...
+
+    def rest(self) -> None:
+        """Leave the base as it was, for others to use."""
+        ...
+
+
+class ByExpert:
+    """One pass per expert, which stays switched in until another is needed.
+
+    Args:
+        host: Has ``expert(name)``, a context manager, and ``set_expert(name)`` to change to another inside of it.
+    """
+
+    def __init__(self, host: Any) -> None:
+        self._host = host
+        self._block, self._name = ExitStack(), ""
+
+    def parts(self, names: Sequence[str]) -> Iterable[list[int]]:
+        """Rows by expert; first those of the expert that is switched in."""
+        found: dict[str, list[int]] = {}
+        for i, name in enumerate(names):
+            found.setdefault(name, []).append(i)
+        return [found[name] for name in sorted(found, key=lambda n: (n != self._name, n))]
+
+    def act_as(self, names: Sequence[str]) -> None:
+        """Switch to the one expert of the rows."""
+        name = names[0]
+        if not self._name:
+            self._block.enter_context(self._host.expert(name))
+        elif name != self._name:
+            self._host.set_expert(name)
+        self._name = name
+
+    def rest(self) -> None:
+        """Switch back to the base."""
+        self._name = ""
+        self._block.close()
+
+
+class SlotRunner:
+    """Many sequences in one pass, whatever their lengths; their keys and values lie in a `SlotCache`."""
+
+    def __init__(self, model: Any, acting: Acting, limits: Limits) -> None:
+        self.cache = SlotCache(limits.batch, limits.context)
+        self._model, self._acting, self._context = model, acting, limits.context
+        self._cuts = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def open(self, number: int) -> None:
+        """Take a slot."""
+        self.cache.open(number)
+
+    def close(self, number: int) -> None:
+        """Free its slot."""
+        self.cache.close(number)
+
+    def forward(self, rows: Sequence[Row]) -> list[Tensor]:
+        """As `Runner.forward`."""
+        found: list[Tensor] = [torch.empty(0)] * len(rows)
+        # In the order of their places, so that slots that follow each other are used without a copy.
+        order = sorted(range(len(rows)), key=lambda i: self.cache.place(rows[i].number))
+        for part in self._acting.parts([rows[i].expert for i in order]):
+            members = [rows[order[i]] for i in part]
+            self._acting.act_as([row.expert for row in members])
+            for i, one in zip(part, self._pass(members), strict=True):
+                found[order[i]] = one
+        return found
+
+    def rest(self) -> None:
+        """Leave the base as it was."""
+        self._acting.rest()
+
+    def _pass(self, rows: list[Row]) -> list[Tensor]:
+        self.cache.aim_at([row.number for row in rows])
+        inputs, counts = self._inputs(rows), [len(row.tokens) for row in rows]
+        kept = self._kept(rows, max(counts))
+        if kept is not None:
+            inputs["logits_to_keep"] = kept
+        logits = self._model(**inputs, past_key_values=self.cache, use_cache=True).logits
+        for row, count in zip(rows, counts, strict=True):
+            self.cache.wrote(row.number, count)
+        places = {int(p): i for i, p in enumerate(kept)} if kept is not None else None
+        return [_wanted(logits[i], row, places) for i, row in enumerate(rows)]
+
+    def _inputs(self, rows: list[Row]) -> dict[str, Any]:
+        """Ids ``(B, L)``, positions and the mask ``(B, 1, L, K)``; short rows end in copies of their last token."""
+        device, longest = self._model.device, max(len(row.tokens) for row in rows)
+        ids = torch.tensor([[*row.tokens, *[row.tokens[-1]] * (longest - len(row.tokens))] for row in rows])
+        starts = torch.tensor(self.cache.aim.starts)
+        at = starts[:, None] + torch.arange(longest)
+        hidden = torch.arange(int(starts.max()) + longest) > at[..., None]
+        mask = torch.zeros(hidden.shape, dtype=self._model.dtype, device=device)
+        # A mask of booleans would be added by some families' attention, not applied.
+        mask.masked_fill_(hidden.to(device), torch.finfo(mask.dtype).min)
+        return {
+            "input_ids": ids.to(device),
+            "position_ids": at.clamp(max=self._context - 1).to(device),
+            "attention_mask": mask[:, None],
+        }
+
+    def _kept(self, rows: list[Row], longest: int) -> Tensor | None:
+        """Places whose logits are made, for all rows; None for all of them."""
+        if not self._cuts or longest == 1 or any(row.wanted == "every" for row in rows):
+            return None
+        ends = {len(row.tokens) - 1 for row in rows if row.wanted == "last"} or {0}
+        return torch.tensor(sorted(ends), device=self._model.device)
+
+
+def _wanted(logits: Tensor, row: Row, places: dict[int, int] | None) -> Tensor:
+    """A row's logits ``(n, V)`` of those that were made ``(kept, V)``."""
+    if row.wanted == "none":
+        return logits[:0]
+    if row.wanted == "every":
+        return logits[: len(row.tokens)]
+    last = len(row.tokens) - 1
+    return logits[last : last + 1] if places is None else logits[places[last]][None]
+
+
+class OwnCacheRunner:
+    """One pass per row, each sequence with a cache of the model's own kind: for whatever `SlotRunner` cannot do."""
+
+    def __init__(self, model: Any, acting: Acting) -> None:
+        self._model, self._acting = model, acting
+        self._caches: dict[int, Any] = {}
+
+    def open(self, number: int) -> None:
+        """Make an empty cache."""
+        self._caches[number] = DynamicCache(config=self._model.config)
+
+    def close(self, number: int) -> None:
+        """Let go of it."""
+        del self._caches[number]
+
+    def forward(self, rows: Sequence[Row]) -> list[Tensor]:
+        """As `Runner.forward`."""
+        found: list[Tensor] = [torch.empty(0)] * len(rows)
+        for part in self._acting.parts([row.expert for row in rows]):
+            for i in part:
+                self._acting.act_as([rows[i].expert])
+                found[i] = self._pass(rows[i])
+        return found
+
+    def rest(self) -> None:
+        """Leave the base as it was."""
+        self._acting.rest()
+
+    def _pass(self, row: Row) -> Tensor:
+        ids = torch.tensor([row.tokens], device=self._model.device)
+        out = self._model(input_ids=ids, past_key_values=self._caches[row.number], use_cache=True)
+        return _wanted(out.logits[0], row, None)
+
+
+def runner_for(model: Any, acting: Acting, limits: Limits) -> Runner:
+    """The best runner for a model: `SlotRunner` where it is proven to say what the model says, else `OwnCacheRunner`."""
+    if plain_cache(model, limits.context) and _says_the_same(model, limits):
+        return SlotRunner(model, acting, limits)
+    return OwnCacheRunner(model, acting)
+
+
+def plain_cache(model: Any, context: int) -> bool:
+    """Whether a model keeps keys and values of all tokens it sees, in all layers: no recurrent state, no shorter window."""
+    layers = DynamicCache(config=model.config).layers
+    return all(
+        type(layer) is DynamicLayer or (type(layer) is DynamicSlidingWindowLayer and layer.sliding_window >= context)
+        for layer in layers
+    )
+
+
+class _Untouched:
+    """The model as it is, all rows together."""
+
+    def parts(self, names: Sequence[str]) -> Iterable[list[int]]:
+        return [list(range(len(names)))]
+
+    def act_as(self, names: Sequence[str]) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass
+
+
+def _says_the_same(model: Any, limits: Limits) -> bool:
+    """Whether two rows of different lengths, the second behind tokens that it has, get the logits of the rows alone."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    ids = [tuple((7 * i + 3 * j + 5) % vocabulary for j in range(n)) for i, n in enumerate((5, 8))]
+    if limits.context < max(map(len, ids)) or limits.batch < len(ids):
+        # Too small to try; nothing is gained by batches either.
+        return False
+    runner = SlotRunner(model, _Untouched(), Limits(limits.context, batch=2))
+    try:
+        with torch.no_grad():
+            alone = [model(input_ids=torch.tensor([row], device=model.device)).logits[0, -1].float() for row in ids]
+            for number in (0, 1):
+                runner.open(number)
+            runner.forward([Row(1, ids[1][:4], "")])
+            found = runner.forward([Row(0, ids[0], ""), Row(1, ids[1][4:], "")])
+    except Exception:  # whatever a family's own code makes of a mask or a cache that it does not expect
+        return False
+    close = 1e-3 if model.dtype == torch.float32 else 5e-2
+    return all(
+        bool((one[-1].float() - true).abs().max() <= close * (true.max() - true.min()).clamp(min=1e-6))
+        for one, true in zip(found, alone, strict=True)
+    )

@@ -1,0 +1,141 @@
+"""Which sequences run now, and what becomes of each step's logits: continuous batching, on one thread.
+
+A step first gives every running sequence its next token, then reads a bounded number of prompts' tokens: a long prompt is read
+over several steps, and running sequences do not wait for its end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.serve.engine.choosing import broken, likelihoods
+from freemoe.serve.engine.requests import Limits, Watch
+from freemoe.serve.engine.runner import Row, Runner
+from freemoe.serve.engine.sequence import Running
+
+
+class Scheduler:
+    """The sequences that wait and those that run.
+
+    Args:
+        runner: Runs a step.
+        limits: What is taken on.
+        watch: Is told what happens.
+    """
+
+    def __init__(self, runner: Runner, limits: Limits, watch: Watch) -> None:
+        self.waiting: deque[Running] = deque()
+        self.running: list[Running] = []
+        self._runner, self._limits, self._watch = runner, limits, watch
+        self._numbers = itertools.count()
+
+    @property
+    def all(self) -> Iterable[Running]:
+        """Every sequence that has not ended."""
+        return [*self.running, *self.waiting]
+
+    def admit(self) -> None:
+        """Let go of what nobody reads any more, and give free slots to those that wait longest."""
+        for sequence in [s for s in self.running if s.outbox.closed]:
+            self._end(sequence, "gone")
+        gone = [s for s in self.waiting if s.outbox.closed]
+        for sequence in gone:
+            self.waiting.remove(sequence)
+            self._watch.ended(sequence.ask.expert, "gone", 0, 0)
+        while self.waiting and len(self.running) < self._limits.batch:
+            sequence = self.waiting.popleft()
+            sequence.number = next(self._numbers)
+            self._runner.open(sequence.number)
+            self.running.append(sequence)
+            if sequence.finish_unread():
+                self._end(sequence, "length")
+        self._watch.load(len(self.running), len(self.waiting))
+
+    def step(self) -> None:
+        """One token for each sequence that writes, then a part of the prompts of those that still read."""
+        writing = [s for s in self.running if s.has_read]
+        self._run(writing, [Row(s.number, (s.last,), s.ask.expert) for s in writing])
+        reading, rows, left = [], [], self._limits.prefill
+        for sequence in [s for s in self.running if not s.has_read]:
+            if left <= 0:
+                break
+            tokens = sequence.ask.prompt[sequence.fed : sequence.fed + left]
+            reading.append(sequence)
+            rows.append(Row(sequence.number, tokens, sequence.ask.expert, sequence.wants(len(tokens))))
+            left -= len(tokens)
+        self._run(reading, rows)
+
+    def fail_all(self, error: Exception) -> None:
+        """End every sequence with an error."""
+        for sequence in self.running:
+            sequence.fail(error)
+            self._end(sequence, "error", keep=True)
+        for sequence in self.waiting:
+            sequence.fail(error)
+            self._watch.ended(sequence.ask.expert, "error", 0, 0)
+        self.running, self.waiting = [], deque()
+
+    def _run(self, sequences: list[Running], rows: Sequence[Row]) -> None:
+        """Run rows and hand on what they say; an error ends the sequences that it touches."""
+        if not rows:
+            return
+        try:
+            logits = self._runner.forward(rows)
+            self._accept(sequences, rows, logits)
+        except Exception as error:
+            for sequence in sequences:
+                if sequence in self.running:
+                    sequence.fail(error)
+                    self._end(sequence, "error")
+
+    def _accept(self, sequences: list[Running], rows: Sequence[Row], logits: Sequence[Tensor]) -> None:
+        chosen: list[tuple[Running, Tensor]] = []
+        for sequence, row, found in zip(sequences, rows, logits, strict=True):
+            if row.wanted != "none" and bool(found.isnan().any()):
+                sequence.fail(broken(found))
+                self._end(sequence, "error")
+                continue
+            if sequence.read(row, found):
+                chosen.append((sequence, found[-1]))
+            elif sequence.ended:
+                self._end(sequence, sequence.ended)
+        if not chosen:
+            return
+        best = torch.stack([found for _, found in chosen]).argmax(-1).tolist()
+        for (sequence, found), token in zip(chosen, best, strict=True):
+            self._write(sequence, found, token)
+
+    def _write(self, sequence: Running, logits: Tensor, likeliest: int) -> None:
+        """Take a sequence's next token."""
+        chooser = sequence.chooser
+        try:
+            token = likeliest if chooser.is_plain else chooser.pick(logits, len(sequence.written))
+            likely: Any = (None, ())
+            if sequence.ask.logprobs is not None:
+                likely = likelihoods(logits[None], torch.tensor([token]), sequence.ask.logprobs)[0]
+        except Exception as error:
+            sequence.fail(error)
+            self._end(sequence, "error")
+            return
+        now = time.perf_counter()
+        if sequence.written:
+            self._watch.between(sequence.ask.expert, now - sequence.since)
+        else:
+            self._watch.first(sequence.ask.expert, now - sequence.since)
+        sequence.since = now
+        sequence.write(token, *likely)
+        if sequence.ended:
+            self._end(sequence, sequence.ended)
+
+    def _end(self, sequence: Running, how: str, keep: bool = False) -> None:
+        self._runner.close(sequence.number)
+        if not keep:
+            self.running.remove(sequence)
+        self._watch.ended(sequence.ask.expert, how, sequence.fed, len(sequence.written))

@@ -1,0 +1,161 @@
+"""One sequence while it is read and written; only the engine's thread touches it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from freemoe.serve.engine.choosing import Chooser, likelihoods
+from freemoe.serve.engine.outbox import Outbox
+from freemoe.serve.engine.requests import Ask, Done, Event, Failed, Piece, PromptRead, SlowReaderError, Token
+from freemoe.serve.engine.runner import Row
+from freemoe.serve.engine.text import Detokeniser, StopTexts
+
+
+class Running:
+    """A sequence and where it stands.
+
+    Args:
+        ask: What is wanted.
+        outbox: Where its events go.
+        tokenizer: Of the base.
+        ends: Tokens that end a text.
+
+    Attributes:
+        number: By which the runner knows it.
+        fed: Tokens of its prompt that were read.
+        written: New tokens.
+        since: When its last token came, or when it was asked for.
+        ended: How it ended; empty while it has not.
+    """
+
+    def __init__(self, ask: Ask, outbox: Outbox, tokenizer: Any, ends: Collection[int]) -> None:
+        self.ask, self.outbox, self.chooser = ask, outbox, Chooser(ask)
+        self.number, self.fed, self.written = -1, 0, list[int]()
+        self.since, self.ended = time.perf_counter(), ""
+        self._tokenizer, self._ends = tokenizer, ends
+        self._text, self._stops = Detokeniser(tokenizer), StopTexts(ask.stop)
+        # Characters made of tokens so far, told or not; tokens whose text is not told.
+        self._made, self._told, self._pending = 0, 0, list[Token]()
+        self._prompt: list[Token] = []
+
+    @property
+    def has_read(self) -> bool:
+        """Whether the whole prompt was read."""
+        return self.fed == len(self.ask.prompt)
+
+    @property
+    def last(self) -> int:
+        """The token that is fed next."""
+        return self.written[-1]
+
+    @property
+    def _scores_prompt(self) -> bool:
+        return self.ask.echo and self.ask.logprobs is not None
+
+    def finish_unread(self) -> bool:
+        """End at once where neither a token nor a log-probability is wanted."""
+        if self.ask.max_tokens or self._scores_prompt:
+            return False
+        self._finish("length")
+        return True
+
+    def wants(self, tokens: int) -> Literal["last", "every", "none"]:
+        """Which logits it needs of the next tokens of its prompt."""
+        if self._scores_prompt:
+            return "every"
+        return "last" if self.fed + tokens == len(self.ask.prompt) else "none"
+
+    def read(self, row: Row, logits: Tensor) -> bool:
+        """Take note of what a pass read; whether the last logits choose the next token."""
+        if self.has_read:
+            return True
+        if self._scores_prompt:
+            self._score(row, logits)
+        self.fed += len(row.tokens)
+        if not self.has_read:
+            return False
+        if self._scores_prompt:
+            self._put(PromptRead(tuple(self._prompt)))
+        if not self.ask.max_tokens and not self.ended:
+            self._finish("length")
+        return not self.ended
+
+    def _score(self, row: Row, logits: Tensor) -> None:
+        """Log-probabilities of the prompt's tokens behind each of the row's."""
+        prompt, top = self.ask.prompt, self.ask.logprobs or 0
+        if not self._prompt:
+            self._add_prompt(prompt[0], None, ())
+        following = prompt[self.fed + 1 : self.fed + 1 + len(row.tokens)]
+        found = likelihoods(logits[: len(following)], torch.tensor(following, dtype=torch.long), top)
+        for token, (logprob, best) in zip(following, found, strict=True):
+            self._add_prompt(token, logprob, best)
+
+    def _add_prompt(self, token: int, logprob: float | None, best: tuple[tuple[int, float], ...]) -> None:
+        before = self._prompt[-1] if self._prompt else None
+        offset = before.offset + len(self._tokenizer.decode([before.id])) if before else 0
+        self._prompt.append(Token(token, offset, logprob, best))
+
+    def write(self, token: int, logprob: float | None, best: tuple[tuple[int, float], ...]) -> None:
+        """Take the next token."""
+        if token in self._ends:
+            self._finish("stop")
+            return
+        self.written.append(token)
+        self._pending.append(Token(token, self._made, logprob, best))
+        text = self._text.add(token)
+        self._made += len(text)
+        told, stopped = self._stops.add(text)
+        if stopped:
+            self._tell(told, cut=True)
+            self._finish("stop", flush=False)
+        elif len(self.written) == self.ask.max_tokens:
+            self._tell(told)
+            self._finish("length")
+        else:
+            self._tell(told)
+
+    def _tell(self, text: str, cut: bool = False) -> None:
+        """Hand on text with the tokens that begin in it."""
+        if not text:
+            return
+        self._told += len(text)
+        told = tuple(t for t in self._pending if t.offset < self._told)
+        self._pending = [] if cut else self._pending[len(told) :]
+        self._put(Piece(text, told))
+
+    def _finish(self, reason: str, flush: bool = True) -> None:
+        if flush and not self.ended:
+            text, stopped = self._stops.add(self._text.rest())
+            reason = "stop" if stopped else reason
+            text += "" if stopped else self._stops.rest()
+            if text or (self._pending and not stopped):
+                self._told += len(text)
+                kept = [t for t in self._pending if not stopped or t.offset < self._told]
+                self._put(Piece(text, tuple(kept)))
+        if not self.ended:
+            self.outbox.put(Done(reason, len(self.written)))
+            self.ended = reason
+
+    def _put(self, event: Event) -> None:
+        """Hand on an event; a reader that does not read loses the rest."""
+        if self.ended or self.outbox.put(event):
+            return
+        if self.outbox.closed:
+            self.ended = "gone"
+            return
+        self.fail(
+            SlowReaderError(
+                f"This answer was ended: {self.outbox.most} pieces of it were written and not read. Read faster, or ask without stream."
+            )
+        )
+
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+        if not self.ended:
+            self.ended = "error"
+            self.outbox.put(Failed(error))

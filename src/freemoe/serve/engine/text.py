@@ -1,0 +1,88 @@
+"""From token ids to text while they come: no character is split, and what may be a stop string is held back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer writes for bytes that are no character, or not yet one."""
+
+_LONG = 32
+
+
+class Detokeniser:
+    """Text of tokens, piece by piece; the pieces together are what the tokenizer makes of all of them.
+
+    Args:
+        tokenizer: Special tokens are left out.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        # Tokens before `_read` are told; those from `_start` are decoded again, for what a token looks like depends on the one
+        # before it.
+        self._start = self._read = 0
+
+    def _text(self, start: int, end: int) -> str:
+        return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=True)
+
+    def add(self, token: int) -> str:
+        """What is certain now; empty while a character is not whole."""
+        self._ids.append(token)
+        known, now = self._text(self._start, self._read), self._text(self._start, len(self._ids))
+        if len(now) <= len(known):
+            return ""
+        if not now.endswith(BROKEN):
+            return self._told(len(self._ids), known, now)
+        if len(self._ids) - self._read > _LONG:
+            # Bytes that will never be a character: all but the last few tokens, parted where that changes nothing.
+            for cut in range(len(self._ids) - 4, len(self._ids) - 8, -1):
+                head = self._text(self._start, cut)
+                if head + self._text(cut, len(self._ids)) == now and len(head) > len(known):
+                    return self._told(cut, known, head)
+        return ""
+
+    def _told(self, end: int, known: str, now: str) -> str:
+        self._start, self._read = self._read, end
+        return now[len(known) :]
+
+    def rest(self) -> str:
+        """What was held back, at the end of the answer."""
+        known, now = self._text(self._start, self._read), self._text(self._start, len(self._ids))
+        self._start = self._read = len(self._ids)
+        return now[len(known) :]
+
+
+class StopTexts:
+    """Passes text on up to the first of several texts, and holds back what may be the beginning of one.
+
+    Args:
+        texts: Those that end an answer; none of them empty.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = tuple(texts)
+        self._held = ""
+
+    def add(self, text: str) -> tuple[str, bool]:
+        """What may be told of the text so far, and whether a stop text ended it."""
+        whole = self._held + text
+        found = [at for stop in self._texts if (at := whole.find(stop)) >= 0]
+        if found:
+            self._held = ""
+            return whole[: min(found)], True
+        keep = max((_overlap(whole, stop) for stop in self._texts), default=0)
+        self._held = whole[len(whole) - keep :]
+        return whole[: len(whole) - keep], False
+
+    def rest(self) -> str:
+        """What was held back, at the end of the answer."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of a text that is a beginning of a stop text."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,1 @@
+"""What is heard and said over HTTP, in OpenAI's words."""

@@ -1,0 +1,191 @@
+"""Answers in OpenAI's words; pure functions of what the engine said."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from freemoe.serve.engine.requests import Token
+from freemoe.serve.http.preparing import Prompt
+
+Decode = Callable[[int], str]
+"""A token's text, special tokens too."""
+
+
+@dataclass
+class Choice:
+    """One answer as far as it is known.
+
+    Attributes:
+        prompt: Which of the prompts it answers.
+        text: So far.
+        tokens: Of the text, with their log-probabilities.
+        read: The prompt's tokens with theirs, where they were asked for.
+        reason: Why it ended; empty while it has not.
+        written: New tokens.
+    """
+
+    prompt: int
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    read: list[Token] = field(default_factory=list)
+    reason: str = ""
+    written: int = 0
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What every document of one answer begins with.
+
+    Attributes:
+        model: As it was asked for.
+        prompts: And who continues them.
+        chat: Which endpoint.
+        id: Of the answer.
+        created: Seconds since 1970.
+    """
+
+    model: str
+    prompts: Sequence[Prompt]
+    chat: bool
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def document(self, choices: list[dict[str, Any]], streamed: bool = False) -> dict[str, Any]:
+        """Choices with what stands around them."""
+        kind = ("chat.completion.chunk" if streamed else "chat.completion") if self.chat else "text_completion"
+        return {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def headers(self) -> dict[str, str]:
+        """Who answers, and how sure the router is, for each prompt."""
+        experts = [quote(p.picked.expert, safe="/+&:-_.~ ") for p in self.prompts]
+        sure = [p.picked.confidence for p in self.prompts]
+        said = {"x-freemoe-expert": ",".join(dict.fromkeys(experts)) if len(set(experts)) == 1 else ",".join(experts)}
+        if all(value is not None for value in sure):
+            said["x-freemoe-confidence"] = ",".join(f"{value:.6f}" for value in sure)
+        # A header has its bounds too; usage has them all.
+        return {name: value for name, value in said.items() if len(value) <= 4000}
+
+    def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Tokens read and written, and who wrote them; of several prompts a list."""
+        read, written = sum(len(p.ids) for p in self.prompts), sum(choice.written for choice in choices)
+        picked = [(p.picked.expert, p.picked.confidence) for p in self.prompts]
+        expert: Any = [name for name, _ in picked] if len(picked) > 1 else picked[0][0]
+        confidence: Any = [sure for _, sure in picked] if len(picked) > 1 else picked[0][1]
+        return {
+            "prompt_tokens": read,
+            "completion_tokens": written,
+            "total_tokens": read + written,
+            "freemoe": {"expert": expert, "confidence": confidence},
+        }
+
+
+def completion_logprobs(tokens: Sequence[Token], decode: Decode, before: int = 0) -> dict[str, Any]:
+    """Log-probabilities as ``/v1/completions`` has them.
+
+    Args:
+        tokens: In order.
+        decode: A token's text.
+        before: Characters that stand before the text their offsets count in.
+    """
+    return {
+        "tokens": [decode(token.id) for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [None if token.logprob is None else _by_text(token, decode) for token in tokens],
+        "text_offset": [before + token.offset for token in tokens],
+    }
+
+
+def _by_text(token: Token, decode: Decode) -> dict[str, float]:
+    """The likeliest tokens by their text, and the token itself; of several that look alike the likeliest."""
+    found: dict[str, float] = {}
+    for other, logprob in (*token.top, (token.id, token.logprob)):
+        found.setdefault(decode(other), logprob or 0.0)
+    return found
+
+
+def chat_logprobs(tokens: Sequence[Token], decode: Decode) -> dict[str, Any]:
+    """Log-probabilities as ``/v1/chat/completions`` has them."""
+
+    def one(token: int, logprob: float | None) -> dict[str, Any]:
+        text = decode(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    rows = [
+        {**one(token.id, token.logprob), "top_logprobs": [one(other, logprob) for other, logprob in token.top]}
+        for token in tokens
+    ]
+    return {"content": rows, "refusal": None}
+
+
+def whole_choice(
+    number: int, choice: Choice, heading: Heading, logprobs: bool, decode: Decode, echoed: str | None
+) -> dict[str, Any]:
+    """A finished answer.
+
+    Args:
+        number: Among all answers.
+        choice: The answer.
+        heading: Of all of them.
+        logprobs: Whether they are told.
+        decode: A token's text.
+        echoed: The prompt's text, where it is repeated.
+    """
+    if heading.chat:
+        return {
+            "index": number,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": chat_logprobs(choice.tokens, decode) if logprobs else None,
+            "finish_reason": choice.reason,
+        }
+    before = 0 if echoed is None else len(echoed)
+    told = completion_logprobs(choice.tokens, decode, before) if logprobs else None
+    if told is not None and echoed is not None:
+        read = completion_logprobs(choice.read, decode)
+        told = {key: read[key] + told[key] for key in told}
+    return {"index": number, "text": (echoed or "") + choice.text, "logprobs": told, "finish_reason": choice.reason}
+
+
+def chunk_choice(
+    number: int,
+    text: str,
+    tokens: Sequence[Token],
+    heading: Heading,
+    logprobs: bool,
+    decode: Decode,
+    *,
+    before: int = 0,
+    first: bool = False,
+    reason: str | None = None,
+) -> dict[str, Any]:
+    """A part of an answer that is streamed.
+
+    Args:
+        number: Among all answers.
+        text: The part.
+        tokens: Those that are told with it.
+        heading: Of all of them.
+        logprobs: Whether they are told.
+        decode: A token's text.
+        before: Characters of a prompt that is repeated.
+        first: Whether it is the first part of a chat's answer, which says whose it is.
+        reason: Why the answer ends here.
+    """
+    if heading.chat:
+        delta: dict[str, Any] = {"role": "assistant"} if first else {}
+        if text or first:
+            delta["content"] = text
+        told = chat_logprobs(tokens, decode) if logprobs and tokens else None
+        return {"index": number, "delta": delta, "logprobs": told, "finish_reason": reason}
+    told = completion_logprobs(tokens, decode, before) if logprobs and tokens else None
+    return {"index": number, "text": text, "logprobs": told, "finish_reason": reason}

@@ -1,0 +1,123 @@
+"""The server's paths."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from freemoe.core.errors import FreeMoEError
+from freemoe.core.neutral import one_line
+from freemoe.core.version import __version__
+from freemoe.serve.engine.engine import Engine
+from freemoe.serve.http.completing import Completing
+from freemoe.serve.http.errors import SERVER, Said, said_of
+from freemoe.serve.http.gate import Gate
+from freemoe.serve.http.managing import Managing
+from freemoe.serve.http.metrics import CONTENT_TYPE, Metrics
+from freemoe.serve.http.preparing import Preparing, model_names
+from freemoe.serve.http.reading import Bounds
+
+PAGE = Path(__file__).parents[1] / "page" / "index.html"
+
+
+def make_app(
+    engine: Engine,
+    metrics: Metrics,
+    *,
+    bounds: Bounds | None = None,
+    roots: Sequence[Path] = (),
+    key: str | None = None,
+    host: str = "127.0.0.1",
+) -> Gate:
+    """The server as an ASGI app.
+
+    Args:
+        engine: Who writes; it should be told to watch with ``metrics``.
+        metrics: Counts.
+        bounds: Of requests.
+        roots: Folders below which experts may be loaded.
+        key: That has to be shown.
+        host: On which it listens.
+    """
+    bounds = bounds or Bounds()
+    app = FastAPI(title="freemoe", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    preparing = Preparing(engine, bounds)
+    completing = Completing(engine, preparing, metrics, bounds)
+    managing = Managing(engine, preparing, roots, bounds)
+    began = int(time.time())
+
+    app.add_exception_handler(HTTPException, _no_such_path)
+    app.add_exception_handler(FreeMoEError, _failed)
+    app.add_exception_handler(Exception, _failed)
+
+    app.add_route("/v1/completions", completing.completions, ["POST"])
+    app.add_route("/v1/chat/completions", completing.chat, ["POST"])
+
+    @app.get("/v1/models")
+    async def models() -> Any:
+        rows = [
+            {"id": name, "object": "model", "created": began, "owned_by": "freemoe"} for name in model_names(engine)
+        ]
+        return {"object": "list", "data": rows}
+
+    @app.get("/v1/freemoe/experts")
+    async def experts() -> Any:
+        return await managing.experts()
+
+    @app.post("/v1/freemoe/experts")
+    async def load(request: Request) -> Any:
+        return await managing.load(request)
+
+    @app.delete("/v1/freemoe/experts/{name:path}")
+    async def drop(name: str) -> Any:
+        return await managing.drop(name)
+
+    @app.post("/v1/freemoe/route")
+    async def route(request: Request) -> Any:
+        return await managing.route(request)
+
+    _add_signs(app, engine, metrics)
+    return Gate(app, metrics, bounds, key, host)
+
+
+def _add_signs(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
+    """Paths by which others see how the server is."""
+
+    @app.get("/health")
+    async def health() -> Response:
+        if engine.is_alive:
+            return JSONResponse({"status": "ok"})
+        return Said(503, "The engine has ended.", SERVER, code="not_alive").response()
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        if engine.is_alive and not engine.is_closed:
+            return JSONResponse({"status": "ready"})
+        return Said(503, "The server is about to end.", SERVER, code="stopping").response()
+
+    @app.get("/metrics")
+    async def numbers() -> Response:
+        return Response(metrics.page(), media_type=CONTENT_TYPE)
+
+    if PAGE.is_file():
+
+        @app.get("/")
+        async def page() -> Response:
+            return FileResponse(PAGE, media_type="text/html")
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return said_of(error).response()
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    shown = f"{request.method} {one_line(request.url.path, 80)}"
+    return Said(error.status_code, f"{shown}: {error.detail}.", code="unknown_path").response()

@@ -1,0 +1,155 @@
+"""``/v1/completions`` and ``/v1/chat/completions``: from a body to an answer, whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from freemoe.serve.engine.engine import Engine
+from freemoe.serve.engine.outbox import Outbox
+from freemoe.serve.engine.requests import Done, Failed, Piece, PromptRead
+from freemoe.serve.http.answers import Choice, Heading, chunk_choice, whole_choice
+from freemoe.serve.http.bodies import ChatBody, CompletionBody
+from freemoe.serve.http.errors import RequestError, said_of
+from freemoe.serve.http.metrics import Metrics
+from freemoe.serve.http.preparing import Preparing, Prompt
+from freemoe.serve.http.reading import Bounds, read_body
+from freemoe.serve.http.streams import EventStream, disconnected, event_line, events
+
+
+class Completing:
+    """Answers prompts and conversations.
+
+    Args:
+        engine: Who writes.
+        preparing: Makes asks of bodies.
+        metrics: Counts what the router does.
+        bounds: Of requests.
+    """
+
+    def __init__(self, engine: Engine, preparing: Preparing, metrics: Metrics, bounds: Bounds) -> None:
+        self._engine, self._preparing, self._metrics, self._bounds = engine, preparing, metrics, bounds
+        self._decode = functools.lru_cache(1 << 16)(lambda token: engine.host.tokenizer.decode([token]))
+
+    async def completions(self, request: Request) -> Response:
+        """``POST /v1/completions``."""
+        body = await read_body(request, CompletionBody, self._bounds)
+        return await self._answer(request, body, await self._preparing.completion_prompts(body))
+
+    async def chat(self, request: Request) -> Response:
+        """``POST /v1/chat/completions``."""
+        body = await read_body(request, ChatBody, self._bounds)
+        return await self._answer(request, body, await self._preparing.chat_prompts(body))
+
+    async def _answer(self, request: Request, body: CompletionBody | ChatBody, prompts: list[Prompt]) -> Response:
+        heading = Heading(body.model, prompts, isinstance(body, ChatBody))
+        for prompt in prompts:
+            if prompt.picked.confidence is not None:
+                self._metrics.routed(prompt.picked.expert, prompt.picked.confidence)
+        outboxes = self._engine.submit(self._preparing.asks(body, prompts))
+
+        def close() -> None:
+            for outbox in outboxes:
+                outbox.close()
+
+        if body.stream:
+            chunks = self._stream(body, heading, outboxes)
+            return EventStream(chunks, close, self._bounds.seconds, heading.headers())
+        try:
+            choices = await _unless_gone(request, self._collect(body, outboxes))
+        finally:
+            close()
+        echoed = self._echoed(body, prompts)
+        told = [
+            whole_choice(i, c, heading, _tells(body), self._decode, echoed[c.prompt] if echoed else None)
+            for i, c in enumerate(choices)
+        ]
+        return JSONResponse(heading.document(told) | {"usage": heading.usage(choices)}, headers=heading.headers())
+
+    def _echoed(self, body: CompletionBody | ChatBody, prompts: Sequence[Prompt]) -> list[str]:
+        """The prompts' texts, where they are to be repeated."""
+        if not isinstance(body, CompletionBody) or not body.echo:
+            return []
+        if isinstance(body.prompt, str):
+            return [body.prompt]
+        return [
+            given if isinstance(given, str) else self._engine.host.tokenizer.decode(list(prompt.ids))
+            for given, prompt in zip(
+                [body.prompt] if isinstance(body.prompt[0], int) else body.prompt, prompts, strict=True
+            )
+        ]
+
+    async def _collect(self, body: CompletionBody | ChatBody, outboxes: Sequence[Outbox]) -> list[Choice]:
+        """All answers, whole."""
+        choices = [Choice(number // (body.n or 1)) for number in range(len(outboxes))]
+        async for number, event in events(outboxes):
+            choice = choices[number]
+            match event:
+                case PromptRead():
+                    choice.read.extend(event.tokens)
+                case Piece():
+                    choice.text += event.text
+                    choice.tokens.extend(event.tokens)
+                case Done():
+                    choice.reason, choice.written = event.reason, event.tokens
+                case Failed():
+                    raise event.error
+        return choices
+
+    async def _stream(
+        self, body: CompletionBody | ChatBody, heading: Heading, outboxes: Sequence[Outbox]
+    ) -> AsyncIterator[bytes]:
+        echoed, each = self._echoed(body, heading.prompts), body.n or 1
+        choices = [Choice(number // each) for number in range(len(outboxes))]
+        usage = {"usage": None} if body.includes_usage else {}
+
+        def chunk(number: int, text: str, tokens: Any = (), before: int = 0, **how: Any) -> bytes:
+            told = chunk_choice(number, text, tokens, heading, _tells(body), self._decode, before=before, **how)
+            return event_line(heading.document([told], streamed=True) | usage)
+
+        for number, choice in enumerate(choices):
+            if heading.chat:
+                yield chunk(number, "", first=True)
+            elif echoed and body.logprobs is None:
+                yield chunk(number, echoed[choice.prompt])
+        async for number, event in events(outboxes):
+            choice = choices[number]
+            before = len(echoed[choice.prompt]) if echoed else 0
+            match event:
+                case PromptRead():
+                    yield chunk(number, echoed[choice.prompt], event.tokens)
+                case Piece():
+                    yield chunk(number, event.text, event.tokens, before)
+                case Done():
+                    choice.written = event.tokens
+                    yield chunk(number, "", reason=event.reason)
+                case Failed():
+                    yield event_line(said_of(event.error).body)
+                    return
+        if body.includes_usage:
+            yield event_line(heading.document([], streamed=True) | {"usage": heading.usage(choices)})
+        yield event_line("[DONE]")
+
+
+def _tells(body: CompletionBody | ChatBody) -> bool:
+    """Whether log-probabilities are told."""
+    return bool(body.logprobs) if isinstance(body, ChatBody) else body.logprobs is not None
+
+
+async def _unless_gone(request: Request, work: Any) -> Any:
+    """What some work returns, unless the client is gone before."""
+    gone, task = asyncio.create_task(disconnected(request.receive)), asyncio.create_task(work)
+    try:
+        await asyncio.wait([gone, task], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RequestError(499, "The client is gone.")
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(gone, task, return_exceptions=True)

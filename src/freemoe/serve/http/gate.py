@@ -1,0 +1,107 @@
+"""Who may come in: the key, the host that was meant, and how many at once."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from freemoe.core.errors import RecipeError
+from freemoe.core.neutral import one_line
+from freemoe.serve.http.errors import Said
+from freemoe.serve.http.metrics import Metrics
+from freemoe.serve.http.reading import Bounds
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OPEN = ("/", "/health", "/ready")
+"""Paths that need no key: they say nothing but that the server is there."""
+
+
+def require_key(host: str, key: str | None) -> None:
+    """Raise for a server that others could reach without a key.
+
+    Raises:
+        RecipeError: Also for a key that no header can carry.
+    """
+    if key is None:
+        if host not in LOOPBACK:
+            raise RecipeError(
+                f"--host {host} can be reached by others, so the server needs a key: --api-key KEY, or better FREEMOE_API_KEY in the "
+                "environment. Without one it listens on 127.0.0.1 alone."
+            )
+    elif len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key:
+        raise RecipeError("The API key has to be 8 or more printable ASCII characters without spaces.")
+
+
+class Gate:
+    """Stands before the app: every answer that is not the app's own has OpenAI's shape.
+
+    Args:
+        app: What answers.
+        metrics: Counts responses.
+        bounds: How many at once.
+        key: That has to be shown; None for none.
+        host: On which the server listens. On the loopback alone the ``Host`` header has to say so too: a web page that makes its
+            own name mean this machine gets nothing.
+    """
+
+    def __init__(self, app: Any, metrics: Metrics, bounds: Bounds, key: str | None, host: str) -> None:
+        self._app, self._metrics, self._bounds = app, metrics, bounds
+        self._key = None if key is None else key.encode()
+        self._local = host in LOOPBACK
+        self._inside = 0
+        self._paths = {route.path for route in app.routes}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer as ASGI has it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def watched(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"] if scope["path"] in self._paths else "other"
+                self._metrics.answered(path, message["status"])
+            await send(message)
+
+        self._inside += 1
+        try:
+            refused = self._refusal(scope)
+            if refused is None:
+                await self._app(scope, receive, watched)
+            else:
+                await refused.response()(scope, receive, watched)
+        finally:
+            self._inside -= 1
+
+    def _refusal(self, scope: Any) -> Said | None:
+        headers = Headers(scope=scope)
+        if self._local and (named := _host(headers.get("host", ""))) not in LOOPBACK:
+            return Said(403, f"This server answers on {', '.join(LOOPBACK)}, and was asked as {one_line(named, 80)!r}.")
+        if self._key is not None and scope["path"] not in OPEN:
+            shown = headers.get("authorization", "").encode("latin-1")
+            scheme, _, key = shown.partition(b" ")
+            if not hmac.compare_digest(key.strip(), self._key) or scheme.lower() != b"bearer":
+                return Said(
+                    401,
+                    "A key is needed: send the header Authorization: Bearer KEY with the key that the server was started with.",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+        if self._inside > self._bounds.at_once and scope["path"] not in OPEN:
+            return Said(
+                429,
+                f"{self._bounds.at_once} requests are open, the most at once. Ask again in a moment.",
+                "rate_limit_error",
+                code="too_many_requests",
+                headers={"Retry-After": "1"},
+            )
+        return None
+
+
+def _host(header: str) -> str:
+    """The name in a ``Host`` header, without its port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].lower()

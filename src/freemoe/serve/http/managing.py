@@ -1,0 +1,116 @@
+"""What is freemoe's own over HTTP: experts that come and go, and what the router says of a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+
+from freemoe.core.errors import FreeMoEError
+from freemoe.core.neutral import one_line
+from freemoe.serve.engine.engine import Engine
+from freemoe.serve.engine.routing import pick, probabilities, require_router
+from freemoe.serve.http.bodies import LoadBody, RouteBody
+from freemoe.serve.http.errors import RequestError
+from freemoe.serve.http.preparing import Preparing, expert_of
+from freemoe.serve.http.reading import Bounds, read_body
+
+
+class Managing:
+    """Loads, drops and lists experts, and asks the router.
+
+    Args:
+        engine: Whose experts.
+        preparing: Makes tokens.
+        roots: Folders below which (or which themselves) experts may be loaded.
+        bounds: Of requests.
+    """
+
+    def __init__(self, engine: Engine, preparing: Preparing, roots: Sequence[Path], bounds: Bounds) -> None:
+        self._engine, self._preparing, self._bounds = engine, preparing, bounds
+        self._roots = [root.resolve() for root in roots]
+        self._kept: tuple[tuple[str, ...], list[dict[str, Any]]] | None = None
+
+    async def experts(self) -> dict[str, Any]:
+        """``GET /v1/freemoe/experts``: each with what it switches off and what its build measured."""
+        names = tuple(self._engine.experts)
+        if self._kept is None or self._kept[0] != names:
+            rows = await asyncio.wrap_future(self._engine.call(self._rows))
+            self._kept = names, rows
+        return {"object": "list", "data": self._kept[1]}
+
+    def _rows(self) -> list[dict[str, Any]]:
+        host = self._engine.host
+        summary = getattr(host, "expert_summary", None)
+        if summary is None:
+            return [{"object": "freemoe.expert", "name": name} for name in host.experts]
+        return [{"object": "freemoe.expert", **row} for row in summary() if row["name"] in self._engine.experts]
+
+    async def load(self, request: Request) -> dict[str, Any]:
+        """``POST /v1/freemoe/experts``: the names under which its experts can be asked for now."""
+        body = await read_body(request, LoadBody, self._bounds)
+        if body.place is None:
+            raise RequestError(400, "Name the artefact's folder as path.", param="path")
+        folder = self._allowed(body.place)
+        host = self._engine.host
+        try:
+            names = await asyncio.wrap_future(self._engine.call(lambda: host.load_expert(folder, prefix=body.prefix)))
+        except FreeMoEError as error:
+            # What is said of files names them in full, which is nobody's business over HTTP.
+            said = str(error).replace(str(folder), body.place)
+            raise RequestError(400, said, param="path", code="bad_artefact") from None
+        return {"object": "freemoe.loaded", "loaded": names, "models": [f"base:{name}" for name in names]}
+
+    def _allowed(self, place: str) -> Path:
+        """A folder that may be read.
+
+        Raises:
+            RequestError: It is outside of those that may be, or not there; which of the two is not said.
+        """
+        refused = RequestError(
+            403,
+            f"{one_line(place, 100)!r} is no artefact below the folders that experts are loaded from. They were named when the "
+            "server was started: --experts and --expert-root.",
+            param="path",
+            code="path_not_allowed",
+        )
+        for root in self._roots:
+            try:
+                folder = (root / place).resolve()
+                inside = folder.is_relative_to(root) and (folder / "freemoe_config.json").is_file()
+            except (OSError, ValueError, RuntimeError):
+                continue
+            if inside:
+                return folder
+        raise refused
+
+    async def drop(self, name: str) -> dict[str, Any]:
+        """``DELETE /v1/freemoe/experts/NAME``: nobody can ask for it any more; who did gets the answer."""
+        future = self._engine.drop(expert_of(self._engine, name))
+        await asyncio.wrap_future(future)
+        return {"object": "freemoe.expert", "name": name, "deleted": True}
+
+    async def route(self, request: Request) -> dict[str, Any]:
+        """``POST /v1/freemoe/route``: which expert ``auto`` would be, and how likely each subdomain is."""
+        body = await read_body(request, RouteBody, self._bounds)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError(400, "Give prompt or messages, one of the two.", param="prompt")
+        if body.prompt is not None:
+            ids = await self._preparing.text_ids(body.prompt)
+        else:
+            ids = await self._preparing.chat_ids(body.messages or [])
+        host = self._engine.host
+        require_router(host)
+        # What the router reads is bounded like any prompt.
+        ids = ids[: self._engine.limits.context]
+        picked, rows = await asyncio.wrap_future(
+            self._engine.call(lambda: (pick(host, [ids])[0], probabilities(host, ids)))
+        )
+        return {
+            "expert": picked.expert,
+            "confidence": picked.confidence,
+            "subdomains": [{"name": name, "probability": round(p, 6)} for name, p in rows],
+        }

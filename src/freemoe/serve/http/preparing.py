@@ -1,0 +1,190 @@
+"""From what a request says to what the engine is asked: model names, prompts as tokens, sampling."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from freemoe.core.registry import unknown_name
+from freemoe.evals.engine.answering import AUTO, BASE, require_tokenizer, text_ids
+from freemoe.evals.engine.sampling import Sampling
+from freemoe.serve.engine.engine import Engine, require_fit
+from freemoe.serve.engine.requests import Ask, ContextError
+from freemoe.serve.engine.routing import Picked, pick, require_router
+from freemoe.serve.http.bodies import ChatBody, Common, CompletionBody, Message
+from freemoe.serve.http.errors import RequestError
+from freemoe.serve.http.reading import Bounds
+from freemoe.text.chat import as_prompt, has_template, plain_prompt
+
+Found = TypeVar("Found")
+PREFIX = f"{BASE}:"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        ids: Its tokens.
+        picked: Who continues it.
+    """
+
+    ids: tuple[int, ...]
+    picked: Picked
+
+
+def model_names(engine: Engine) -> list[str]:
+    """What ``model`` can be; unions ``base:a+b`` and intersections ``base:a&b`` of experts beside them."""
+    auto = [AUTO] if getattr(engine.host, "router", None) is not None else []
+    return [BASE, *auto, *(PREFIX + name for name in engine.experts)]
+
+
+def expert_of(engine: Engine, model: str) -> str:
+    """The expert, or ``auto``, that a model's name means: ``base``, ``auto``, ``base:math``, ``math``, ``base:math+code``.
+
+    Raises:
+        RequestError: There is no such model.
+    """
+    name = model.removeprefix(PREFIX).strip()
+    if name == AUTO:
+        return AUTO
+    if name not in (BASE, *engine.experts):
+        for sign in "+&":
+            parts = [part.strip() for part in name.split(sign)]
+            if len(parts) > 1 and all(part in engine.experts for part in parts):
+                return sign.join(sorted(set(parts)))
+        error = unknown_name("model", model, model_names(engine), "Experts are combined as base:a+b.")
+        raise RequestError(404, str(error), param="model", code="model_not_found")
+    return name
+
+
+class Preparing:
+    """Makes prompts and asks of bodies, for one engine.
+
+    Args:
+        engine: Who will answer.
+        bounds: Of requests.
+    """
+
+    def __init__(self, engine: Engine, bounds: Bounds) -> None:
+        self._engine, self._bounds = engine, bounds
+        # One thread: a tokenizer is not made for several that change its settings.
+        self._pool = ThreadPoolExecutor(1, "freemoe tokens")
+
+    async def _aside(self, work: Callable[[], Found]) -> Found:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def completion_prompts(self, body: CompletionBody) -> list[Prompt]:
+        """The prompts of a completion, in order."""
+        given = body.prompt
+        several: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
+        self._require_count(len(several), body)
+        ids = await self._aside(lambda: [self._ids(one) for one in several])
+        return await self._picked(body.model, ids)
+
+    async def chat_prompts(self, body: ChatBody) -> list[Prompt]:
+        """The one prompt of a conversation."""
+        self._require_count(1, body)
+        return await self._picked(body.model, [await self.chat_ids(body.messages)])
+
+    async def chat_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """A conversation's tokens, by the tokenizer's chat template where it has one."""
+        tokenizer = self._engine.host.tokenizer
+        require_tokenizer(tokenizer)
+        said = [message.plain for message in messages]
+
+        def render() -> tuple[int, ...]:
+            return self._ids(as_prompt(tokenizer, said, "messages") if has_template(tokenizer) else plain_prompt(said))
+
+        return await self._aside(render)
+
+    async def text_ids(self, text: str) -> tuple[int, ...]:
+        """A text's tokens."""
+        return await self._aside(lambda: self._ids(text))
+
+    def _ids(self, prompt: str | list[int]) -> tuple[int, ...]:
+        host = self._engine.host
+        if isinstance(prompt, str):
+            require_tokenizer(host.tokenizer)
+            return tuple(text_ids(host.tokenizer, prompt))
+        size = host.model.get_input_embeddings().weight.shape[0]
+        wrong = next((token for token in prompt if not 0 <= token < size), None)
+        if wrong is not None:
+            raise RequestError(
+                400, f"The prompt has the token {wrong}; this model's tokens are 0 to {size - 1}.", param="prompt"
+            )
+        return tuple(prompt)
+
+    def _require_count(self, prompts: int, body: Common) -> None:
+        answers, most = prompts * (body.n or 1), min(self._bounds.choices, self._engine.limits.queue)
+        if not prompts or answers > most:
+            raise RequestError(
+                400,
+                f"{prompts} prompts with n={body.n or 1} are {answers} answers; 1 to {most} are given to one request.",
+                param="prompt" if not prompts else "n",
+            )
+        if len(body.stops) > self._bounds.stops or any(len(text) > 1000 for text in body.stops):
+            raise RequestError(
+                400,
+                f"stop has {len(body.stops)} texts; at most {self._bounds.stops} of 1,000 characters each.",
+                param="stop",
+            )
+
+    async def _picked(self, model: str, prompts: list[tuple[int, ...]]) -> list[Prompt]:
+        name = expert_of(self._engine, model)
+        for ids in prompts:
+            require_fit(Ask(ids, name, 0), self._engine.limits.context)
+        if name != AUTO:
+            return [Prompt(ids, Picked(name)) for ids in prompts]
+        host = self._engine.host
+        require_router(host)
+        picked = await asyncio.wrap_future(self._engine.call(lambda: pick(host, prompts)))
+        return [Prompt(ids, one) for ids, one in zip(prompts, picked, strict=True)]
+
+    def asks(self, body: CompletionBody | ChatBody, prompts: Sequence[Prompt]) -> list[Ask]:
+        """What the engine is asked: the answers to the first prompt, then those to the second ..."""
+        temperature = 1.0 if body.temperature is None else body.temperature
+        seed = secrets.randbits(62) if body.seed is None else body.seed
+        sampling = Sampling(1, temperature, 1.0 if body.top_p is None else body.top_p, seed)
+        found = []
+        for prompt in prompts:
+            room = self._engine.limits.context - len(prompt.ids)
+            if room < 1 and not (isinstance(body, CompletionBody) and body.max_tokens == 0):
+                raise ContextError(
+                    f"The prompt has {len(prompt.ids)} tokens and fills the context of {self._engine.limits.context}. Shorten it."
+                )
+            for choice in range(body.n or 1):
+                found.append(
+                    Ask(
+                        prompt.ids,
+                        prompt.picked.expert,
+                        _most(body, room),
+                        sampling,
+                        max(0, body.top_k or 0),
+                        body.presence_penalty or 0.0,
+                        body.frequency_penalty or 0.0,
+                        choice,
+                        tuple(body.stops),
+                        _logprobs(body),
+                        isinstance(body, CompletionBody) and bool(body.echo),
+                    )
+                )
+        return found
+
+
+def _most(body: CompletionBody | ChatBody, room: int) -> int:
+    """New tokens at most: what is asked for; else OpenAI's 16 of a completion, and of a chat all that fit."""
+    if isinstance(body, ChatBody):
+        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        return room if asked is None else asked
+    return min(16, room) if body.max_tokens is None else body.max_tokens
+
+
+def _logprobs(body: CompletionBody | ChatBody) -> int | None:
+    if isinstance(body, ChatBody):
+        return (body.top_logprobs or 0) if body.logprobs else None
+    return body.logprobs

@@ -1,0 +1,106 @@
+"""The body of a request, read within bounds of size, time, depth and shape."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from freemoe.core.errors import DataError
+from freemoe.core.neutral import one_line
+from freemoe.core.numbers import byte_text
+from freemoe.core.untrusted import parse_json
+from freemoe.serve.http.errors import RequestError
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of a request.
+
+    Attributes:
+        bytes: Of its body.
+        seconds: Until its body is there, and until a reader takes the next piece of an answer.
+        choices: Answers to one request, prompts times ``n``.
+        stops: Stop texts of one request.
+        at_once: Requests that are open at one time.
+    """
+
+    bytes: int = 4 << 20
+    seconds: float = 30.0
+    choices: int = 128
+    stops: int = 16
+    at_once: int = 512
+
+
+async def read_json_body(request: Request, bounds: Bounds) -> Any:
+    """What a body of JSON says.
+
+    Raises:
+        RequestError: It is of another type, too large, too slow, or no JSON that is read here.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestError(
+            415,
+            f"The body is {one_line(kind, 80) or 'of no type'!r}; send JSON with the header Content-Type: application/json.",
+        )
+    raw = await _read(request, bounds)
+    try:
+        return parse_json(raw.decode(), "the body")
+    except UnicodeDecodeError as error:
+        raise RequestError(400, f"The body is not UTF-8 at byte {error.start}.", code="invalid_json") from None
+    except DataError as error:
+        raise RequestError(400, str(error), code="invalid_json") from None
+
+
+async def _read(request: Request, bounds: Bounds) -> bytes:
+    too_large = RequestError(
+        413, f"The body has more than {byte_text(bounds.bytes)}, the most that is read.", code="body_too_large"
+    )
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > bounds.bytes:
+        raise too_large
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(bounds.seconds):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > bounds.bytes:
+                    raise too_large
+    except TimeoutError:
+        raise RequestError(
+            408,
+            f"The body was not there after {bounds.seconds:g} seconds.",
+            code="body_too_slow",
+            headers={"Connection": "close"},
+        ) from None
+    except ClientDisconnect:
+        raise RequestError(499, "The client is gone.") from None
+    return bytes(raw)
+
+
+async def read_body(request: Request, shape: type[Body], bounds: Bounds) -> Body:
+    """A body of a known shape.
+
+    Raises:
+        RequestError: As `read_json_body`; or a field is missing, unknown or of a wrong type or value.
+    """
+    said = await read_json_body(request, bounds)
+    if not isinstance(said, dict):
+        raise RequestError(400, f"The body is {type(said).__name__}; an object is needed.", code="invalid_json")
+    try:
+        return shape.model_validate(said)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=True)[0]
+        where = ".".join(str(part) for part in first["loc"]) or None
+        if first["type"] == "extra_forbidden":
+            allowed = ", ".join(shape.model_fields)
+            message = f"{one_line(where, 80)!r} is not known here. Allowed: {allowed}."
+        else:
+            message = f"{one_line(where, 80)}: {first['msg']}; got {one_line(repr(first['input']), 80)}."
+        raise RequestError(400, message, param=one_line(where, 80) if where else None, code="invalid_value") from None

@@ -1,0 +1,106 @@
+"""The server itself: uvicorn, and an end that lets running requests finish."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from freemoe.core.errors import RecipeError
+from freemoe.serve.engine.engine import Engine
+
+_LAST_WORDS = 5
+"""Seconds in which answers that are written get out, after the engine's end."""
+
+
+class Server(uvicorn.Server):
+    """Listens until a signal; then it takes no more requests, and ends when those that run have their answers.
+
+    Meanwhile ``/ready`` says 503, so that a load balancer goes elsewhere. A second signal ends it at once.
+
+    Args:
+        app: What answers.
+        engine: What writes the answers; it ends with the server.
+        host: Where to listen.
+        port: The same; 0 takes a free one.
+        drain_seconds: For running requests at most.
+    """
+
+    def __init__(self, app: Any, engine: Engine, host: str, port: int, drain_seconds: float = 30.0) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                timeout_graceful_shutdown=_LAST_WORDS,
+                timeout_keep_alive=30,
+                h11_max_incomplete_event_size=1 << 16,
+            )
+        )
+        self.engine, self._drain_seconds = engine, drain_seconds
+        self._draining = False
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self.servers[0].sockets[0].getsockname()[1]
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """What a signal does."""
+        if self._draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._draining = True
+        threading.Thread(target=self.drain, name="freemoe drain", daemon=True).start()
+
+    def drain(self) -> None:
+        """Take no more requests, wait for those that run, and end."""
+        self.engine.close()
+        until = time.monotonic() + self._drain_seconds
+        while self.engine.busy and time.monotonic() < until and not self.should_exit:
+            time.sleep(0.02)
+        self.engine.stop()
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def running(self, timeout: float = 30.0) -> Iterator[str]:
+        """Run on a thread of its own inside a ``with`` block; yields the address."""
+        thread = threading.Thread(target=self.run, name="freemoe server", daemon=True)
+        thread.start()
+        until = time.monotonic() + timeout
+        while not self.started:
+            if not thread.is_alive() or time.monotonic() > until:
+                raise RecipeError(f"The server did not start on {self.config.host}:{self.config.port}.")
+            time.sleep(0.01)
+        try:
+            yield f"http://{self.config.host}:{self.port}"
+        finally:
+            self.should_exit = True
+            thread.join(timeout)
+            self.engine.stop()
+
+
+def require_free(host: str, port: int) -> None:
+    """Raise where nothing can listen.
+
+    Raises:
+        RecipeError: With what the system says.
+    """
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as found:
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                found.bind(address)
+    except (OSError, OverflowError) as error:
+        raise RecipeError(
+            f"Nothing can listen on --host {host} --port {port}: {error}. Choose another port, or end what listens there."
+        ) from None

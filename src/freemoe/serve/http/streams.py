@@ -1,0 +1,85 @@
+"""From the engine's outboxes to a response: whole, or as server-sent events that end when the reader does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from freemoe.serve.engine.outbox import Outbox
+from freemoe.serve.engine.requests import Done, Event, Failed
+
+
+async def events(outboxes: Sequence[Outbox]) -> AsyncIterator[tuple[int, Event]]:
+    """What several sequences say, with the number of each, as it comes, until all have ended."""
+    loop, wake = asyncio.get_running_loop(), asyncio.Event()
+
+    def told() -> None:
+        loop.call_soon_threadsafe(wake.set)
+
+    for outbox in outboxes:
+        outbox.listen(told)
+    left = set(range(len(outboxes)))
+    while left:
+        wake.clear()
+        found = [(number, event) for number in sorted(left) for event in outboxes[number].poll()]
+        for number, event in found:
+            if isinstance(event, Done | Failed):
+                left.discard(number)
+            yield number, event
+        if left and not found:
+            await wake.wait()
+
+
+async def disconnected(receive: Callable[[], Any]) -> None:
+    """Wait until the client is gone; the request's body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def event_line(document: Any) -> bytes:
+    """One server-sent event."""
+    said = document if isinstance(document, str) else json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + said.encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """Server-sent events. It ends when they do, when the client is gone, or when it takes nothing for too long.
+
+    Args:
+        chunks: Bytes to send.
+        close: Called once at the end, whichever it is.
+        patience: Seconds in which the client has to make room for the next bytes.
+        headers: More headers.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, chunks: AsyncIterator[bytes], close: Callable[[], None], patience: float, headers: Mapping[str, str]
+    ) -> None:
+        # No proxy may keep parts back.
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._chunks, self._close, self._patience = chunks, close, patience
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer as ASGI has it."""
+        tasks = [asyncio.create_task(disconnected(receive)), asyncio.create_task(self._write(send))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self, send: Any) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for chunk in self._chunks:
+            async with asyncio.timeout(self._patience):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

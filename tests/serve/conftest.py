@@ -1,0 +1,114 @@
+"""A base with random experts, and engines and servers on it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from freemoe import FreeMoE
+from freemoe.domain_experts.route.router import Router, train_router
+from freemoe.serve.engine.engine import Engine
+from freemoe.serve.engine.requests import Ask, Done, Failed, Limits, Piece
+from freemoe.serve.http.app import make_app
+from freemoe.serve.http.metrics import Metrics
+from freemoe.serve.http.server import Server
+from tests.domain_experts.test_threads import experts_on
+from tests.tiny import tiny_model, tiny_tokenizer
+
+NAN = 287
+"""A token whose embedding is NaN; no text has it, and its logit is always 0, which is never the largest."""
+
+
+def router_to(names: str) -> Router:
+    """A router that knows two domains by random features."""
+    generator = torch.Generator().manual_seed(0)
+    feature = torch.randn(40, 32, generator=generator)
+    feature[20:] += 1
+    domains = ["x"] * 20 + ["y"] * 20
+    return train_router(feature, domains, [names[0]] * 20 + [names[1]] * 20, [str(i) for i in range(40)])[0]
+
+
+@pytest.fixture(scope="session")
+def moe() -> FreeMoE:
+    """A tiny Llama with four experts and a router; the token `NAN` breaks it."""
+    model = tiny_model("llama", num_hidden_layers=1)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[NAN] = torch.nan
+        model.get_output_embeddings().weight[NAN] = 0
+    return FreeMoE(model, experts_on(model), router_to("ab"), tiny_tokenizer())
+
+
+@contextlib.contextmanager
+def engine_on(host: Any, **limits: Any) -> Iterator[Engine]:
+    """An engine at work."""
+    engine = Engine(host, Limits(**{"context": 128, "batch": 8, **limits}))
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+def read(outbox: Any, timeout: float = 60) -> SimpleNamespace:
+    """A whole answer: text, tokens, reason, error."""
+    found = SimpleNamespace(text="", tokens=[], reason="", error=None, read=[], pieces=0)
+    while True:
+        for event in outbox.take(timeout):
+            match event:
+                case Piece():
+                    found.text += event.text
+                    found.tokens += event.tokens
+                    found.pieces += 1
+                case Done():
+                    found.reason = event.reason
+                    return found
+                case Failed():
+                    found.error = event.error
+                    return found
+                case _:
+                    found.read += event.tokens
+
+
+def idle(engine: Engine, timeout: float = 30) -> bool:
+    """Whether an engine comes to rest."""
+    until = time.monotonic() + timeout
+    while engine.busy and time.monotonic() < until:
+        time.sleep(0.005)
+    return not engine.busy
+
+
+def ask(moe: FreeMoE, prompt: str, expert: str = "base", tokens: int = 12, **how: Any) -> Ask:
+    """One sequence."""
+    return Ask(tuple(moe.tokenizer(prompt)["input_ids"]), expert, tokens, **how)
+
+
+def alone(moe: FreeMoE, prompt: str, expert: str = "base", tokens: int = 12) -> str:
+    """What the model itself says."""
+    return moe.generate_text(prompt, expert=expert, max_new_tokens=tokens, do_sample=False)[0]
+
+
+Serve = Callable[..., contextlib.AbstractContextManager[Any]]
+
+
+@contextlib.contextmanager
+def served(host: Any, limits: Limits | None = None, **how: Any) -> Iterator[Any]:
+    """A server: ``url``, ``client``, ``engine``, ``metrics``, ``server``."""
+    metrics = Metrics()
+    engine = Engine(host, limits or Limits(128, batch=8), metrics).start()
+    server = Server(make_app(engine, metrics, **how), engine, "127.0.0.1", 0)
+    with server.running() as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield SimpleNamespace(url=url, client=client, engine=engine, metrics=metrics, server=server)
+
+
+@pytest.fixture(scope="session")
+def there(moe: FreeMoE) -> Iterator[Any]:
+    """One server for all tests that change nothing of it."""
+    with served(moe) as found:
+        yield found

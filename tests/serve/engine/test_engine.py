@@ -1,0 +1,254 @@
+"""Whatever runs beside it, a sequence is what it is alone; and it ends when it should, alone."""
+
+import itertools
+import random
+import threading
+import time
+
+import pytest
+import torch
+
+from freemoe.core.errors import DataError, NumericError, UnknownNameError
+from freemoe.evals.engine.sampling import Sampling
+from freemoe.serve.engine.engine import Engine
+from freemoe.serve.engine.requests import (
+    Ask,
+    ContextError,
+    Limits,
+    QueueFullError,
+    SlowReaderError,
+    StoppingError,
+)
+from tests.domain_experts.test_mixture import bits, unchanged
+from tests.serve.conftest import NAN, alone, ask, engine_on, idle, read
+
+NAMES = ["base", "a", "b", "c+d", "b&d"]
+PROMPTS = ["court?", "12+7=", "a treaty of 1919", "x", "the longest prompt of them all, read in several parts"]
+
+
+def test_texts_are_those_of_each_prompt_alone_however_they_are_mixed(moe):
+    before = bits(moe.model)
+    true = {(p, n): alone(moe, p, n) for p in PROMPTS for n in NAMES}
+    assert len(set(true.values())) > 15
+    with engine_on(moe, batch=5, prefill=7) as engine:
+        rng = random.Random(0)
+        wrong = []
+
+        def client(seed):
+            mine = random.Random(seed)
+            for _ in range(12):
+                several = [(mine.choice(PROMPTS), mine.choice(NAMES)) for _ in range(mine.randint(1, 3))]
+                tokens = [mine.randint(1, 12) for _ in several]
+                boxes = engine.submit([ask(moe, p, n, t) for (p, n), t in zip(several, tokens, strict=True)])
+                if mine.random() < 0.2:
+                    boxes.pop().close()
+                for box, key in zip(boxes, several, strict=False):
+                    found = read(box)
+                    if found.error or not true[key].startswith(found.text.rstrip("�")):
+                        wrong.append((key, found))
+                time.sleep(rng.random() * 0.01)
+
+        threads = [threading.Thread(target=client, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        whole = [(key, read(engine.submit([ask(moe, *key)])[0]).text) for key in true]
+        assert wrong == []
+        assert [key for key, text in whole if text != true[key]] == []
+        assert idle(engine)
+    assert unchanged(moe.model, before)
+
+
+def test_what_is_drawn_depends_on_the_seed_and_not_on_the_neighbours(moe):
+    how = {"sampling": Sampling(1, 1.0, 0.9, seed=7), "top_k": 40}
+    with engine_on(moe) as engine:
+        first = read(engine.submit([ask(moe, "court?", "a", **how)])[0]).text
+        boxes = engine.submit([ask(moe, p, n) for p in PROMPTS for n in ("base", "a")])
+        [beside] = engine.submit([ask(moe, "court?", "a", **how)])
+        assert read(beside).text == first
+        for box in boxes:
+            read(box)
+        other = [read(b).text for b in engine.submit([ask(moe, "court?", "a", choice=i, **how) for i in range(4)])]
+    assert other[0] == first
+    assert len(set(other)) == 4
+
+
+def test_penalties_and_top_k(moe):
+    with engine_on(moe) as engine:
+        once = read(engine.submit([ask(moe, "court?", tokens=20, presence=100.0, logprobs=0)])[0])
+        likeliest = read(engine.submit([ask(moe, "court?", sampling=Sampling(1, 2.0, 1.0, 3), top_k=1)])[0])
+    ids = [token.id for token in once.tokens]
+    assert len(set(ids)) == len(ids) >= 19
+    assert likeliest.text == alone(moe, "court?")
+
+
+def test_log_probabilities_are_the_model_s(moe):
+    prompt = moe.tokenizer("a treaty")["input_ids"]
+    with engine_on(moe, prefill=3) as engine:
+        found = read(engine.submit([ask(moe, "a treaty", "b", 4, logprobs=3, echo=True)])[0])
+    ids = [*prompt, *(token.id for token in found.tokens)]
+    with torch.no_grad():
+        scores = moe(torch.tensor([ids]), expert="b").logits[0].log_softmax(-1)
+    assert [t.id for t in found.read] == prompt
+    assert found.read[0].logprob is None
+    for place, token in enumerate([*found.read, *found.tokens]):
+        if place:
+            assert token.logprob == pytest.approx(float(scores[place - 1, token.id]), abs=1e-4)
+            best = scores[place - 1].topk(3)
+            assert [i for i, _ in token.top] == best.indices.tolist()
+            assert [v for _, v in token.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+    assert "".join(moe.tokenizer.decode([t.id]) for t in found.read) == "a treaty"
+    assert [t.offset for t in found.read] == list(range(len("a treaty")))
+
+
+def test_a_prompt_can_be_scored_without_a_new_token(moe):
+    with engine_on(moe) as engine:
+        scored = read(engine.submit([ask(moe, "a treaty", tokens=0, logprobs=1, echo=True)])[0])
+        nothing = read(engine.submit([ask(moe, "a treaty", tokens=0)])[0])
+    assert len(scored.read) == 8
+    assert (scored.text, scored.reason, nothing.text, nothing.reason) == ("", "length", "", "length")
+
+
+def test_stop_texts_end_an_answer(moe):
+    whole = alone(moe, "court?", "a")
+    for stop in (whole[3:5], whole[5]):
+        with engine_on(moe) as engine:
+            found = read(engine.submit([ask(moe, "court?", "a", stop=(stop, "never"), logprobs=0)])[0])
+        assert found.reason == "stop"
+        assert found.text == whole[: whole.find(stop)]
+        assert all(token.offset < max(1, len(found.text)) for token in found.tokens)
+
+
+def test_the_end_of_text_ends_an_answer(moe):
+    first = moe.tokenizer(alone(moe, "court?", tokens=1), add_special_tokens=False)["input_ids"][0]
+    moe.model.generation_config.eos_token_id = [2, first]
+    try:
+        with engine_on(moe) as engine:
+            found = read(engine.submit([ask(moe, "court?")])[0])
+    finally:
+        moe.model.generation_config.eos_token_id = 2
+    assert (found.text, found.reason) == ("", "stop")
+
+
+def test_nan_ends_the_one_request_and_no_other(moe):
+    with engine_on(moe) as engine:
+        boxes = engine.submit([ask(moe, p) for p in PROMPTS])
+        [bad] = engine.submit([Ask((5, NAN, 6), "base", 5)])
+        failed, found = read(bad), [read(box).text for box in boxes]
+        after = read(engine.submit([ask(moe, PROMPTS[0])])[0]).text
+    assert isinstance(failed.error, NumericError)
+    assert "NaN" in str(failed.error)
+    assert found == [alone(moe, p) for p in PROMPTS]
+    assert after == found[0]
+
+
+def test_an_error_of_the_model_ends_what_it_touches_and_the_engine_goes_on(moe):
+    with engine_on(moe) as engine:
+        run = engine.runner.forward
+
+        def forward(rows):
+            if any(row.expert == "c" for row in rows):
+                raise RuntimeError("broken in the middle")
+            return run(rows)
+
+        engine.runner.forward = forward
+        failed = read(engine.submit([ask(moe, "x", "c")])[0])
+        assert str(failed.error) == "broken in the middle"
+        assert read(engine.submit([ask(moe, "x", "a")])[0]).text == alone(moe, "x", "a")
+
+
+def test_who_is_gone_frees_the_slot(moe):
+    with engine_on(moe, batch=1) as engine:
+        [first] = engine.submit([ask(moe, "x", tokens=100)])
+        [second, third] = engine.submit([ask(moe, "court?", tokens=3), ask(moe, "court?", tokens=3)])
+        first.take(30)
+        second.close()
+        first.close()
+        assert read(third).text == alone(moe, "court?", tokens=3)
+        assert idle(engine)
+
+
+def test_a_reader_that_does_not_read_loses_its_answer_and_holds_up_nobody(moe):
+    with engine_on(moe, pieces=4) as engine:
+        [slow] = engine.submit([ask(moe, "x", tokens=60)])
+        assert read(engine.submit([ask(moe, "court?", tokens=3)])[0]).text == alone(moe, "court?", tokens=3)
+        assert idle(engine)
+        found = read(slow)
+    assert isinstance(found.error, SlowReaderError)
+    assert found.pieces <= 4
+
+
+def test_a_long_prompt_does_not_stall_who_is_writing(moe):
+    with engine_on(moe, prefill=5) as engine:
+        seen = []
+        run = engine.runner.forward
+        engine.runner.forward = lambda rows: seen.append([len(row.tokens) for row in rows]) or run(rows)
+        [writing] = engine.submit([ask(moe, "x", tokens=60)])
+        writing.take(30)
+        engine.submit([Ask(tuple([7] * 40), "base", 1)])
+        read(writing)
+    parts = [i for i, rows in enumerate(seen) if rows == [5]]
+    assert len(parts) == 8
+    # Between two parts of the prompt the other sequence got a token.
+    assert all([1] in seen[a + 1 : b] for a, b in itertools.pairwise(parts))
+
+
+def test_what_is_refused(moe):
+    with engine_on(moe, queue=2, batch=1, combinations=1) as engine:
+        for bad, error in [
+            (Ask((), "base", 1), ContextError),
+            (Ask((5,) * 120, "base", 10), ContextError),
+            (Ask((5,), "nobody", 1), UnknownNameError),
+            (Ask((5,), "auto", 1), DataError),
+        ]:
+            with pytest.raises(error):
+                engine.submit([bad])
+        with pytest.raises(QueueFullError, match="queue of 2"):
+            engine.submit([ask(moe, "x")] * 4)
+        read(engine.submit([ask(moe, "x", "a+b")])[0])
+        with pytest.raises(DataError, match=r"combinations.*a\+b"):
+            engine.submit([ask(moe, "x", "a+c")])
+        assert idle(engine)
+        engine.close()
+        with pytest.raises(StoppingError):
+            engine.submit([ask(moe, "x")])
+        with pytest.raises(UnknownNameError):
+            engine.drop("nobody")
+
+
+def test_experts_go_when_those_who_asked_for_them_have_their_answers(moe):
+    from freemoe import FreeMoE
+    from tests.domain_experts.test_threads import experts_on
+
+    own = FreeMoE(moe.model, experts_on(moe.model, "ab"), None, moe.tokenizer)
+    with engine_on(own) as engine:
+        boxes = engine.submit([ask(own, "court?", "a", 40), ask(own, "court?", "a+b", 40)])
+        gone = engine.drop("a")
+        assert engine.experts == ["b"]
+        for name in ("a", "a+b"):
+            with pytest.raises(UnknownNameError):
+                engine.submit([ask(own, "x", name)])
+        assert [read(box).text for box in boxes] == [alone(moe, "court?", n, 40) for n in ("a", "a+b")]
+        gone.result(30)
+        assert own.experts == ["b"]
+        assert read(engine.submit([ask(own, "x", "b")])[0]).text == alone(moe, "x", "b")
+
+
+def test_jobs_are_done_between_steps_and_fail_alone(moe):
+    with engine_on(moe) as engine:
+        [box] = engine.submit([ask(moe, "court?", "a", 40)])
+        assert engine.call(lambda: moe.active).result(30) == "base"
+        with pytest.raises(ZeroDivisionError):
+            engine.call(lambda: 1 // 0).result(30)
+        assert read(box).text == alone(moe, "court?", "a", 40)
+
+
+def test_the_end_is_an_error_for_what_has_not_ended(moe):
+    engine = Engine(moe, Limits(128, batch=1)).start()
+    boxes = engine.submit([ask(moe, "x", tokens=100)] * 3)
+    engine.stop()
+    assert {type(read(box).error) for box in boxes} <= {StoppingError, type(None)}
+    with pytest.raises(StoppingError):
+        engine.call(lambda: 1).result(1)
+    assert moe.active == "base"

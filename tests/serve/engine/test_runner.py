@@ -1,0 +1,161 @@
+"""Logits of many sequences in one pass are those of each alone, for every family, wherever they stand in the cache."""
+
+import random
+
+import pytest
+import torch
+
+from freemoe.serve.engine.cache import token_bytes
+from freemoe.serve.engine.requests import Limits
+from freemoe.serve.engine.runner import ByExpert, OwnCacheRunner, Row, SlotRunner, plain_cache, runner_for
+from tests.domain_experts.test_threads import experts_on
+from tests.tiny import CASES, tiny_model
+
+# Layers that forget what is further back than 64 tokens; within 64 they are like all others.
+WINDOWED = {"gemma2", "gemma3", "gemma3_images", "gpt_oss"}
+
+
+class Nobody:
+    """A host that is always the base."""
+
+    def __init__(self):
+        self.names = []
+
+    def expert(self, name):
+        self.names.append(name)
+        return torch.no_grad()
+
+    def set_expert(self, name):
+        self.names.append(name)
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids])).logits[0]
+
+
+def rounds(model, runner, seed, context=48):
+    """Random sequences that come, read in parts, write and go; every pass against the sequence alone."""
+    rng = random.Random(seed)
+    held: dict[int, list[int]] = {}
+    number = 0
+    for _ in range(12):
+        while len(held) < 4 and rng.random() < 0.7:
+            runner.open(number)
+            held[number] = []
+            number += 1
+        rows = []
+        for n in rng.sample(list(held), rng.randint(0, len(held))):
+            new = [rng.randrange(3, 250) for _ in range(rng.choice([1, 1, 1, 7]))]
+            held[n] += new
+            rows.append(Row(n, tuple(new), "base", rng.choice(["last", "every"])))
+        if rows:
+            for row, found in zip(rows, runner.forward(rows), strict=True):
+                true = logits(model, held[row.number])
+                true = true[-len(row.tokens) :] if row.wanted == "every" else true[-1:]
+                torch.testing.assert_close(found, true, atol=2e-4, rtol=2e-3)
+        for n in [n for n in held if len(held[n]) > context - 8 or rng.random() < 0.2]:
+            runner.close(n)
+            del held[n]
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_which_families_are_run_as_batches(family):
+    model = tiny_model(family)
+    batched = isinstance(runner_for(model, ByExpert(Nobody()), Limits(256, batch=4)), SlotRunner)
+    assert batched == (family not in WINDOWED)
+    if family in WINDOWED:
+        assert isinstance(runner_for(model, ByExpert(Nobody()), Limits(64, batch=4)), SlotRunner)
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", "opt", "phi", "gemma2", "mixtral", "deepseek_v2", "gpt_oss", "gpt_neox"]
+)
+def test_passes_say_what_each_sequence_alone_says(family):
+    model = tiny_model(family)
+    runner = SlotRunner(model, ByExpert(Nobody()), Limits(48, batch=4))
+    with torch.no_grad():
+        rounds(model, runner, 1)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama"])
+def test_own_caches_say_the_same_beyond_a_window(family):
+    model = tiny_model(family)
+    runner = OwnCacheRunner(model, ByExpert(Nobody()))
+    ids = [(7 * i) % 240 + 5 for i in range(90)]
+    with torch.no_grad():
+        runner.open(5)
+        runner.forward([Row(5, tuple(ids[:40]), "base", "none")])
+        [found] = runner.forward([Row(5, tuple(ids[40:]), "base")])
+    torch.testing.assert_close(found[0], logits(model, ids)[-1], atol=2e-4, rtol=2e-3)
+    assert plain_cache(model, 256) == (family == "llama")
+
+
+def test_experts_take_turns_and_the_one_that_is_there_goes_first():
+    host = Nobody()
+    runner = SlotRunner(tiny_model("llama"), ByExpert(host), Limits(48, batch=4))
+    for n in range(4):
+        runner.open(n)
+    with torch.no_grad():
+        runner.forward([Row(n, (5,), name) for n, name in enumerate("abab")])
+        runner.forward([Row(n, (5,), name) for n, name in enumerate("abab")])
+    assert host.names == ["a", "b", "a"]
+
+
+def test_padding_beyond_the_context_is_no_trouble():
+    # A row near its end shares a pass with a long one: learned positions end at the context.
+    model = tiny_model("gpt2", n_positions=32)
+    runner = SlotRunner(model, ByExpert(Nobody()), Limits(32, batch=2))
+    ids = [(7 * i) % 240 + 5 for i in range(32)]
+    with torch.no_grad():
+        for n in (0, 1):
+            runner.open(n)
+        runner.forward([Row(0, tuple(ids[:31]), "base")])
+        last, other = runner.forward([Row(0, (ids[31],), "base"), Row(1, tuple(ids[:20]), "base")])
+    torch.testing.assert_close(last[0], logits(model, ids)[-1], atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(other[0], logits(model, ids[:20])[-1], atol=1e-4, rtol=1e-3)
+
+
+def test_nan_of_one_sequence_never_reaches_another():
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[200] = torch.nan
+        runner = SlotRunner(model, ByExpert(Nobody()), Limits(48, batch=3))
+        for n in range(3):
+            runner.open(n)
+        found = runner.forward([Row(0, (5, 6), "base"), Row(1, (200, 7), "base"), Row(2, (8, 9, 10), "base")])
+        assert [bool(one.isnan().any()) for one in found] == [False, True, False]
+        # The slot of the one that failed is taken again, by the one that moves there and by a new one.
+        runner.close(1)
+        runner.open(3)
+        again = runner.forward([Row(0, (11,), "base"), Row(2, (12,), "base"), Row(3, (13, 14), "base")])
+    for one, ids in zip(again, ([5, 6, 11], [8, 9, 10, 12], [13, 14]), strict=True):
+        torch.testing.assert_close(one[0], logits(model, ids)[-1], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_bytes_per_token_are_those_of_the_cache(family):
+    model = tiny_model(family)
+    runner = SlotRunner(model, ByExpert(Nobody()), Limits(16, batch=1))
+    runner.open(0)
+    with torch.no_grad():
+        runner.forward([Row(0, (5,), "base")])
+    assert runner.cache.bytes == token_bytes(model.config, 4) * 16
+
+
+def test_experts_are_switched_back_when_it_rests():
+    from freemoe import FreeMoE
+
+    model = tiny_model("llama")
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    moe = FreeMoE(model, experts_on(model))
+    runner = SlotRunner(model, ByExpert(moe), Limits(16, batch=1))
+    runner.open(0)
+    with torch.no_grad():
+        runner.forward([Row(0, (5,), "a")])
+        assert moe.active == "a"
+        runner.forward([Row(0, (5,), "b")])
+        assert moe.active == "b"
+    runner.rest()
+    assert moe.active == "base"
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
