@@ -166,6 +166,7 @@ class Engine:
             if self._scheduler.running:
                 with torch.no_grad():
                     self._scheduler.step()
+                self._scheduler.tell()
             self._do_jobs()
         self._end()
         self.runner.rest()

@@ -56,6 +56,10 @@ class Scheduler:
             self.running.append(sequence)
             if sequence.finish_unread():
                 self._end(sequence, "length")
+        self.tell()
+
+    def tell(self) -> None:
+        """Say how many there are."""
         self._watch.load(len(self.running), len(self.waiting))
 
     def step(self) -> None:

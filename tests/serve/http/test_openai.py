@@ -1,0 +1,228 @@
+"""OpenAI's paths over real HTTP: what is answered is what the model says alone, in the shapes that clients expect."""
+
+import asyncio
+import json
+import threading
+import time
+
+import openai
+import pytest
+import torch
+
+from tests.serve.conftest import alone
+from tests.tiny import CHAT_TEMPLATE
+
+PROMPTS = ["court?", "12+7=", "a treaty of 1919", "x"]
+MODELS = {"base": "base", "base:a": "a", "b": "b", "base:c+d": "c+d", "base:b&d": "b&d"}
+
+
+def complete(there, **body):
+    done = there.client.post("/v1/completions", json={"model": "base", "max_tokens": 12, "temperature": 0, **body})
+    assert done.status_code == 200, done.text
+    return done
+
+
+def lines_of(text):
+    found = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert found.pop() == "[DONE]"
+    return [json.loads(line) for line in found]
+
+
+@pytest.mark.parametrize(("model", "expert"), MODELS.items())
+def test_a_completion_is_the_model_s_own(there, moe, model, expert):
+    done = complete(there, model=model, prompt="court?")
+    body = done.json()
+    assert body["object"] == "text_completion"
+    assert body["model"] == model
+    assert body["choices"] == [
+        {"index": 0, "text": alone(moe, "court?", expert), "logprobs": None, "finish_reason": "length"}
+    ]
+    assert body["usage"] == {
+        "prompt_tokens": 6,
+        "completion_tokens": 12,
+        "total_tokens": 18,
+        "freemoe": {"expert": expert, "confidence": None},
+    }
+    assert done.headers["x-freemoe-expert"] == expert
+    assert "x-freemoe-confidence" not in done.headers
+
+
+def test_models_are_listed(there):
+    body = there.client.get("/v1/models").json()
+    assert [row["id"] for row in body["data"]] == ["base", "auto", "base:a", "base:b", "base:c", "base:d"]
+    assert {row["object"] for row in body["data"]} == {"model"}
+
+
+def test_auto_is_what_the_router_says(there, moe):
+    for prompt in PROMPTS:
+        text, expert = moe.generate_text(prompt, expert="auto", max_new_tokens=12, do_sample=False)
+        [(_, route)] = moe.route(prompt)
+        done = complete(there, model="auto", prompt=prompt)
+        assert done.json()["choices"][0]["text"] == text
+        assert done.headers["x-freemoe-expert"] == expert
+        assert float(done.headers["x-freemoe-confidence"]) == pytest.approx(route.confidence, abs=1e-5)
+        assert done.json()["usage"]["freemoe"]["expert"] == expert
+        said = there.client.post("/v1/freemoe/route", json={"prompt": prompt}).json()
+        assert (said["expert"], said["subdomains"][0]["name"]) == (expert, route.subdomain)
+        assert said["confidence"] == pytest.approx(route.confidence, abs=1e-5)
+        assert sum(row["probability"] for row in said["subdomains"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_prompts_of_every_form_and_several_answers(there, moe):
+    ids = [moe.tokenizer(p)["input_ids"] for p in PROMPTS]
+    texts = [alone(moe, p) for p in PROMPTS]
+    for prompt in (PROMPTS, ids):
+        body = complete(there, prompt=prompt).json()
+        assert [c["text"] for c in body["choices"]] == texts
+        assert [c["index"] for c in body["choices"]] == [0, 1, 2, 3]
+        assert body["usage"]["prompt_tokens"] == sum(map(len, ids))
+        assert body["usage"]["freemoe"]["expert"] == ["base"] * 4
+    assert complete(there, prompt=ids[0]).json()["choices"][0]["text"] == texts[0]
+    drawn = complete(there, prompt=PROMPTS[:2], n=3, temperature=1, seed=5).json()["choices"]
+    assert len({c["text"] for c in drawn}) == 6
+    # The same seed draws the same, alone too, and another seed draws others.
+    assert (
+        complete(there, prompt=PROMPTS[1], n=3, temperature=1, seed=5).json()["choices"][2]["text"] == drawn[5]["text"]
+    )
+    assert complete(there, prompt=PROMPTS[1], temperature=1, seed=6).json()["choices"][0]["text"] != drawn[3]["text"]
+
+
+@pytest.mark.parametrize("expert", ["base", "a"])
+def test_a_streamed_completion_is_the_whole_one(there, moe, expert):
+    how = {
+        "model": expert,
+        "prompt": PROMPTS,
+        "n": 2,
+        "temperature": 1,
+        "seed": 3,
+        "logprobs": 2,
+        "echo": True,
+        "stop": ["M", "\x05"],
+    }
+    whole = complete(there, **how).json()
+    streamed = complete(there, **how, stream=True, stream_options={"include_usage": True})
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    assert streamed.headers["x-freemoe-expert"] == expert
+    chunks = lines_of(streamed.text)
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == whole["usage"]
+    assert {chunk["id"] for chunk in chunks} == {chunks[0]["id"]}
+    for choice in whole["choices"]:
+        mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert "".join(c["text"] for c in mine) == choice["text"]
+        assert mine[-1]["finish_reason"] == choice["finish_reason"]
+        for key, value in choice["logprobs"].items():
+            assert [v for c in mine if c["logprobs"] for v in c["logprobs"][key]] == value, key
+
+
+def test_logprobs_of_completions(there, moe):
+    body = complete(there, model="b", prompt="treaty", max_tokens=3, logprobs=2, echo=True).json()["choices"][0]
+    told = body["logprobs"]
+    assert body["text"].startswith("treaty")
+    assert {len(row) for row in told.values()} == {9}
+    ids = moe.tokenizer("treaty")["input_ids"]
+    with torch.no_grad():
+        scores = moe(torch.tensor([ids]), expert="b").logits[0].log_softmax(-1)
+    assert told["token_logprobs"][:6] == pytest.approx(
+        [None, *(float(scores[i, t]) for i, t in enumerate(ids[1:]))], abs=1e-4
+    )
+    assert told["tokens"][:6] == list("treaty")
+    assert told["text_offset"][:7] == [0, 1, 2, 3, 4, 5, 6]
+    assert told["top_logprobs"][0] is None
+    assert max(told["top_logprobs"][8].values()) == told["token_logprobs"][8]
+    scored = complete(there, model="b", prompt="treaty", max_tokens=0, logprobs=0, echo=True).json()["choices"][0]
+    assert scored["text"] == "treaty"
+    assert scored["logprobs"]["token_logprobs"] == told["token_logprobs"][:6]
+
+
+def test_a_chat_without_a_template_and_with_one(there, moe, monkeypatch):
+    messages = [{"role": "system", "content": "short"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    body = {"model": "a", "messages": messages, "max_tokens": 5, "temperature": 0}
+    plain = there.client.post("/v1/chat/completions", json=body).json()
+    assert plain["object"] == "chat.completion"
+    assert plain["choices"][0]["message"]["role"] == "assistant"
+    assert plain["choices"][0]["message"]["content"] == alone(moe, "System: short\n\nUser: hi\n\nAssistant:", "a", 5)
+    monkeypatch.setattr(moe.tokenizer, "chat_template", CHAT_TEMPLATE)
+    templated = there.client.post("/v1/chat/completions", json=body).json()
+    assert templated["choices"][0]["message"]["content"] == alone(moe, "[system]short[/][user]hi[/][assistant]", "a", 5)
+    monkeypatch.setattr(moe.tokenizer, "chat_template", "{{ raise_exception('no system here') }}")
+    refused = there.client.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert "no system here" in refused.json()["error"]["message"]
+
+
+def test_the_openai_client(there, moe):
+    client = openai.OpenAI(base_url=f"{there.url}/v1", api_key="any", max_retries=0)
+    assert "base:a" in [model.id for model in client.models.list()]
+    done = client.completions.create(model="base:a", prompt="court?", max_tokens=8, temperature=0)
+    assert done.choices[0].text == alone(moe, "court?", "a", 8)
+    messages = [{"role": "user", "content": "court?"}]
+    chat = {"model": "base:b", "messages": messages, "max_tokens": 8, "temperature": 0}
+    whole = client.chat.completions.create(**chat, logprobs=True, top_logprobs=2)
+    assert len(whole.choices[0].logprobs.content) == 8
+    assert len(whole.choices[0].logprobs.content[0].top_logprobs) == 2
+    assert whole.usage.completion_tokens == 8
+    with client.chat.completions.create(**chat, stream=True, stream_options={"include_usage": True}) as stream:
+        chunks = list(stream)
+    said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert said == whole.choices[0].message.content == alone(moe, "User: court?\n\nAssistant:", "b", 8)
+    assert chunks[-1].usage.completion_tokens == 8
+    raw = client.completions.with_raw_response.create(model="auto", prompt="court?", max_tokens=1)
+    assert raw.headers["x-freemoe-expert"]
+    with pytest.raises(openai.NotFoundError, match="base:d"):
+        client.completions.create(model="nobody", prompt="x")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="base", prompt="x" * 500)
+    assert refused.value.code == "context_length_exceeded"
+
+
+def test_the_openai_client_with_asyncio(there, moe):
+    async def one(client, prompt, expert):
+        stream = await client.completions.create(model=expert, prompt=prompt, max_tokens=12, temperature=0, stream=True)
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def all_of_them():
+        async with openai.AsyncOpenAI(base_url=f"{there.url}/v1", api_key="any", max_retries=0) as client:
+            return await asyncio.gather(*(one(client, p, e) for p, e in keys))
+
+    keys = [(p, e) for p in PROMPTS for e in ("base", "a", "b", "c+d")]
+    assert asyncio.run(all_of_them()) == [alone(moe, p, e) for p, e in keys]
+
+
+def test_experts_at_once_over_http_are_what_they_are_alone(there, moe):
+    true = {(p, e): alone(moe, p, e) for p in PROMPTS for e in MODELS.values()}
+    wrong = []
+
+    def client(keys):
+        for prompt, expert in keys:
+            if complete(there, model=expert, prompt=prompt).json()["choices"][0]["text"] != true[prompt, expert]:
+                wrong.append((prompt, expert))
+
+    keys = list(true)
+    threads = [threading.Thread(target=client, args=(keys[i::4] * 2,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+
+
+def test_signs_and_metrics(there):
+    assert there.client.get("/health").json() == {"status": "ok"}
+    assert there.client.get("/ready").json() == {"status": "ready"}
+    complete(there, model="d", prompt="x", max_tokens=3)
+    until = time.monotonic() + 10
+    while "running_sequences 0.0" not in (page := there.client.get("/metrics")).text and time.monotonic() < until:
+        time.sleep(0.01)
+    assert page.headers["content-type"].startswith("text/plain")
+    for line in (
+        'freemoe_requests_total{expert="d",how="length"}',
+        'freemoe_generated_tokens_total{expert="d"} 3.0',
+        'freemoe_prompt_tokens_total{expert="d"} 1.0',
+        'freemoe_time_to_first_token_seconds_count{expert="d"} 1.0',
+        'freemoe_time_between_tokens_seconds_count{expert="d"} 2.0',
+        'freemoe_http_responses_total{path="/v1/completions",status="200"}',
+        "freemoe_running_sequences 0.0",
+        "freemoe_router_confidence_count",
+    ):
+        assert line in page.text, line
