@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from freemoe import FreeMoE
+from freemoe.core.artifacts import write_manifest
 from freemoe.domain_experts.route.router import Router, train_router
+from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.identity import IDENTITY, identity
 from freemoe.serve.engine.engine import Engine
 from freemoe.serve.engine.requests import Ask, Done, Failed, Limits, Piece
 from freemoe.serve.http.app import make_app
@@ -43,6 +48,42 @@ def moe() -> FreeMoE:
         model.get_input_embeddings().weight[NAN] = torch.nan
         model.get_output_embeddings().weight[NAN] = 0
     return FreeMoE(model, experts_on(model), router_to("ab"), tiny_tokenizer())
+
+
+def write_artefact(folder: Path, base: Path, model: Any, names: str) -> Path:
+    """Random experts as an artefact of domain experts, with a router, for a base that lies in a folder."""
+    folder.mkdir()
+    experts, router = experts_on(model, names), router_to(names)
+    save_file({k: v for e in experts for k, v in e.to_tensors().items()}, folder / "experts.safetensors")
+    save_file(router.to_tensors(), folder / "router.safetensors")
+    body = {
+        "kind": "domain-experts",
+        "base_model_name_or_path": str(base),
+        "base_fingerprint": fingerprint(model),
+        IDENTITY: identity(model, tiny_tokenizer()),
+        "experts": [e.describe() for e in experts],
+        "router": router.describe(),
+        "chat": False,
+    }
+    write_manifest(folder, {**body, "freemoe_version": "0", "revision": None})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A base, ``own`` experts of it (a, b), ``more`` (c, d), and experts of an ``other`` base."""
+    root = tmp_path_factory.mktemp("served")
+    model = tiny_model("llama", num_hidden_layers=1)
+    for name, held in (("base", model), ("elsewhere", tiny_model("llama", seed=5, num_hidden_layers=1))):
+        held.save_pretrained(root / name)
+        tiny_tokenizer().save_pretrained(root / name)
+    return SimpleNamespace(
+        root=root,
+        base=root / "base",
+        own=write_artefact(root / "own", root / "base", model, "ab"),
+        more=write_artefact(root / "more", root / "base", model, "cd"),
+        other=write_artefact(root / "other", root / "elsewhere", held, "ef"),
+    )
 
 
 @contextlib.contextmanager
@@ -92,9 +133,6 @@ def ask(moe: FreeMoE, prompt: str, expert: str = "base", tokens: int = 12, **how
 def alone(moe: FreeMoE, prompt: str, expert: str = "base", tokens: int = 12) -> str:
     """What the model itself says."""
     return moe.generate_text(prompt, expert=expert, max_new_tokens=tokens, do_sample=False)[0]
-
-
-Serve = Callable[..., contextlib.AbstractContextManager[Any]]
 
 
 @contextlib.contextmanager

@@ -41,8 +41,8 @@ async def disconnected(receive: Callable[[], Any]) -> None:
 
 
 def event_line(document: Any) -> bytes:
-    """One server-sent event."""
-    said = document if isinstance(document, str) else json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    """One server-sent event; all in ASCII, as some clients take more characters than two for the end of a line."""
+    said = document if isinstance(document, str) else json.dumps(document, separators=(",", ":"))
     return b"data: " + said.encode() + b"\n\n"
 
 

@@ -1,0 +1,108 @@
+"""Experts that come and go while the server runs: from the folders that were named alone, and never in use."""
+
+import json
+import shutil
+import threading
+import time
+
+import pytest
+
+from freemoe import FreeMoE
+from freemoe.serve.engine.requests import Limits
+from tests.serve.conftest import alone, served
+from tests.serve.http.test_hostile import GOOD, TEXT, error_of
+
+EXPERTS = "/v1/freemoe/experts"
+
+
+@pytest.fixture
+def host(folders):
+    return FreeMoE.from_pretrained(str(folders.base), folders.own, device="cpu")
+
+
+@pytest.fixture
+def there(host, folders):
+    with served(host, Limits(128, batch=4), roots=[folders.own, folders.root / "more"]) as found:
+        yield found
+
+
+def names(there):
+    return [row["name"] for row in there.client.get(EXPERTS).json()["data"]]
+
+
+def test_experts_are_listed_loaded_and_dropped(there, host, folders):
+    rows = there.client.get(EXPERTS).json()["data"]
+    assert [(row["name"], row["kind"]) for row in rows] == [("a", "switch"), ("b", "switch")]
+    error_of(there.client.post(TEXT, json={**GOOD, "model": "c"}), 404)
+    loaded = there.client.post(EXPERTS, json={"path": str(folders.more)})
+    assert loaded.status_code == 200, loaded.text
+    assert loaded.json()["loaded"] == ["c", "d"]
+    assert names(there) == ["a", "b", "c", "d"]
+    text = there.client.post(TEXT, json={**GOOD, "model": "base:c", "max_tokens": 8}).json()["choices"][0]["text"]
+    assert text == alone(host, "x", "c", 8)
+    error_of(there.client.post(EXPERTS, json={"artefact": str(folders.more)}), 400)
+    assert there.client.post(EXPERTS, json={"artefact": ".", "prefix": "own-"}).json()["loaded"] == ["own-a", "own-b"]
+    for name in ("c", "base:d", "own-a", "own-b"):
+        assert there.client.delete(f"{EXPERTS}/{name}").json()["deleted"] is True
+    error_of(there.client.post(TEXT, json={**GOOD, "model": "c"}), 404)
+    error_of(there.client.delete(f"{EXPERTS}/c"), 404)
+    error_of(there.client.delete(f"{EXPERTS}/base"), 404)
+    assert names(there) == ["a", "b"]
+
+
+def test_an_expert_in_use_is_gone_when_its_answers_are_there(there, host):
+    true = alone(host, "court?", "a", 100)
+    step = there.engine.runner.forward
+    there.engine.runner.forward = lambda rows: time.sleep(0.005) or step(rows)
+    body = {**GOOD, "prompt": "court?", "model": "a", "max_tokens": 100, "stream": True}
+    done = []
+    with there.client.stream("POST", TEXT, json=body) as answer:
+        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        first = json.loads(next(lines))["choices"][0]["text"]
+        deleting = threading.Thread(target=lambda: done.append(there.client.delete(f"{EXPERTS}/a")))
+        deleting.start()
+        until = time.monotonic() + 10
+        while "a" in there.engine.experts and time.monotonic() < until:
+            time.sleep(0.005)
+        error_of(there.client.post(TEXT, json={**GOOD, "model": "a"}), 404)
+        assert not done
+        rest = [json.loads(line)["choices"][0]["text"] for line in lines if line != "[DONE]"]
+    assert first + "".join(rest) == true
+    deleting.join(10)
+    assert done[0].status_code == 200
+    assert host.experts == ["b"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/etc", "../other", "other", "../../..", "own/../../other", "base", "more/experts.safetensors", "\\..\\other", "x" * 4000, "https://x/y", "owner/name"],
+)  # fmt: skip
+def test_folders_that_were_not_named_cannot_be_read(there, folders, path):
+    error = error_of(there.client.post(EXPERTS, json={"path": path}), 403)
+    # Whether there is something is not said, nor where anything lies.
+    assert str(folders.root) not in error["message"]
+    error_of(there.client.post(EXPERTS, json={"path": str(folders.other)}), 403)
+
+
+def test_a_link_leads_nowhere_else(there, folders, tmp_path):
+    link = folders.more / "link"
+    link.symlink_to(folders.other)
+    try:
+        error_of(there.client.post(EXPERTS, json={"path": str(link)}), 403)
+        error_of(there.client.post(EXPERTS, json={"path": "link"}), 403)
+    finally:
+        link.unlink()
+
+
+def test_experts_of_another_base_and_damaged_ones_are_refused(host, folders, tmp_path):
+    shutil.copytree(folders.other, tmp_path / "other")
+    shutil.copytree(folders.more, tmp_path / "cut")
+    (tmp_path / "cut" / "experts.safetensors").write_bytes(b"nothing")
+    with served(host, roots=[tmp_path]) as there:
+        for path, word in (("other", "base"), ("cut", "experts.safetensors")):
+            error = error_of(there.client.post(EXPERTS, json={"path": path}), 400)
+            assert word in error["message"]
+            assert error["code"] == "bad_artefact"
+            assert str(tmp_path) not in error["message"]
+        assert names(there) == ["a", "b"]
+        assert there.client.post(TEXT, json=GOOD).status_code == 200

@@ -1,0 +1,75 @@
+"""A server that is told to end lets those finish who have begun, and takes nobody else."""
+
+import json
+import signal
+import threading
+import time
+
+import pytest
+
+from freemoe.core.errors import RecipeError
+from freemoe.serve.engine.requests import Limits
+from freemoe.serve.http.server import require_free
+from tests.serve.conftest import alone, served
+from tests.serve.http.test_hostile import GOOD, TEXT, error_of
+
+LONG = {**GOOD, "prompt": "court?", "max_tokens": 60, "stream": True}
+
+
+def slow(there, seconds):
+    step = there.engine.runner.forward
+    there.engine.runner.forward = lambda rows: time.sleep(seconds) or step(rows)
+
+
+def streamed(lines):
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line and line != "data: [DONE]"]
+
+
+def test_running_answers_are_finished(moe):
+    true = alone(moe, "court?", "base", 60)
+    with served(moe, Limits(128, batch=4)) as there:
+        slow(there, 0.01)
+        with there.client.stream("POST", TEXT, json=LONG) as answer:
+            lines = answer.iter_lines()
+            first = streamed([next(lines)])
+            there.server.handle_exit(signal.SIGTERM, None)
+            until = time.monotonic() + 10
+            while there.client.get("/ready").status_code == 200 and time.monotonic() < until:
+                time.sleep(0.01)
+            assert error_of(there.client.get("/ready"), 503)["code"] == "stopping"
+            assert there.client.get("/health").status_code == 200
+            refused = there.client.post(TEXT, json=GOOD)
+            assert error_of(refused, 503)["code"] == "stopping"
+            assert refused.headers["retry-after"]
+            chunks = first + streamed(lines)
+        assert "".join(c["choices"][0]["text"] for c in chunks) == true
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        until = time.monotonic() + 10
+        while there.engine.is_alive and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not there.engine.is_alive
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_what_takes_too_long_is_ended_with_an_error(moe, twice):
+    with served(moe, Limits(128, batch=4)) as there:
+        there.server._drain_seconds = 60 if twice else 0.1
+        slow(there, 0.1)
+        with there.client.stream("POST", TEXT, json=LONG) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            there.server.handle_exit(signal.SIGTERM, None)
+            if twice:
+                threading.Timer(0.1, there.server.handle_exit, (signal.SIGINT, None)).start()
+                return
+            chunks = streamed(lines)
+        assert chunks[-1]["error"]["code"] == "stopping"
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(there):
+    port = there.server.port
+    with pytest.raises(RecipeError, match=f"port {port}"):
+        require_free("127.0.0.1", port)
+    with pytest.raises(RecipeError, match=r"no\.such\.host"):
+        require_free("no.such.host.invalid", 8000)
+    require_free("127.0.0.1", 0)
