@@ -1,0 +1,126 @@
+"""`freemoe serve`: what it refuses before anything is loaded, what it would do, and that it serves and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from freemoe.core.errors import RecipeError
+from tests.cli.conftest import Freemoe
+from tests.serve.conftest import folders  # noqa: F401  (a fixture)
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FREEMOE_API_KEY", raising=False)
+
+
+def test_a_dry_run_names_models_and_memory(folders: SimpleNamespace, freemoe: Freemoe) -> None:  # noqa: F811
+    line = ["serve", str(folders.base), "--experts", str(folders.own), "--experts", f"x-={folders.more}", "--dry-run"]
+    done = freemoe(*line, "--json", "--context", "100", "--max-batch", "3")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["models"] == ["base", "auto", "base:a", "base:b", "base:x-c", "base:x-d"]
+    # One layer, keys and values, 2 heads of 8 numbers of 4 bytes.
+    assert found["slot_bytes"] == 2 * 2 * 8 * 4 * 100
+    assert found["cache_bytes"] == 3 * found["slot_bytes"]
+    alone = json.loads(freemoe("serve", str(folders.own), "--dry-run", "--json").out)
+    assert alone["models"] == ["base", "auto", "base:a", "base:b"]
+    assert alone["context_tokens"] == 256
+    assert "slot: 32.0 KiB" in freemoe("serve", str(folders.own), "--dry-run").out
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["{own}", "--host", "0.0.0.0"], "FREEMOE_API_KEY"),
+        (["{own}", "--api-key", "short"], "8 or more"),
+        (["{own}", "--experts", "{own}"], "stands for two experts"),
+        (["{own}", "--experts", "{base}"], "not an artefact"),
+        (["{own}", "--experts", "nothing-here"], "nothing of that name"),
+        (["{own}", "--expert-root", "nothing-here"], "no folder"),
+        (["{own}", "--context", "10000", "--dry-run"], "at most 256"),
+        (["{own}", "--device", "split"], "one device"),
+        (["{base}", "--experts", "x-={own}", "--port", "{port}"], "router"),
+        (["{own}", "--port", "{taken}"], "can listen"),
+    ],
+)
+def test_what_is_refused(folders: SimpleNamespace, freemoe: Freemoe, line: list[str], words: str) -> None:  # noqa: F811
+    with socket.socket() as listening, socket.socket() as free:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        free.bind(("127.0.0.1", 0))
+        ports = {"taken": listening.getsockname()[1], "port": free.getsockname()[1]}
+        free.close()
+        places = {"own": folders.own, "base": folders.base, **ports}
+        done = freemoe("serve", *(part.format(**places) for part in line))
+    assert done.code == 2, done.out
+    assert words in done.err.replace("\n", " ")
+
+
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    from freemoe.cli.serve import require_serve
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else object())
+    with pytest.raises(RecipeError, match=r"uvicorn: pip install 'freemoe\[serve\]'"):
+        require_serve()
+
+
+def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) -> None:  # noqa: F811
+    from freemoe import FreeMoE
+    from freemoe.cli.serve import open_host
+    from freemoe.evals.engine.answering import Answering
+    from freemoe.serve.engine.hosts import Ways
+    from tests.serve.conftest import alone, ask, engine_on, read
+
+    host = open_host(str(folders.base), [], "auto", "cpu")
+    assert isinstance(host, FreeMoE)
+    assert host.experts == []
+    ways = Ways(Answering(host.model, host.tokenizer, {"converted": host.disable_expert}))
+    with engine_on(ways) as engine:
+        for name in ("converted", "base"):
+            assert read(engine.submit([ask(host, "court?", name)])[0]).text == alone(host, "court?")
+
+
+def test_it_serves_and_ends_at_a_signal(folders: SimpleNamespace, tmp_path: Path) -> None:  # noqa: F811
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    line = [sys.executable, "-m", "freemoe", "serve", str(folders.own), "--port", str(port)]
+    with subprocess.Popen(
+        line, cwd=tmp_path, env={**os.environ, "FREEMOE_API_KEY": "from-outside"}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            url, until = f"http://127.0.0.1:{port}", time.monotonic() + 120
+            while time.monotonic() < until and process.poll() is None:
+                try:
+                    if httpx.get(f"{url}/ready").status_code == 200:
+                        break
+                except httpx.HTTPError:
+                    time.sleep(0.1)
+            assert httpx.get(f"{url}/v1/models").status_code == 401
+            done = httpx.post(
+                f"{url}/v1/completions",
+                json={"model": "base:a", "prompt": "x", "max_tokens": 2},
+                headers={"authorization": "Bearer from-outside"},
+                timeout=60,
+            )
+            assert done.status_code == 200, done.text
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+        assert process.stderr is not None
+        assert f"serving on http://127.0.0.1:{port}" in process.stderr.read()
