@@ -167,6 +167,12 @@ BENCHES.add(
     "fuzz", "freemoe.bench.fuzz.running", "hostile recipes, files and artefacts: tracebacks, hangs, wrong answers"
 )
 BENCHES.add(
+    "serve", "freemoe.bench.serve.benchmark", "the server at 1 to 32 clients against one request at a time (T19)"
+)
+BENCHES.add(
+    "soak", "freemoe.bench.serve.soak", "the server for ten minutes: wrong answers, errors without a cause, leaks (T19)"
+)
+BENCHES.add(
     "kill", "freemoe.bench.kill.benchmark", "SIGKILL at the writes of build, convert and trim; then the same bytes"
 )
 

@@ -1,0 +1,102 @@
+"""A base with random experts, prompts for it, and a server on it in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from freemoe.bench.harness import Settings
+from freemoe.core.artifacts import write_manifest
+from freemoe.core.version import __version__
+from freemoe.domain_experts.expert import Expert, switch_expert
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.evals.engine.tokens import context_length
+from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.identity import IDENTITY, identity
+from freemoe.models.checkpoints.loading import BUNDLED, load_base
+from freemoe.models.mask import Mask, random_mask
+from freemoe.models.weights import find_weights
+from freemoe.results.build import KIND
+from freemoe.serve.engine.engine import Engine
+from freemoe.serve.engine.requests import Limits
+from freemoe.serve.http.app import make_app
+from freemoe.serve.http.metrics import Metrics
+from freemoe.serve.http.server import Server
+
+NAMES = ("one", "two", "three", "four")
+OFF = 0.01
+"""Share of the weights that an expert switches off."""
+
+
+def random_experts(model: Any, names: Sequence[str], seed: int) -> list[Expert]:
+    """Experts that switch random single weights off."""
+    weights = find_weights(model)
+    first = Mask.of_indices({w.name: torch.arange(round(w.size * OFF)) for w in weights}, weights)
+    return [switch_expert(name, random_mask(first, seed + i)) for i, name in enumerate(names)]
+
+
+def open_base(settings: Settings) -> FreeMoE:
+    """The base that is asked for, or the bundled one, with four experts."""
+    model, tokenizer = load_base(settings.model or BUNDLED, None, "float32", "cpu")
+    return FreeMoE(model, random_experts(model, NAMES, settings.seed), None, tokenizer)
+
+
+def write_experts(folder: Path, moe: FreeMoE, names: Sequence[str], seed: int) -> Path:
+    """Random experts as an artefact that the server can load."""
+    folder.mkdir(parents=True)
+    experts = random_experts(moe.model, names, seed)
+    save_file({k: v for e in experts for k, v in e.to_tensors().items()}, folder / "experts.safetensors")
+    write_manifest(
+        folder,
+        {
+            "kind": KIND,
+            "freemoe_version": __version__,
+            "base_model_name_or_path": BUNDLED,
+            "revision": None,
+            "base_fingerprint": fingerprint(moe.model),
+            IDENTITY: identity(moe.model, moe.tokenizer),
+            "experts": [e.describe() for e in experts],
+            "router": None,
+        },
+    )
+    return folder
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One request: whose answer to which tokens, and how long at most."""
+
+    expert: str
+    prompt: tuple[int, ...]
+    tokens: int
+
+
+def wishes(moe: FreeMoE, count: int, tokens: int, experts: Sequence[str], seed: int) -> list[Wish]:
+    """Requests with random prompts of 8 to 64 tokens."""
+    rng = random.Random(seed)
+    special = set(moe.tokenizer.all_special_ids)
+    usual = [t for t in range(len(moe.tokenizer)) if t not in special]
+    longest = min(64, context_length(moe.model, moe.tokenizer) - tokens)
+    lengths = [rng.randint(min(8, longest), longest) for _ in range(count)]
+    return [
+        Wish(experts[i % len(experts)], tuple(rng.choice(usual) for _ in range(n)), tokens)
+        for i, n in enumerate(lengths)
+    ]
+
+
+@contextlib.contextmanager
+def serving(moe: FreeMoE, slots: int, roots: Sequence[Path] = ()) -> Iterator[tuple[str, Engine]]:
+    """A server; its address, and its engine."""
+    metrics = Metrics()
+    context = min(1024, context_length(moe.model, moe.tokenizer))
+    engine = Engine(moe, Limits(context, batch=slots), metrics).start()
+    server = Server(make_app(engine, metrics, roots=roots), engine, "127.0.0.1", 0)
+    with server.running() as url:
+        yield url, engine
