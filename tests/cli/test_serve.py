@@ -68,6 +68,27 @@ def test_what_is_refused(folders: SimpleNamespace, freemoe: Freemoe, line: list[
     assert words in done.err.replace("\n", " ")
 
 
+def test_what_stands_in_the_examples_is_known_to_the_command() -> None:
+    import re
+    import shlex
+
+    import typer.main
+
+    from freemoe.cli import app
+
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    folder = Path(__file__).resolve().parents[2] / "examples" / "serve"
+    docker = (folder / "Dockerfile").read_text()
+    entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", docker, re.MULTILINE)[0])
+    started = json.loads(re.findall(r"^CMD (\[\"freemoe.*)$", docker, re.MULTILINE)[0])
+    unit = shlex.split(re.findall(r"^ExecStart=(.*)$", (folder / "freemoe.service").read_text(), re.MULTILINE)[0])
+    for line in ([*entry, *started], unit):
+        assert Path(line[0]).name == "freemoe"
+        assert line[1] == "serve"
+        command.make_context("serve", line[2:])
+    assert "FREEMOE_API_KEY" in docker
+
+
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
