@@ -167,41 +167,61 @@ def _plan(base: str, sources: Sequence[Source], context: int | None, batch: int,
     }
 
 
+_BASE = typer.Argument(
+    help="Model or artefact: a folder, a GGUF file, or owner/name of the hub.",
+    autocompletion=completion.artefacts_and_models,
+)
+_EXPERTS = typer.Option(
+    [], "--experts", help="Folder of experts, may be repeated; PREFIX=DIR puts PREFIX before their names."
+)
+_ROOTS = typer.Option(
+    [], help="Folder below which experts may be loaded while it runs, may be repeated. [those given at start]"
+)
+_HOST = typer.Option("127.0.0.1", help="Where to listen; another than this machine needs a key.")
+_PORT = typer.Option(8000, min=1, max=65535, help="The same.")
+_API_KEY = typer.Option(None, help=f"Key that requests have to show. [{KEY}]", show_default=False)
+_BATCH = typer.Option(16, min=1, max=1024, help="Sequences that are written side by side.")
+_CONTEXT = typer.Option(None, min=2, help="Tokens of prompt and answer together. [the model's, at most 4096]")
+_QUEUE = typer.Option(256, min=1, max=100_000, help="Sequences that may wait; the next gets 429.")
+_PREFILL = typer.Option(256, "--prefill-tokens", min=1, help="Tokens of prompts that are read per step.")
+_BODY = typer.Option(4 << 20, "--max-body-bytes", min=1024, help="Bytes of a request.")
+_PATIENCE = typer.Option(30, "--patience-seconds", min=0.1, help="For a slow body, and a slow reader.")
+_DRAIN = typer.Option(30, "--drain-seconds", min=0, help="For running requests, after SIGTERM or ctrl-C.")
+_THREADS = typer.Option(None, min=1, help="CPU threads.")
+_DEVICE = typer.Option(
+    "auto", help="auto, cpu, cuda or cuda:N.", autocompletion=completion.names(completion.DEVICES[:3])
+)
+_DTYPE = typer.Option(
+    "auto", help="auto, float32, bfloat16 or float16.", autocompletion=completion.names(completion.DTYPES)
+)
+_DRY = typer.Option(False, "--dry-run", help="Print model names and memory per slot; serve nothing.")
+_JSON = typer.Option(False, "--json", help="Print the dry run as JSON.")
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("serve", help=HELP)(_command)
 
 
 def _command(
-    base: str = typer.Argument(
-        help="Model or artefact: a folder, a GGUF file, or owner/name of the hub.",
-        autocompletion=completion.artefacts_and_models,
-    ),
-    experts: list[str] = typer.Option(
-        [], "--experts", help="Folder of experts, may be repeated; PREFIX=DIR puts PREFIX before their names."
-    ),
-    expert_root: list[Path] = typer.Option(
-        [], help="Folder below which experts may be loaded while it runs, may be repeated. [those given at start]"
-    ),
-    host: str = typer.Option("127.0.0.1", help="Where to listen; another than this machine needs a key."),
-    port: int = typer.Option(8000, min=1, max=65535, help="The same."),
-    api_key: str = typer.Option(None, help=f"Key that requests have to show. [{KEY}]", show_default=False),
-    max_batch: int = typer.Option(16, min=1, max=1024, help="Sequences that are written side by side."),
-    context: int = typer.Option(None, min=2, help="Tokens of prompt and answer together. [the model's, at most 4096]"),
-    queue: int = typer.Option(256, min=1, max=100_000, help="Sequences that may wait; the next gets 429."),
-    prefill: int = typer.Option(256, "--prefill-tokens", min=1, help="Tokens of prompts that are read per step."),
-    max_body: int = typer.Option(4 << 20, "--max-body-bytes", min=1024, help="Bytes of a request."),
-    patience: float = typer.Option(30, "--patience-seconds", min=0.1, help="For a slow body, and a slow reader."),
-    drain: float = typer.Option(30, "--drain-seconds", min=0, help="For running requests, after SIGTERM or ctrl-C."),
-    threads: int = typer.Option(None, min=1, help="CPU threads."),
-    device: str = typer.Option(
-        "auto", help="auto, cpu, cuda or cuda:N.", autocompletion=completion.names(completion.DEVICES[:3])
-    ),
-    dtype: str = typer.Option(
-        "auto", help="auto, float32, bfloat16 or float16.", autocompletion=completion.names(completion.DTYPES)
-    ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print model names and memory per slot; serve nothing."),
-    as_json: bool = typer.Option(False, "--json", help="Print the dry run as JSON."),
+    base: str = _BASE,
+    experts: list[str] = _EXPERTS,
+    expert_root: list[Path] = _ROOTS,
+    host: str = _HOST,
+    port: int = _PORT,
+    api_key: str = _API_KEY,
+    max_batch: int = _BATCH,
+    context: int = _CONTEXT,
+    queue: int = _QUEUE,
+    prefill: int = _PREFILL,
+    max_body: int = _BODY,
+    patience: float = _PATIENCE,
+    drain: float = _DRAIN,
+    threads: int = _THREADS,
+    device: str = _DEVICE,
+    dtype: str = _DTYPE,
+    dry_run: bool = _DRY,
+    as_json: bool = _JSON,
 ) -> None:
     require_serve()
     from freemoe.models.checkpoints.placement import require_one_device
