@@ -54,7 +54,9 @@ async def _all(url: str, clients: int, wishes: Sequence[Any]) -> dict[str, Any]:
 
     limits = httpx.Limits(max_connections=clients)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as session:
-        await _one(session, *wishes[0])
+        # An expert's first use makes its mask.
+        for wish in {wish[0]: wish for wish in wishes}.values():
+            await _one(session, *wish)
         began = time.perf_counter()
         await asyncio.gather(*(client(session) for _ in range(clients)))
         seconds = time.perf_counter() - began

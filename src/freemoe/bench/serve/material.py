@@ -43,8 +43,10 @@ def random_experts(model: Any, names: Sequence[str], seed: int) -> list[Expert]:
 
 
 def open_base(settings: Settings) -> FreeMoE:
-    """The base that is asked for, or the bundled one, with four experts."""
+    """The base that is asked for, or the bundled one, with four experts; no token ends its answers."""
     model, tokenizer = load_base(settings.model or BUNDLED, None, "float32", "cpu")
+    # Both sides write as many tokens as they are asked for.
+    model.generation_config.eos_token_id = None
     return FreeMoE(model, random_experts(model, NAMES, settings.seed), None, tokenizer)
 
 
