@@ -104,7 +104,7 @@ class Scheduler:
         # All rows at once: one by one they would cost as much as the pass of a small model.
         odd = iter(torch.cat(list(logits)).isnan().any(-1).tolist())
         for sequence, row, found in zip(sequences, rows, logits, strict=True):
-            if any([next(odd) for _ in range(len(found))]):
+            if sum(next(odd) for _ in range(len(found))):
                 sequence.fail(broken(found))
                 self._end(sequence, "error")
                 continue
