@@ -35,8 +35,7 @@ def local(moe):
     return HFLM(pretrained=moe.model, tokenizer=moe.tokenizer, batch_size=4, max_length=128)
 
 
-@pytest.mark.parametrize("kind", ["choice", "generate"])
-@pytest.mark.parametrize("expert", ["base", "a"])
+@pytest.mark.parametrize(("kind", "expert"), [("choice", "a"), ("generate", "base")])
 def test_local_completions(there, moe, folders, kind, expert):
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
