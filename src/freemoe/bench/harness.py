@@ -79,7 +79,7 @@ class Settings:
         cells: Where benchmarks that go cell by cell keep what is finished.
         only: Pattern of the names of the parts that are measured: cells, masks of `tomoe-speed`, kinds of `fuzz`; or a file or
             folder of its cases.
-        minutes: After so many no further cell is begun.
+        minutes: After so many no further cell is begun; how long `soak` takes.
         place: Where cells of the benchmarks in `SIDE_BY_SIDE` are measured.
         device: Where the models of the benchmarks in `ON_DEVICES` stand.
         cache: Where bases that take long to train are kept.

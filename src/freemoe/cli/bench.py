@@ -76,7 +76,9 @@ def _command(
         None, help=f"{_BY_CELLS}, hookmoe: folder of what is finished and never measured twice."
     ),
     only: str = typer.Option(None, help=_ONLY),
-    minutes: float = typer.Option(None, min=0, help=f"{_BY_CELLS}: begin no cell after so many minutes."),
+    minutes: float = typer.Option(
+        None, min=0, help=f"{_BY_CELLS}: begin no cell after so many minutes; soak: how long. [10]"
+    ),
     place: str = typer.Option(
         "local", "--on", help=f"local, local:N, ray or ray://HOST:PORT; for {', '.join(SIDE_BY_SIDE)}."
     ),
