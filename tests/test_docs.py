@@ -192,6 +192,7 @@ def test_constraints_pin_everything_exactly_and_fit_the_project() -> None:
         *project["optional-dependencies"]["eval"],
         *project["optional-dependencies"]["gguf"],
         *project["optional-dependencies"]["ray"],
+        *project["optional-dependencies"]["serve"],
         *project["optional-dependencies"]["docs"],
     ]
     names = {re.match(r"[\w-]+", w)[0].lower() for w in wanted} - {"freemoe"}  # type: ignore[index]
@@ -202,7 +203,7 @@ def test_every_extra_has_code_behind_it() -> None:
     import tomllib
 
     extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
-    assert set(extras) == {"eval", "gguf", "devices", "math", "ray", "dev", "docs"}
+    assert set(extras) == {"eval", "gguf", "devices", "math", "ray", "serve", "dev", "docs"}
 
 
 def test_the_citation_names_this_version() -> None:

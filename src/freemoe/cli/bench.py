@@ -37,6 +37,7 @@ _ONLY = (
     "kinds of fuzz, or a file of its cases, which is opened again; bases of mixed ('135M*')."
 )
 
+_MINUTES = f"{_BY_CELLS}: begin no cell after so many minutes; soak: how long. [10]"
 
 NEEDS_MODEL, NEEDS_DEVICE = ("real",), ("large",)
 """Benchmarks that ``all`` leaves out: while no model is given; always, as their base has 7B."""
@@ -76,9 +77,7 @@ def _command(
         None, help=f"{_BY_CELLS}, hookmoe: folder of what is finished and never measured twice."
     ),
     only: str = typer.Option(None, help=_ONLY),
-    minutes: float = typer.Option(
-        None, min=0, help=f"{_BY_CELLS}: begin no cell after so many minutes; soak: how long. [10]"
-    ),
+    minutes: float = typer.Option(None, min=0, help=_MINUTES),
     place: str = typer.Option(
         "local", "--on", help=f"local, local:N, ray or ray://HOST:PORT; for {', '.join(SIDE_BY_SIDE)}."
     ),
