@@ -5,9 +5,12 @@ import random
 import pytest
 import torch
 
+from freemoe import FreeMoE
+from freemoe.serve.engine import acting
+from freemoe.serve.engine.acting import ByExpert, InOnePass
 from freemoe.serve.engine.cache import token_bytes
 from freemoe.serve.engine.requests import Limits
-from freemoe.serve.engine.runner import ByExpert, OwnCacheRunner, Row, SlotRunner, plain_cache, runner_for
+from freemoe.serve.engine.runner import OwnCacheRunner, Row, SlotRunner, plain_cache, runner_for
 from tests.domain_experts.test_threads import experts_on
 from tests.tiny import CASES, tiny_model
 
@@ -18,8 +21,8 @@ WINDOWED = {"gemma2", "gemma3", "gemma3_images", "gpt_oss"}
 class Nobody:
     """A host that is always the base."""
 
-    def __init__(self):
-        self.names = []
+    def __init__(self, model=None):
+        self.model, self.names = model, []
 
     def expert(self, name):
         self.names.append(name)
@@ -62,10 +65,10 @@ def rounds(model, runner, seed, context=48):
 @pytest.mark.parametrize("family", CASES)
 def test_which_families_are_run_as_batches(family):
     model = tiny_model(family)
-    batched = isinstance(runner_for(model, ByExpert(Nobody()), Limits(256, batch=4)), SlotRunner)
+    batched = isinstance(runner_for(Nobody(model), Limits(256, batch=4)), SlotRunner)
     assert batched == (family not in WINDOWED)
     if family in WINDOWED:
-        assert isinstance(runner_for(model, ByExpert(Nobody()), Limits(64, batch=4)), SlotRunner)
+        assert isinstance(runner_for(Nobody(model), Limits(64, batch=4)), SlotRunner)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +147,6 @@ def test_bytes_per_token_are_those_of_the_cache(family):
 
 
 def test_experts_are_switched_back_when_it_rests():
-    from freemoe import FreeMoE
-
     model = tiny_model("llama")
     before = {k: v.clone() for k, v in model.state_dict().items()}
     moe = FreeMoE(model, experts_on(model))
@@ -159,3 +160,65 @@ def test_experts_are_switched_back_when_it_rests():
     runner.rest()
     assert moe.active == "base"
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("worth", [True, False])
+def test_rows_of_several_experts_share_a_pass_where_that_is_quicker(monkeypatch, worth):
+    model = tiny_model("llama")
+    moe = FreeMoE(model, experts_on(model))
+    monkeypatch.setattr(acting, "worth_mixing", lambda weights, rows: worth)
+    runner = SlotRunner(model, InOnePass(moe), Limits(48, batch=4))
+    passes, forward = [], model.forward
+    monkeypatch.setattr(model, "forward", lambda **inputs: passes.append(len(inputs["input_ids"])) or forward(**inputs))
+    names = ["a", "base", "c+d", "a"]
+    held = {n: [5 + n, 9, 11][: 1 + n % 3] for n in range(4)}
+    for n in held:
+        runner.open(n)
+    with torch.no_grad():
+        found = runner.forward([Row(n, tuple(ids), names[n]) for n, ids in held.items()])
+        for n, token in enumerate((20, 30, 40, 50)):
+            held[n].append(token)
+        again = runner.forward([Row(n, (ids[-1],), names[n]) for n, ids in held.items()])
+        runner.forward([Row(2, (60,), "b")])
+    runner.rest()
+    assert sorted(passes) == ([1, 4, 4] if worth else [1] * 5 + [2] * 2)
+    for n, ids in held.items():
+        with moe.expert(names[n]):
+            torch.testing.assert_close(found[n][0], logits(model, ids[:-1])[-1], atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(again[n][0], logits(model, ids)[-1], atol=1e-4, rtol=1e-3)
+    assert moe.active == "base"
+
+
+def test_one_expert_alone_is_switched_in_after_a_while(monkeypatch):
+    model = tiny_model("llama")
+    moe = FreeMoE(model, experts_on(model))
+    monkeypatch.setattr(acting, "worth_mixing", lambda weights, rows: True)
+    runner = SlotRunner(model, InOnePass(moe), Limits(48, batch=2))
+    active, ids = [], [5]
+    with torch.no_grad():
+        runner.open(0)
+        runner.open(1)
+        runner.forward([Row(0, (5,), "a"), Row(1, (6,), "b")])
+        for token in range(7, 30):
+            [found] = runner.forward([Row(0, (token,), "a")])
+            ids.append(token)
+            active.append(moe.active)
+        runner.rest()
+        assert active == ["base"] * 15 + ["a"] * 8
+        with moe.expert("a"):
+            torch.testing.assert_close(found[0], logits(model, ids)[-1], atol=1e-4, rtol=1e-3)
+
+
+def test_experts_that_cannot_be_mixed_take_turns(monkeypatch):
+    model = tiny_model("mixtral")
+    moe = FreeMoE(model, experts_on(model, "ab"))
+    monkeypatch.setattr(acting, "worth_mixing", lambda weights, rows: True)
+    runner = SlotRunner(model, InOnePass(moe), Limits(48, batch=4))
+    with torch.no_grad():
+        for n in (0, 1):
+            runner.open(n)
+        found = runner.forward([Row(0, (5, 6), "a"), Row(1, (7, 8), "b")])
+        runner.rest()
+        for one, (ids, name) in zip(found, (([5, 6], "a"), ([7, 8], "b")), strict=True):
+            with moe.expert(name):
+                torch.testing.assert_close(one[0], logits(model, ids)[-1], atol=1e-4, rtol=1e-3)

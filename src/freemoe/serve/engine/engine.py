@@ -16,7 +16,7 @@ from freemoe.domain_experts.hosting.batches import special_tokens
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.serve.engine.outbox import Outbox
 from freemoe.serve.engine.requests import Ask, ContextError, Limits, QueueFullError, StoppingError, Watch
-from freemoe.serve.engine.runner import ByExpert, Runner, runner_for
+from freemoe.serve.engine.runner import Runner, runner_for
 from freemoe.serve.engine.scheduler import Scheduler
 from freemoe.serve.engine.sequence import Running
 
@@ -39,7 +39,7 @@ class Engine:
         self.host, self.limits = host, limits
         if runner is None:
             with host.expert(BASE):
-                runner = runner_for(host.model, ByExpert(host), limits)
+                runner = runner_for(host, limits)
         self.runner = runner
         self._ends = frozenset(special_tokens(host.model, {})[1])
         self._scheduler = Scheduler(runner, limits, watch or Watch())

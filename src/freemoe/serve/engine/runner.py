@@ -6,8 +6,7 @@ Shapes: B rows, L tokens of the longest, K tokens that a row sees, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from freemoe.compat.caches import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from freemoe.serve.engine.acting import Acting, ByExpert, InOnePass
 from freemoe.serve.engine.cache import SlotCache
 from freemoe.serve.engine.requests import Limits
 
@@ -56,55 +56,6 @@ class Runner(Protocol):
         ...
 
 
-class Acting(Protocol):
-    """How rows of different experts share forward passes."""
-
-    def parts(self, names: Sequence[str]) -> Iterable[list[int]]:
-        """Which rows go together, for the expert of every row."""
-        ...
-
-    def act_as(self, names: Sequence[str]) -> None:
-        """Let the next pass, of these rows, act under their experts."""
-        ...
-
-    def rest(self) -> None:
-        """Leave the base as it was, for others to use."""
-        ...
-
-
-class ByExpert:
-    """One pass per expert, which stays switched in until another is needed.
-
-    Args:
-        host: Has ``expert(name)``, a context manager, and ``set_expert(name)`` to change to another inside of it.
-    """
-
-    def __init__(self, host: Any) -> None:
-        self._host = host
-        self._block, self._name = ExitStack(), ""
-
-    def parts(self, names: Sequence[str]) -> Iterable[list[int]]:
-        """Rows by expert; first those of the expert that is switched in."""
-        found: dict[str, list[int]] = {}
-        for i, name in enumerate(names):
-            found.setdefault(name, []).append(i)
-        return [found[name] for name in sorted(found, key=lambda n: (n != self._name, n))]
-
-    def act_as(self, names: Sequence[str]) -> None:
-        """Switch to the one expert of the rows."""
-        name = names[0]
-        if not self._name:
-            self._block.enter_context(self._host.expert(name))
-        elif name != self._name:
-            self._host.set_expert(name)
-        self._name = name
-
-    def rest(self) -> None:
-        """Switch back to the base."""
-        self._name = ""
-        self._block.close()
-
-
 class SlotRunner:
     """Many sequences in one pass, whatever their lengths; their keys and values lie in a `SlotCache`."""
 
@@ -126,7 +77,8 @@ class SlotRunner:
         found: list[Tensor] = [torch.empty(0)] * len(rows)
         # In the order of their places, so that slots that follow each other are used without a copy.
         order = sorted(range(len(rows)), key=lambda i: self.cache.place(rows[i].number))
-        for part in self._acting.parts([rows[i].expert for i in order]):
+        tokens = len(rows) * max(len(row.tokens) for row in rows)
+        for part in self._acting.parts([rows[i].expert for i in order], tokens):
             members = [rows[order[i]] for i in part]
             self._acting.act_as([row.expert for row in members])
             for i, one in zip(part, self._pass(members), strict=True):
@@ -201,7 +153,7 @@ class OwnCacheRunner:
     def forward(self, rows: Sequence[Row]) -> list[Tensor]:
         """As `Runner.forward`."""
         found: list[Tensor] = [torch.empty(0)] * len(rows)
-        for part in self._acting.parts([row.expert for row in rows]):
+        for part in self._acting.parts([row.expert for row in rows], max(len(row.tokens) for row in rows)):
             for i in part:
                 self._acting.act_as([rows[i].expert])
                 found[i] = self._pass(rows[i])
@@ -217,11 +169,11 @@ class OwnCacheRunner:
         return _wanted(out.logits[0], row, None)
 
 
-def runner_for(model: Any, acting: Acting, limits: Limits) -> Runner:
-    """The best runner for a model: `SlotRunner` where it is proven to say what the model says, else `OwnCacheRunner`."""
-    if plain_cache(model, limits.context) and _says_the_same(model, limits):
-        return SlotRunner(model, acting, limits)
-    return OwnCacheRunner(model, acting)
+def runner_for(host: Any, limits: Limits) -> Runner:
+    """The best runner for a host: `SlotRunner` where it is proven to say what the model says, else `OwnCacheRunner`."""
+    if plain_cache(host.model, limits.context) and _says_the_same(host.model, limits):
+        return SlotRunner(host.model, InOnePass(host) if hasattr(host, "mixed") else ByExpert(host), limits)
+    return OwnCacheRunner(host.model, ByExpert(host))
 
 
 def plain_cache(model: Any, context: int) -> bool:
@@ -236,7 +188,7 @@ def plain_cache(model: Any, context: int) -> bool:
 class _Untouched:
     """The model as it is, all rows together."""
 
-    def parts(self, names: Sequence[str]) -> Iterable[list[int]]:
+    def parts(self, names: Sequence[str], tokens: int) -> list[list[int]]:
         return [list(range(len(names)))]
 
     def act_as(self, names: Sequence[str]) -> None:
