@@ -46,7 +46,7 @@ test: $(STAMP) ## Run every test
 	$(PYTEST)
 
 browser-test: export FREEMOE_SCREENSHOTS ?= screenshots
-browser-test: $(STAMP) ## Open the reports in a headless chromium, in two widths and both themes; screenshots are kept
+browser-test: $(STAMP) ## Open the reports and the server's page in a headless chromium, in two widths and both themes; screenshots are kept
 	$(BIN)/python -m pytest -m browser
 
 check: $(STAMP) ## Format, lint, types and tests, as a change must pass them

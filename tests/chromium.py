@@ -19,6 +19,21 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 """What the browser is called; an environment variable FREEMOE_CHROMIUM names another."""
 
+KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), "ArrowDown": (40, ""), " ": (32, " ")}
+"""Key, by the name that the DOM has for it -> its number, and what it writes."""
+
+STICKING_OUT = """(() => {
+  const room = document.documentElement.clientWidth, found = [];
+  for (const e of document.querySelectorAll('body *')) {
+    const box = e.getBoundingClientRect();
+    if (!box.width || !box.height || e.closest('defs')) continue;
+    if (box.right > room + 0.5 || box.left < -0.5)
+      found.push(`${e.tagName} ${e.id} ${Math.round(box.left)}..${Math.round(box.right)} ${e.textContent.trim().slice(0, 40)}`);
+  }
+  return {scroll: document.documentElement.scrollWidth, room, found};
+})()"""
+"""What leaves a page at its sides."""
+
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -46,6 +61,7 @@ class Browser:
         self.process, self.write, self.read, self.patience = process, write, read, patience
         self.number, self.rest, self.session = 0, b"", None
         self.events: list[dict[str, Any]] = []
+        self.own: tuple[str, ...] = ()
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -83,14 +99,19 @@ class Browser:
         message, self.rest = self.rest.split(b"\0", 1)
         return json.loads(message)
 
-    def open(self, page: Path, width: int, theme: str = "light", height: int = 900) -> None:
-        """Load a page in a window of a width, in a theme."""
+    def open(
+        self, page: Path | str, width: int, theme: str = "light", height: int = 900, motion: str = "no-preference"
+    ) -> None:
+        """Load a page, a file or an address, in a window of a width, in a theme, with or without ("reduce") movement."""
         self.ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
-        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+        media = {"prefers-color-scheme": theme, "prefers-reduced-motion": motion}
+        self.ask("Emulation.setEmulatedMedia", features=[{"name": n, "value": v} for n, v in media.items()])
         self.events.clear()
-        self.ask("Page.navigate", url=page.resolve().as_uri())
+        url = page if isinstance(page, str) else page.resolve().as_uri()
+        self.own = ("file:", "data:") if isinstance(page, Path) else (page,)
+        self.ask("Page.navigate", url=url)
         self.wait("Page.loadEventFired")
 
     def run(self, expression: str) -> Any:
@@ -100,8 +121,35 @@ class Browser:
             raise RuntimeError(str(found["exceptionDetails"]))
         return found["result"].get("value")
 
+    def until(self, condition: str, patience: float = 30.0) -> None:
+        """Wait until an expression in the page is true, as JavaScript has it."""
+        end = time.monotonic() + patience
+        while not self.run(f"Boolean({condition})"):
+            assert time.monotonic() < end, f"after {patience:.0f} s still not: {condition}"
+            time.sleep(0.02)
+
+    def type(self, text: str) -> None:
+        """Put text where the focus is, as a keyboard does."""
+        self.ask("Input.insertText", text=text)
+
+    def press(self, key: str, shift: bool = False) -> None:
+        """Press one of `KEYS`."""
+        code, text = KEYS[key]
+        told = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
+        self.ask("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **told)
+        self.ask("Input.dispatchKeyEvent", type="keyUp", **told)
+
+    def click(self, element: str) -> None:
+        """Press the mouse in the middle of an element, given as an expression; what covers it gets the click."""
+        place = self.run(
+            f"(() => {{ const e = {element}; e.scrollIntoView({{block: 'nearest'}}); const b = e.getBoundingClientRect();"
+            " return {x: b.x + b.width / 2, y: b.y + b.height / 2}; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.ask("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+
     def complaints(self) -> list[str]:
-        """What the page logged, threw or asked the network for since it was opened."""
+        """What the page logged, threw or asked the network for, but its own files, since it was opened."""
         found = []
         for event in self.events:
             method, told = event.get("method"), event.get("params", {})
@@ -111,7 +159,7 @@ class Browser:
                 found.append(f"console.{told['type']}")
             elif method == "Log.entryAdded":
                 found.append(f"{told['entry']['level']}: {told['entry']['text']}")
-            elif method == "Network.requestWillBeSent" and not told["request"]["url"].startswith(("file:", "data:")):
+            elif method == "Network.requestWillBeSent" and not told["request"]["url"].startswith(self.own):
                 found.append(f"request: {told['request']['url']}")
         return found
 

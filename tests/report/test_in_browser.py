@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chromium import NAMES, Browser, browser, find
+from tests.chromium import NAMES, STICKING_OUT, Browser, browser, find
 from tests.report.family import FAMILY
 
 pytestmark = [
@@ -21,17 +21,6 @@ pytestmark = [
 ]
 
 WIDTHS = (390, 1280)
-
-STICKING_OUT = """(() => {
-  const room = document.documentElement.clientWidth, found = [];
-  for (const e of document.querySelectorAll('body *')) {
-    const box = e.getBoundingClientRect();
-    if (!box.width || !box.height || e.closest('defs')) continue;
-    if (box.right > room + 0.5 || box.left < -0.5)
-      found.push(`${e.tagName} ${e.id} ${Math.round(box.left)}..${Math.round(box.right)} ${e.textContent.trim().slice(0, 40)}`);
-  }
-  return {scroll: document.documentElement.scrollWidth, room, found};
-})()"""
 
 OUT_OF_FIGURE = """[...document.querySelectorAll('svg text')].filter(t => {
   const box = t.getBoundingClientRect(), own = t.closest('svg').getBoundingClientRect();

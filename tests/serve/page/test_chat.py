@@ -1,0 +1,304 @@
+"""The page in a browser: a conversation, its experts, the router, two answers beside each other."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+
+from tests.chromium import Browser
+from tests.serve.page.stand_in import UNTIL_GONE, Refusal, StandIn
+from tests.serve.page.using import IDLE, ask, choose, fill, opened, press, read, send, texts
+
+pytestmark = pytest.mark.browser
+
+BUSY = "document.querySelector('.text').getAttribute('aria-busy')"
+
+
+def test_an_answer_comes_piece_by_piece(tab: Browser, server: StandIn) -> None:
+    more = threading.Event()
+    server.says["base:math"] = ["Twelve", more, " and", " two"]
+    opened(tab, server)
+    choose(tab, "base:math")
+    send(tab, "How many?")
+    tab.until("document.querySelector('.text')?.textContent === 'Twelve'")
+    assert tab.run(BUSY) == "true"
+    assert tab.run("document.getElementById('status').textContent") == "Answering …"
+    more.set()
+    tab.until(IDLE)
+    assert texts(tab) == ["Twelve and two"]
+    assert tab.run(BUSY) == "false"
+    assert read(tab, ".asked") == ["How many?"]
+    assert read(tab, ".who") == ["math"]
+    assert re.fullmatch(r"3 tokens · [\d.]+ tokens/s · first after [\d.]+ s", read(tab, ".figures")[0])
+    assert tab.run("document.getElementById('prompt').value") == ""
+    assert server.bodies() == [
+        {
+            "model": "base:math",
+            "messages": [{"role": "user", "content": "How many?"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": 256,
+            "temperature": 0,
+        }
+    ]
+    assert server.asked[0].key is None
+    assert tab.complaints() == []
+
+
+def test_a_conversation_goes_on_with_another_expert_and_begins_anew(tab: Browser, server: StandIn) -> None:
+    opened(tab, server)
+    choose(tab, "base:math")
+    assert ask(tab, "One") == "I am math."
+    choose(tab, "base:law")
+    assert ask(tab, "Two") == "I am law."
+    assert read(tab, ".who") == ["math", "law"]
+    asked = server.bodies()[1]
+    assert asked["model"] == "base:law"
+    assert [(m["role"], m["content"]) for m in asked["messages"]] == [
+        ("user", "One"),
+        ("assistant", "I am math."),
+        ("user", "Two"),
+    ]
+    press(tab, "New")
+    assert texts(tab) == []
+    assert tab.run("document.activeElement.id") == "prompt"
+    ask(tab, "Three")
+    assert [m["content"] for m in server.bodies()[2]["messages"]] == ["Three"]
+
+
+@pytest.mark.parametrize("how", ["button", "Escape"])
+def test_stop_keeps_what_came_and_lets_the_server_go(tab: Browser, server: StandIn, how: str) -> None:
+    server.says["auto"] = ["So ", UNTIL_GONE]
+    opened(tab, server)
+    send(tab, "Go on for ever")
+    tab.until("document.querySelector('.text')?.textContent.startsWith('So more')")
+    press(tab, "Stop") if how == "button" else tab.press("Escape")
+    tab.until(IDLE)
+    assert server.gone.wait(5)
+    assert read(tab, ".figures")[0].endswith("stopped")
+    assert read(tab, ".error") == []
+    assert read(tab, "#status") == ["Stopped."]
+    assert tab.run("document.activeElement.id") == "prompt"
+    kept = texts(tab)[0]
+    server.says["auto"] = ["Yes."]
+    assert ask(tab, "And now?") == "Yes."
+    assert server.bodies()[1]["messages"][1] == {"role": "assistant", "content": kept}
+
+
+def test_nothing_is_sent_twice_nor_empty(tab: Browser, server: StandIn) -> None:
+    more = threading.Event()
+    server.says["auto"] = ["a", more]
+    opened(tab, server)
+    send(tab, "  ")
+    send(tab, "One")
+    send(tab, "Two")  # while the first is answered
+    assert tab.run("document.getElementById('prompt').value") == "Two"
+    more.set()
+    tab.until(IDLE)
+    assert [body["messages"][-1]["content"].strip() for body in server.bodies()] == ["One"]
+
+
+def test_enter_sends_and_shift_enter_begins_a_line(tab: Browser, server: StandIn) -> None:
+    opened(tab, server)
+    tab.type("One")
+    tab.press("Enter", shift=True)
+    tab.type("two")
+    assert server.asked == []
+    # An input method's own Enter takes a word, and sends nothing.
+    composing = "new KeyboardEvent('keydown', {key: 'Enter', isComposing: true, bubbles: true, cancelable: true})"
+    assert tab.run(f"document.getElementById('prompt').dispatchEvent({composing})")
+    tab.press("Enter")
+    tab.until(f"document.querySelector('.turn') && {IDLE}")
+    assert [body["messages"][0]["content"] for body in server.bodies()] == ["One\ntwo"]
+
+
+def test_the_list_begins_with_auto_and_names_each_expert_once(tab: Browser, server: StandIn) -> None:
+    server.models = ["base:law", "law", "base", "base:math", "auto", "base:math+law"]
+    opened(tab, server)
+    assert read(tab, "#expert option") == ["auto", "base", "law", "math", "math+law"]
+    assert tab.run("document.getElementById('expert').value") == "auto"
+    # Experts come and go while the server runs; the choice stays where it can.
+    choose(tab, "base:math")
+    server.models = ["auto", "base", "base:math", "base:new"]
+    tab.run("document.dispatchEvent(new Event('visibilitychange'))")
+    tab.until("document.getElementById('expert').options.length === 4")
+    assert read(tab, "#expert option") == ["auto", "base", "math", "new"]
+    assert tab.run("document.getElementById('expert').value") == "base:math"
+
+
+def test_the_router_says_who_and_how_sure(tab: Browser, server: StandIn) -> None:
+    opened(tab, server)
+    assert ask(tab, "2 + 2?") == "I am math."
+    assert read(tab, ".who") == ["math chosen by the router, 83 % sure"]
+    tab.until("document.querySelector('.route')")
+    assert read(tab, ".route summary") == ["Router: math, 83 % sure"]
+    assert read(tab, ".route li") == ["math83 %", "law17 %"]
+    ratio = tab.run(
+        "(() => { const [a, b] = [...document.querySelectorAll('.share')].map(e => parseFloat(e.style.width)); return a / b; })()"
+    )
+    assert ratio == pytest.approx(0.834 / 0.166)
+    assert server.bodies("/v1/freemoe/route") == [{"messages": [{"role": "user", "content": "2 + 2?"}]}]
+    # Chosen by hand: the router is asked all the same, but chose nothing.
+    choose(tab, "base:law")
+    ask(tab, "And 3?")
+    assert read(tab, ".who")[1] == "law"
+    tab.until("document.querySelectorAll('.route').length === 2")
+
+
+def test_a_name_is_read_from_the_header_as_it_was_and_from_the_usage_where_there_is_none(
+    tab: Browser, server: StandIn
+) -> None:
+    server.models.append("base:Größe 100%")
+    opened(tab, server)
+    choose(tab, "base:Größe 100%")
+    ask(tab, "?")
+    server.route["expert"] = "Größe 100%"
+    choose(tab, "auto")
+    ask(tab, "?")
+    server.says["auto"] = [
+        "a",
+        {"choices": [], "usage": {"completion_tokens": 40, "freemoe": {"expert": "law", "confidence": 1}}},
+    ]
+    ask(tab, "?")
+    assert read(tab, ".who") == [
+        "Größe 100%",
+        "Größe 100% chosen by the router, 83 % sure",
+        "law chosen by the router, 100 % sure",
+    ]
+
+
+def test_no_more_bars_than_say_something(tab: Browser, server: StandIn) -> None:
+    server.route["subdomains"] = [{"name": f"part {n}", "probability": n / 55} for n in range(1, 11)]
+    opened(tab, server)
+    ask(tab, "?")
+    tab.until("document.querySelector('.route')")
+    rows = read(tab, ".route li")
+    assert rows[0] == "part 1018 %"
+    assert rows[-1] == "and 4 more"
+    assert len(rows) == 7
+
+
+def test_without_a_router_it_is_not_asked(tab: Browser, server: StandIn) -> None:
+    server.models = ["base", "base:math"]
+    opened(tab, server)
+    assert ask(tab, "?") == "I am base."
+    assert server.bodies("/v1/freemoe/route") == []
+    assert read(tab, ".route") == []
+
+
+def test_a_router_that_fails_costs_no_answer(tab: Browser, server: StandIn) -> None:
+    server.refuses["/v1/freemoe/route"] = [Refusal(500, "The router gave NaN.")]
+    opened(tab, server)
+    assert ask(tab, "?") == "I am math."
+    tab.until("document.querySelector('.turn').textContent.includes('No view of the router: The router gave NaN.')")
+
+
+def test_two_answers_come_side_by_side_at_once(tab: Browser, server: StandIn) -> None:
+    left, right = threading.Event(), threading.Event()
+    server.says = {"base": ["I guess", left, " six"], "base:math": ["It is", right, " four"]}
+    opened(tab, server)
+    choose(tab, "base:math")
+    tab.click("document.getElementById('beside')")
+    send(tab, "2 + 2?")
+    # Both are under way before either may go on.
+    tab.until("[...document.querySelectorAll('.text')].map(e => e.textContent).join('|') === 'I guess|It is'")
+    right.set()
+    tab.until("document.querySelectorAll('.text')[1].getAttribute('aria-busy') === 'false'")
+    assert texts(tab) == ["I guess", "It is four"]
+    assert not tab.run(IDLE)
+    left.set()
+    tab.until(IDLE)
+    assert texts(tab) == ["I guess six", "It is four"]
+    assert read(tab, ".who") == ["base", "math"]
+    for words in read(tab, ".figures"):
+        assert re.fullmatch(r"2 tokens · [\d.]+ tokens/s · first after [\d.]+ s", words)
+    one, other = tab.run(
+        "[...document.querySelectorAll('.answer')].map(e => [e.getBoundingClientRect().x, e.getBoundingClientRect().y])"
+    )
+    assert one[1] == other[1]
+    assert one[0] < other[0]
+    assert sorted(body["model"] for body in server.bodies()) == ["base", "base:math"]
+    tab.until("document.querySelector('.route')")
+    assert len(server.bodies("/v1/freemoe/route")) == 1
+    # One prompt: what came before is not sent along, and it is not sent along later.
+    ask(tab, "3 + 3?")
+    tab.click("document.getElementById('beside')")
+    ask(tab, "4 + 4?")
+    assert all(len(body["messages"]) == 1 for body in server.bodies())
+
+
+def test_stop_ends_both_sides_and_a_failed_side_leaves_the_other(tab: Browser, server: StandIn) -> None:
+    server.says = {"base": ["a", UNTIL_GONE], "base:math": ["b", UNTIL_GONE]}
+    opened(tab, server)
+    choose(tab, "base:math")
+    tab.click("document.getElementById('beside')")
+    send(tab, "Go")
+    tab.until("[...document.querySelectorAll('.text')].map(e => e.textContent.length > 3).join() === 'true,true'")
+    tab.press("Escape")
+    tab.until(IDLE)
+    assert all(words.endswith("stopped") for words in read(tab, ".figures"))
+    server.says = {}
+    server.refuses["base"] = [Refusal(500, "The base gave NaN.")]
+    ask(tab, "Again")
+    assert texts(tab)[2:] == ["", "I am math."]
+    assert read(tab, ".error p") == ["The base gave NaN."]
+
+
+def test_a_base_without_a_chat_template_continues_the_prompt(tab: Browser, server: StandIn) -> None:
+    server.template = False
+    opened(tab, server)
+    assert ask(tab, "Once upon") == "I am math."
+    assert server.bodies("/v1/completions")[0]["prompt"] == "Once upon"
+    assert "no chat template" in read(tab, "#opening")[0]
+    assert tab.run("document.getElementById('opening').offsetHeight > 0")
+    tab.until("document.querySelector('.route')")
+    assert server.bodies("/v1/freemoe/route") == [{"prompt": "Once upon"}]
+    # It is known now: no second try, and no earlier turn in the prompt.
+    ask(tab, "There was")
+    assert len(server.bodies()) == 1
+    assert server.bodies("/v1/completions")[1]["prompt"] == "There was"
+
+
+def test_settings_are_sent_checked_and_remembered(tab: Browser, server: StandIn) -> None:
+    opened(tab, server)
+    press(tab, "Settings")
+    assert tab.run("document.activeElement.id") == "max-tokens"
+    fill(tab, "max-tokens", 0)
+    press(tab, "Save")
+    assert tab.run("document.getElementById('dialog').open")  # refused: at least one token
+    fill(tab, "max-tokens", 7)
+    fill(tab, "temperature", 0.25)
+    fill(tab, "seed", 11)
+    press(tab, "Save")
+    assert not tab.run("document.getElementById('dialog').open")
+    ask(tab, "a")
+    opened(tab, server)
+    ask(tab, "b")
+    for body in server.bodies():
+        assert (body["max_tokens"], body["temperature"], body["seed"]) == (7, 0.25, 11)
+    press(tab, "Settings")
+    fill(tab, "max-tokens", 9)
+    tab.press("Escape")  # nothing is taken over
+    ask(tab, "c")
+    assert server.bodies()[2]["max_tokens"] == 7
+
+
+def test_tokens_without_text_are_counted_and_not_timed(tab: Browser, server: StandIn) -> None:
+    server.says["auto"] = [
+        {"choices": [], "usage": {"completion_tokens": 5}},
+        {"choices": [{"delta": {"role": "assistant"}}]},
+    ]
+    opened(tab, server)
+    ask(tab, "?")
+    assert texts(tab) == [""]
+    assert read(tab, ".figures") == ["5 tokens"]
+    assert read(tab, ".error") == []
+
+
+def test_an_answer_that_was_cut_at_the_limit_says_so(tab: Browser, server: StandIn) -> None:
+    server.says["auto"] = ["a", {"choices": [{"delta": {}, "finish_reason": "length"}]}]
+    opened(tab, server)
+    ask(tab, "?")
+    assert read(tab, ".figures")[0].endswith("ended at the most tokens allowed")

@@ -1,0 +1,54 @@
+"""The page as a file: its policy fits it, its colours are the reports', and it needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+
+from freemoe.report.palette import COLOURS
+from freemoe.serve.page import content_security_policy, page
+
+
+def hashed(inside: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
+
+
+def test_the_policy_names_what_stands_in_the_file_and_nothing_else() -> None:
+    html = page().body.decode()
+    policy = dict(rule.split(" ", 1) for rule in page().headers["content-security-policy"].split("; "))
+    (script,) = re.findall(r"<script>(.*)</script>", html, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*)</style>", html, re.DOTALL)
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == hashed(script)
+    assert policy["style-src"] == hashed(style)
+    assert policy["connect-src"] == "'self'"
+    assert "unsafe" not in str(policy)
+
+
+def test_the_policy_of_other_pages() -> None:
+    policy = content_security_policy("<script>a()</script><style>b{}</style><script>c()\n</script>")
+    assert f"script-src {hashed('a()')} {hashed('c()' + chr(10))};" in policy
+    assert f"style-src {hashed('b{}')};" in policy
+    assert "script-src 'none'; style-src 'none';" in content_security_policy("<p>no code</p>")
+
+
+def test_the_page_needs_no_other_file_and_no_other_place() -> None:
+    html = page().body.decode()
+    assert "//" not in re.sub(r"^\s*//.*$|(?<= )// .*$|[\"']//?[\"']", "", html, flags=re.MULTILINE)
+    assert not re.search(
+        r"""\bon\w+\s*=\s*["']|style\s*=\s*["']|\bsrc\s*=|@import|url\(|innerHTML|insertAdjacent|eval\(""", html
+    )
+    assert "\r" not in html
+
+
+def test_its_colours_are_the_reports() -> None:
+    found = re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\);", page().body.decode())
+    assert len(found) > 8
+    assert {name: (light, dark) for name, light, dark in found} == {name: COLOURS[name] for name, _, _ in found}
+
+
+def test_its_headers() -> None:
+    assert page().headers["content-type"] == "text/html; charset=utf-8"
+    assert page().headers["x-content-type-options"] == "nosniff"
+    assert all(re.fullmatch(r"[\x20-\x7e]+", value) for value in page().headers.values())
