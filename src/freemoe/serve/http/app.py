@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.neutral import one_line
@@ -23,8 +23,7 @@ from freemoe.serve.http.managing import Managing
 from freemoe.serve.http.metrics import CONTENT_TYPE, Metrics
 from freemoe.serve.http.preparing import Preparing, model_names
 from freemoe.serve.http.reading import Bounds
-
-PAGE = Path(__file__).parents[1] / "page" / "index.html"
+from freemoe.serve.page import page
 
 
 def make_app(
@@ -106,11 +105,9 @@ def _add_signs(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     async def numbers() -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE)
 
-    if PAGE.is_file():
-
-        @app.get("/")
-        async def page() -> Response:
-            return FileResponse(PAGE, media_type="text/html")
+    @app.get("/")
+    async def start() -> Response:
+        return Response(page().body, headers=page().headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
