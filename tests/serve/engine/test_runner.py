@@ -180,7 +180,7 @@ def test_rows_of_several_experts_share_a_pass_where_that_is_quicker(monkeypatch,
             held[n].append(token)
         again = runner.forward([Row(n, (ids[-1],), names[n]) for n, ids in held.items()])
         runner.forward([Row(2, (60,), "b")])
-    runner.rest()
+        runner.rest()
     assert sorted(passes) == ([1, 4, 4] if worth else [1] * 5 + [2] * 2)
     for n, ids in held.items():
         with moe.expert(names[n]):
