@@ -1,0 +1,1 @@
+"""A plugin for vLLM: domain experts per request on one copy of a base."""

@@ -1,0 +1,59 @@
+"""Which tokens of the step that vLLM runs now are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Off(Protocol):
+    """What one expert has off of one linear."""
+
+    def applied(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """What the linear gives without it: ``(n, out)``.
+
+        Args:
+            x: ``(n, in)``.
+            y: ``(n, out)``, what the whole linear gives.
+            weight: ``(out, in)``.
+            bias: ``(out,)``.
+        """
+        ...
+
+
+Parts = Mapping[str, Off]
+"""Name of a linear -> what an expert has off of it."""
+
+
+@dataclass
+class Step:
+    """The step that runs now; one at a time runs in a worker's process.
+
+    Attributes:
+        groups: Token numbers (n,) int64, and what is off for them; the base's tokens are in none.
+    """
+
+    groups: list[tuple[Tensor, Parts]] = field(default_factory=list)
+
+
+now = Step()
+
+
+def tokens_of(names: Sequence[str], starts: Sequence[int]) -> dict[str, Tensor]:
+    """The tokens of every expert that acts in a step.
+
+    Args:
+        names: One per request, in the order of its tokens.
+        starts: Where every request's tokens begin, and where the last one's end: one more than names.
+
+    Returns:
+        Expert -> (n,) int64, ascending.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for name, first, end in zip(names, starts, starts[1:], strict=False):
+        found.setdefault(name, []).append(torch.arange(int(first), int(end)))
+    return {name: torch.cat(parts) for name, parts in found.items()}

@@ -1,0 +1,44 @@
+"""vLLM lives in an environment of its own (`make vllm-test`); anywhere else these tests are skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("vllm") is None:
+        skip = pytest.mark.skip(reason="vLLM is not installed here (make vllm-test)")
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
+    """Run steps of `scenario` in a process of its own: ``ask(runner, model, steps, experts=..., **options)``."""
+
+    def run(runner: str, model: Path, steps: list[Any], experts: bool = True, **options: Any) -> list[Any]:
+        folder = tmp_path_factory.mktemp("scenario")
+        asked, answered = folder / "asked.json", folder / "answered.json"
+        asked.write_text(json.dumps({"experts": experts, "steps": steps, "options": options}))
+        command = [sys.executable, "-m", "tests.vllm.scenario", runner, str(model), str(asked), str(answered)]
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+        said = json.loads(answered.read_text())
+        assert said["runner"] == runner
+        return said["answers"]
+
+    return run

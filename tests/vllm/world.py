@@ -1,0 +1,69 @@
+"""A base that vLLM's CPU kernels can run, and an artefact with experts of every kind on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from freemoe.core.artifacts import write_manifest
+from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
+from freemoe.domain_experts.structured.units import find_units
+from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.mask import Mask, TensorMask
+from freemoe.models.weights import Weight, find_weights
+from tests.tiny import tiny_model, tiny_tokenizer
+
+# vLLM's attention on a CPU knows no heads of fewer than 32 numbers.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+FEW, MANY, UNITS, NONE = "law/few", "law/many", "law/units", "law/none"
+
+
+def random_switches(weights: list[Weight], share: float, seed: int) -> Mask:
+    """A mask of a share of every weight, drawn at random."""
+    generator = torch.Generator().manual_seed(seed)
+    return Mask({w.name: TensorMask.of_bools(torch.rand(w.size, generator=generator) < share) for w in weights})
+
+
+def write_world(root: Path, family: str = "llama") -> Path:
+    """Write a base into ``root/base`` and its artefact into the folder that is returned."""
+    model = tiny_model(family, **SHAPE, head_dim=32)
+    weights, units = find_weights(model), find_units(model, "neuron")
+    lines = units.lines({number: torch.arange(number, 140 + number) for number in range(4)})
+    experts = [
+        switch_expert(FEW, random_switches(weights, 0.02, 1)),
+        switch_expert(MANY, random_switches(weights, 0.3, 2)),
+        unit_expert(UNITS, "neuron", lines, Mask()),
+        Expert(NONE),
+    ]
+    model.save_pretrained(root / "base")
+    tiny_tokenizer().save_pretrained(root / "base")
+    out = root / "artefact"
+    out.mkdir()
+    (out / "experts.safetensors").write_bytes(save({k: v for e in experts for k, v in e.to_tensors().items()}))
+    body = {
+        "kind": "domain-experts",
+        "freemoe_version": "0",
+        "base_model_name_or_path": str(root / "base"),
+        "revision": None,
+        "base_fingerprint": fingerprint(model),
+        "experts": [e.describe() for e in experts],
+        "router": None,
+    }
+    write_manifest(out, body)
+    return out
+
+
+def prompts(count: int = 6, seed: int = 0) -> list[list[int]]:
+    """Token ids of prompts of 9 to 120 tokens: shorter and longer than a block of 32, and than a step of 64."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [9, 40, 120, 65, 33, 90, 64, 12][:count]
+    return [torch.randint(3, 259, (n,), generator=generator).tolist() for n in lengths]
