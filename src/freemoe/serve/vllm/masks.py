@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -83,12 +82,16 @@ class ExpertMasks:
         linears: Name of every linear -> what it holds.
         weights: Name of every linear -> ``(out, in)``, the base's, live.
 
+    Attributes:
+        device: Where they are.
+
     Raises:
         ArtifactError: The artefact is damaged, was made for another base, or has off what is in no linear of vLLM's.
     """
 
     def __init__(self, folder: str, base: str, linears: Mapping[str, Fused], weights: Mapping[str, Tensor]) -> None:
-        self._linears, self.weights = linears, weights
+        self._linears, self._weights = linears, weights
+        self.device = next(iter(weights.values())).device
         moe = FreeMoE.from_pretrained(folder, base=base, device="cpu")
         self._masks = {name: moe.expert_mask(name).to("cpu") for name in moe.experts}
         held = {part for fused in linears.values() for part, _ in fused.parts}
@@ -114,7 +117,7 @@ class ExpertMasks:
         """The same by linear, ready to be applied."""
         if name not in self._used:
             mask = self.mask(name)
-            found = {linear: _off(mask, fused, self.weights[linear]) for linear, fused in self._linears.items()}
+            found = {linear: _off(mask, fused, self._weights[linear]) for linear, fused in self._linears.items()}
             self._used[name] = {linear: off for linear, off in found.items() if off is not None}
         return self._used[name]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from freemoe.core.errors import DataError
+from freemoe.core.errors import DataError, RecipeError
 from freemoe.serve.vllm import requests
+from freemoe.serve.vllm.settings import BASE
 
 _SERVED = ("/v1/completions", "/v1/chat/completions")
 _LARGEST = 32 << 20
@@ -16,7 +17,8 @@ class ModelNames:
     """ASGI middleware of vLLM's server (``--middleware``).
 
     ``base:NAME`` asks for an expert, ``base:a+b`` for the union of two; ``vllm_xargs: {"expert": NAME}`` says the same. Which expert
-    answers stands in the header ``x-freemoe-expert``. An unknown expert is a 404 in OpenAI's shape, which names those that there are.
+    answers stands in the header ``x-freemoe-expert``. A request for an unknown one is left as it is: vLLM answers that there is no
+    such model, once it knows that the client may ask at all.
 
     Args:
         app: What it comes before.
@@ -26,6 +28,7 @@ class ModelNames:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in _SERVED:
             await self.app(scope, receive, send)
             return
@@ -35,10 +38,7 @@ class ModelNames:
             return
         try:
             raw, expert = _named(raw)
-        except DataError as error:
-            await _refuse(send, 404, str(error))
-            return
-        except ValueError as error:
+        except RecipeError as error:
             await _refuse(send, 400, str(error))
             return
         await self.app(_with_length(scope, len(raw)), _once(raw, receive), _telling(send, expert))
@@ -48,34 +48,30 @@ def _named(raw: bytes) -> tuple[bytes, str]:
     """The body as vLLM is to read it, and the expert that it asks for.
 
     Raises:
-        DataError: The expert is unknown.
-        ValueError: It is asked for in a way that vLLM would pass over in silence.
+        RecipeError: It is asked for in a way that vLLM would pass over in silence.
     """
     try:
         asked = json.loads(raw)
     except (ValueError, RecursionError):
-        return raw, requests.BASE  # vLLM says what is wrong with it
-    if not isinstance(asked, dict):
-        return raw, requests.BASE
-    xargs = asked.get("vllm_xargs")
-    if xargs is not None and not isinstance(xargs, dict):
-        return raw, requests.BASE
-    model, told = asked.get("model"), (xargs or {}).get(requests.EXPERT)
-    name = told
-    if isinstance(model, str) and model.startswith(f"{requests.BASE}:"):
-        name = model.partition(":")[2]
-        if told not in (None, name):
-            raise ValueError(f"model asks for expert {name!r} and vllm_xargs for {told!r}: name one.")
-        asked |= {"model": requests.BASE, "vllm_xargs": {**(xargs or {}), requests.EXPERT: name}}
+        return raw, BASE  # vLLM says what is wrong with it
+    xargs = asked.get("vllm_xargs") or {} if isinstance(asked, dict) else None
+    if not isinstance(xargs, dict):
+        return raw, BASE
+    model, told = asked.get("model"), xargs.get(requests.EXPERT)
+    named = isinstance(model, str) and model.startswith(f"{BASE}:")
+    name = model.partition(":")[2] if named else told
+    try:
+        requests.require_expert(name if isinstance(name, str) else BASE, requests.offered)
+    except DataError:
+        return raw, BASE
+    if named and told not in (None, name):
+        raise RecipeError(f"model asks for expert {name!r} and vllm_xargs for {told!r:.80}: name one.")
+    if name not in (None, BASE) and asked.get("use_beam_search"):
+        raise RecipeError("A beam search of vLLM takes no expert: leave use_beam_search out, or ask for the base.")
+    if named:
+        asked |= {"model": BASE, "vllm_xargs": {**xargs, requests.EXPERT: name}}
         raw = json.dumps(asked).encode()
-    if name is None:
-        return raw, requests.BASE
-    if not isinstance(name, str):
-        raise ValueError(f"expert is {name!r:.80}; the name of an expert, as text, is needed.")
-    requests.require_expert(name, requests.offered)
-    if name != requests.BASE and asked.get("use_beam_search"):
-        raise ValueError("A beam search of vLLM takes no expert: leave use_beam_search out, or ask for the base.")
-    return raw, name
+    return raw, name if isinstance(name, str) else BASE
 
 
 async def _body(receive: Any) -> bytes | None:
@@ -111,7 +107,7 @@ def _with_length(scope: Any, length: int) -> Any:
 
 def _telling(send: Any, expert: str) -> Any:
     async def tell(message: Any) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] == "http.response.start" and message["status"] == 200:
             # Headers are Latin-1; a name may be any text.
             value = expert.encode("latin-1", "backslashreplace").replace(b"\r", b" ").replace(b"\n", b" ")
             message = {**message, "headers": [*message.get("headers", ()), (b"x-freemoe-expert", value)]}
@@ -121,8 +117,7 @@ def _telling(send: Any, expert: str) -> Any:
 
 
 async def _refuse(send: Any, status: int, what: str) -> None:
-    kind = "NotFoundError" if status == 404 else "BadRequestError"
-    raw = json.dumps({"error": {"message": what, "type": kind, "param": "model", "code": status}}).encode()
+    raw = json.dumps({"error": {"message": what, "type": "BadRequestError", "param": "model", "code": status}}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": raw})

@@ -47,69 +47,58 @@ class ExpertWorker(Worker):
             {name: _held(m, packed) for name, m in linears.items()},
             {name: m.weight for name, m in linears.items()},
         )
-        follower: Any = self.model_runner
-        mixin: type = FollowsV1
         if self.vllm_config.use_v2_model_runner:
-            follower, mixin = self.model_runner.model_state, FollowsV2
-        follower.__class__ = type(f"Expert{type(follower).__name__}", (mixin, type(follower)), {})
-        follower.expert_masks = masks
+            follow_second(self.model_runner.model_state, masks)
+        else:
+            follow_first(self.model_runner, masks)
 
 
-class _Follows:
-    """Whatever prepares a step of vLLM's.
+def _assign(masks: Any, names: list[str], starts: Any) -> None:
+    """Tell the linears which tokens of the coming step are whose.
 
-    Attributes:
-        expert_masks: What the experts have off.
+    Args:
+        masks: What the experts have off.
+        names: The expert of every request, in the order of its tokens.
+        starts: (requests + 1,) where each one's tokens begin and the last one's end.
     """
-
-    expert_masks: Any
-
-    def assign(self, names: list[str], starts: Any) -> None:
-        """Tell the linears which tokens are whose.
-
-        Args:
-            names: The expert of every request, in the order of its tokens.
-            starts: (requests + 1,) where each one's tokens begin and the last one's end.
-        """
-        device = next(iter(self.expert_masks.weights.values())).device
-        now.groups = [
-            (tokens.to(device), self.expert_masks.parts(name))
-            for name, tokens in tokens_of(names, starts).items()
-            if name != BASE
-        ]
+    now.groups = [
+        (tokens.to(masks.device), masks.parts(name))
+        for name, tokens in tokens_of(names, starts).items()
+        if name != BASE
+    ]
 
 
-class FollowsV1(_Follows):
-    """Comes before vLLM's first model runner."""
+def follow_first(runner: Any, masks: Any) -> None:
+    """Let vLLM's first model runner tell the linears, around every step that it runs."""
+    run = runner._model_forward
 
-    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
-        batch: Any = self.input_batch  # pyright: ignore[reportAttributeAccessIssue]
-        known: Any = self.requests  # pyright: ignore[reportAttributeAccessIssue]
-        starts: Any = self.query_start_loc  # pyright: ignore[reportAttributeAccessIssue]
-        count = batch.num_reqs
-        names = [expert_of(known[request].sampling_params) for request in batch.req_ids[:count]]
-        self.assign(names, starts.np[: count + 1])
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        batch, count = runner.input_batch, runner.input_batch.num_reqs
+        names = [expert_of(runner.requests[request].sampling_params) for request in batch.req_ids[:count]]
+        _assign(masks, names, runner.query_start_loc.np[: count + 1])
         try:
-            return super()._model_forward(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+            return run(*args, **kwargs)
         finally:
             now.groups = []
 
+    runner._model_forward = forward
 
-class FollowsV2(_Follows):
-    """Comes before the model state of vLLM's second model runner, which keeps requests in slots."""
 
-    def add_request(self, req_index: int, new_req_data: Any) -> None:
-        """Note the expert of a slot."""
-        super().add_request(req_index, new_req_data)  # pyright: ignore[reportAttributeAccessIssue]
-        self.__dict__.setdefault("expert_slots", {})[int(req_index)] = expert_of(new_req_data.sampling_params)
+def follow_second(state: Any, masks: Any) -> None:
+    """Let the model state of vLLM's second model runner, which keeps requests in slots, tell them just before every step."""
+    add, prepare, slots = state.add_request, state.prepare_inputs, {}
 
-    def prepare_inputs(self, input_batch: Any, req_states: Any) -> Any:
-        """Tell the linears, just before the step runs."""
-        slots = self.__dict__.get("expert_slots", {})
+    def add_request(slot: int, request: Any) -> None:
+        add(slot, request)
+        slots[int(slot)] = expert_of(request.sampling_params)
+
+    def prepare_inputs(batch: Any, states: Any) -> Any:
         # The rows of a trial run are of no request.
-        names = [slots.get(int(slot), BASE) for slot in input_batch.idx_mapping_np[: input_batch.num_reqs]]
-        self.assign(names, input_batch.query_start_loc_np[: input_batch.num_reqs + 1])
-        return super().prepare_inputs(input_batch, req_states)  # pyright: ignore[reportAttributeAccessIssue]
+        names = [slots.get(int(slot), BASE) for slot in batch.idx_mapping_np[: batch.num_reqs]]
+        _assign(masks, names, batch.query_start_loc_np[: batch.num_reqs + 1])
+        return prepare(batch, states)
+
+    state.add_request, state.prepare_inputs = add_request, prepare_inputs
 
 
 def _is_ours(module: nn.Module) -> bool:
