@@ -69,7 +69,7 @@ transformers-test: $(STAMP) ## Run the quick tests with another transformers: ma
 	$(BIN)/python scripts/try_transformers.py $(VERSION)
 
 vllm-test: $(VLLM_STAMP) ## Serve experts with vLLM on the CPU, compared with Hugging Face (3.4 GB in .venv-vllm, x86-64 Linux)
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm -W default
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm -W ignore
 
 bench: $(STAMP) ## Run every benchmark: one line per figure, its target beside it
 	$(BIN)/freemoe bench all $(if $(wildcard ../shared/data),--data-root ../shared/data)

@@ -24,6 +24,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    from tests.vllm.world import differences
+
+    if differences:
+        terminalreporter.write_line(
+            f"vLLM and Hugging Face: {len(differences)} batches, log-probabilities differ by {max(differences):.1e} at most"
+        )
+
+
 @pytest.fixture(scope="session")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
     """Run steps of `scenario` in a process of its own: ``ask(runner, model, steps, experts=..., **options)``."""

@@ -24,6 +24,9 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+differences: list[float] = []
+"""From Hugging Face's log-probabilities, of every batch that was compared; `make vllm-test` prints the largest."""
+
 FEW, MANY, UNITS, NONE = "law/few", "law/many", "law/units", "law/none"
 
 

@@ -58,8 +58,9 @@ def _named(raw: bytes) -> tuple[bytes, str]:
     if not isinstance(xargs, dict):
         return raw, BASE
     model, told = asked.get("model"), xargs.get(requests.EXPERT)
-    named = isinstance(model, str) and model.startswith(f"{BASE}:")
-    name = model.partition(":")[2] if named else told
+    prefix = f"{BASE}:"
+    named = isinstance(model, str) and model.startswith(prefix)
+    name = str(model).removeprefix(prefix) if named else told
     try:
         requests.require_expert(name if isinstance(name, str) else BASE, requests.offered)
     except DataError:
