@@ -27,6 +27,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OPTIONS = {option for c in COMMANDS.values() for p in c.params for option in [*p.opts, *p.secondary_opts]}
 # Of other programs that the guides call.
 OTHERS = {"--tasks", "--python"} | {"--head", "--port", "--address", "--include-dashboard", "--ray-client-server-port"}
+OTHERS |= {"--api-key", "--host", "--max-model-len", "--no-deps"}  # of vLLM and pip
 PACKAGE = ROOT / "src" / "freemoe"
 PLACES = (ROOT, PACKAGE, PACKAGE / "evals", ROOT / "docs")
 
@@ -172,7 +173,7 @@ def test_a_block_that_fails_is_found(tmp_path: Path) -> None:
 def test_every_make_target_is_described_and_made_without_files_of_its_name() -> None:
     text = text_of(ROOT / "Makefile")
     targets = set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
-    wanted = "help demo real test browser-test check docs wheel-test transformers-test bench gpu clean"
+    wanted = "help demo real test browser-test check docs wheel-test transformers-test vllm-test bench gpu clean"
     assert targets == set(wanted.split())
     assert set(re.search(r"^\.PHONY: (.*)", text, re.MULTILINE)[1].split()) == targets  # type: ignore[index]
     assert all(re.search(rf"^{t}:.*## \w", text, re.MULTILINE) for t in targets)

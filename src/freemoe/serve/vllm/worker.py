@@ -3,12 +3,15 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.platforms import current_platform
 
+from freemoe.compat.vllm import around_steps
 from freemoe.core.errors import RecipeError
 from freemoe.serve.vllm.linears import ExpertLinear
 from freemoe.serve.vllm.requests import BASE, expert_of
@@ -70,18 +73,18 @@ def _assign(masks: Any, names: list[str], starts: Any) -> None:
 
 def follow_first(runner: Any, masks: Any) -> None:
     """Let vLLM's first model runner tell the linears, around every step that it runs."""
-    run = runner._model_forward
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def step() -> Iterator[None]:
         batch, count = runner.input_batch, runner.input_batch.num_reqs
         names = [expert_of(runner.requests[request].sampling_params) for request in batch.req_ids[:count]]
         _assign(masks, names, runner.query_start_loc.np[: count + 1])
         try:
-            return run(*args, **kwargs)
+            yield
         finally:
             now.groups = []
 
-    runner._model_forward = forward
+    around_steps(runner, step)
 
 
 def follow_second(state: Any, masks: Any) -> None:
