@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from freemoe.results.common import Guessing, Interval, Part, Result
 
@@ -133,3 +133,12 @@ class BuildResult(Result):
     domains: list[DomainResult]
     overall: dict[str, Any] = Field(description="Mean over domains per row, with intervals.")
     router: dict[str, Any] = Field(description="On reference documents that the routing model did not see.")
+
+    @field_validator("recipe")
+    @classmethod
+    def _has_sections(cls, recipe: dict[str, Any]) -> dict[str, Any]:
+        """What the page reads of it."""
+        for name in ("search", "router"):
+            if not isinstance(recipe.get(name, {}), dict):
+                raise ValueError(f"its {name} is {recipe[name]!r:.80}, and a mapping is needed")
+        return recipe

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from freemoe.core.artifacts import entry, read_tensors
 from freemoe.core.errors import ArtifactError
@@ -15,6 +16,9 @@ from freemoe.domain_experts.route.subdomains import FEATURES
 
 ROUTER = "router.safetensors"
 """The file of an artefact that holds it."""
+
+_COLDEST = 1e-6
+"""The least temperature; divided by a smaller one, logits are infinite."""
 
 
 def read_router(folder: str | Path, manifest: Mapping[str, Any], experts: Sequence[Expert]) -> Router | None:
@@ -62,6 +66,8 @@ def _faults(router: Router, experts: set[str]) -> list[str]:
     """Why it cannot route, in words."""
     width, domains = len(router.mean), router.domain.classes
     found = []
+    if {router.mean.dtype, router.scale.dtype} != {torch.float32}:
+        found.append(f"mean and scale are of the types {router.mean.dtype} and {router.scale.dtype}, not float32")
     if router.mean.shape != (width,) or router.scale.shape != (width,) or not bool((router.scale > 0).all()):
         found.append(
             f"mean and scale have the shapes {tuple(router.mean.shape)} and {tuple(router.scale.shape)}, or no width"
@@ -90,6 +96,8 @@ def _faults_of(name: str, level: Level, width: int) -> list[str]:
         found.append(
             f"{name}: {count} classes of {width} numbers have weights of the shape {tuple(level.weight.shape)}"
         )
-    if not (isinstance(level.temperature, float | int) and math.isfinite(level.temperature) and level.temperature > 0):
+    if {level.weight.dtype, level.bias.dtype} != {torch.float32}:
+        found.append(f"{name}: its numbers are of the types {level.weight.dtype} and {level.bias.dtype}, not float32")
+    if not (isinstance(level.temperature, float | int) and _COLDEST <= level.temperature <= 1 / _COLDEST):
         found.append(f"{name}: the temperature is {level.temperature!r}")
     return found
