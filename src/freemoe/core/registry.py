@@ -25,7 +25,7 @@ def unknown_name(kind: str, name: str, known: list[str], advice: str = "") -> Un
         advice: One more sentence: what to do.
     """
     if len(str(name)) > _LONGEST_SHOWN:  # else it is a page, and looking for near misses takes minutes
-        name = f"{name[:_LONGEST_SHOWN]}..."
+        name = f"{str(name)[:_LONGEST_SHOWN]}..."
     near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     listed = "none" if not known else ", ".join(known) if len(known) <= _MOST_LISTED else f"{len(known):,} names"

@@ -79,7 +79,8 @@ Output = Annotated[str, Field(description="Folder to write.")]
 Model = Annotated[str, Field(description="The base: a folder, a GGUF file, a hub id, or a bundled one (freemoe-demo).")]
 
 
-_YES_OR_NO = ("true", "false", "yes", "no", "on", "off")
+_NEITHER = ("0", "1", "t", "f", "y", "n")
+"""Texts that pydantic would take for true or false."""
 
 
 class Section(BaseModel):
@@ -99,8 +100,8 @@ class Section(BaseModel):
                 _check_text(held)
         if isinstance(value, bool) and bool not in _united(kind):
             raise ValueError("yes and no are not allowed here")
-        if kind is bool and isinstance(value, str) and value.lower() not in _YES_OR_NO:
-            raise ValueError(f"{value!r:.40} is neither true nor false")
+        if bool in _united(kind) and isinstance(value, str) and value.lower() in _NEITHER:
+            raise ValueError(f"{value!r} is neither true nor false")
         return value
 
     @classmethod

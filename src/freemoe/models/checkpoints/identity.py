@@ -196,8 +196,12 @@ def differences(told: Mapping[str, Any], seen: Mapping[str, Any], chat: bool = T
     if told["buffers"] != seen["buffers"]:
         found.append("stored buffers differ")
     then, now = told["tokenizer"], seen["tokenizer"]
+    if then is None and now is not None:
+        found.append("it was made without a tokenizer")
     if then is not None and now is not None:
-        parts = [part for part in then if then[part] != now.get(part) and (chat or part != "chat template")]
+        names = [part for part in dict.fromkeys([*now, *then]) if chat or part != "chat template"]
+        # One that either does not say is no match: None is said of what a tokenizer does not have.
+        parts = [part for part in names if now.get(part, 0) != then.get(part, 1)]
         if parts:
             found.append(f"another tokenizer (its {', '.join(parts)})")
     return found

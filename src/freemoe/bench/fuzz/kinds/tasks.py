@@ -177,6 +177,8 @@ def _plain_rows(path: Path) -> list[Any]:
         value = json.loads(text, object_pairs_hook=_once)
         lists = [v for v in value.values() if isinstance(v, list) and v] if isinstance(value, dict) else [value]
         return next(v for v in lists if v and isinstance(v[0], dict))
+    # A table begins with its first line that is not empty.
+    text = text.lstrip("\n")
     first = text.split("\n", 1)[0]
     comma = ";" if first.count(";") > first.count(",") else ","
     rows = csv.DictReader(io.StringIO(text), delimiter="\t" if path.suffix == ".tsv" else comma)
