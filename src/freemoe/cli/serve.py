@@ -17,6 +17,7 @@ from freemoe.core.environment import use_threads
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.files import MANIFEST
 from freemoe.hub.fetch import fetch_artefact, require_in_reach
+from freemoe.results.build import KIND
 
 HELP = """Serve a base and its experts over HTTP, as OpenAI's API has it (pip install 'freemoe[serve]').
 
@@ -46,7 +47,7 @@ class Source:
     def names(self) -> list[str]:
         """Names of its experts here."""
         manifest = read_manifest(self.folder, check=False)
-        if manifest.get("kind") != "domain-experts":
+        if manifest.get("kind") != KIND:
             raise RecipeError(
                 f"--experts {str(self.folder)!r} holds {manifest.get('kind')!r}; only domain experts are put on a base. Serve it as "
                 f"it is: freemoe serve {self.folder}"
@@ -89,7 +90,7 @@ def _own(base: str, sources: Sequence[Source]) -> list[str]:
     auto = False
     if (Path(base) / MANIFEST).is_file():
         manifest = read_manifest(base, check=False)
-        if manifest.get("kind") == "domain-experts":
+        if manifest.get("kind") == KIND:
             names, auto = [str(expert["name"]) for expert in manifest["experts"]], bool(manifest.get("router"))
         elif sources:
             raise RecipeError(

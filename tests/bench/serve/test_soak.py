@@ -8,7 +8,8 @@ import torch
 from freemoe import FreeMoE
 from freemoe.bench.harness import Settings, run_bench
 from freemoe.bench.serve import soak
-from freemoe.bench.serve.material import NAMES, random_experts, wishes
+from freemoe.bench.serve.experts import random_experts
+from freemoe.bench.serve.material import NAMES, wishes
 from tests.tiny import tiny_model, tiny_tokenizer
 
 

@@ -7,22 +7,18 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors.torch import save_file
 
 from freemoe.bench.harness import Settings
+from freemoe.bench.serve.experts import random_experts
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.version import __version__
-from freemoe.domain_experts.expert import Expert, switch_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.engine.tokens import context_length
 from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.identity import IDENTITY, identity
 from freemoe.models.checkpoints.loading import BUNDLED, load_base
-from freemoe.models.mask import Mask, random_mask
-from freemoe.models.weights import find_weights
 from freemoe.results.build import KIND
 from freemoe.serve.engine.engine import Engine
 from freemoe.serve.engine.requests import Limits
@@ -31,15 +27,6 @@ from freemoe.serve.http.metrics import Metrics
 from freemoe.serve.http.server import Server
 
 NAMES = ("one", "two", "three", "four")
-OFF = 0.01
-"""Share of the weights that an expert switches off."""
-
-
-def random_experts(model: Any, names: Sequence[str], seed: int) -> list[Expert]:
-    """Experts that switch random single weights off."""
-    weights = find_weights(model)
-    first = Mask.of_indices({w.name: torch.arange(round(w.size * OFF)) for w in weights}, weights)
-    return [switch_expert(name, random_mask(first, seed + i)) for i, name in enumerate(names)]
 
 
 def open_base(settings: Settings) -> FreeMoE:

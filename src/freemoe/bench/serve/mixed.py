@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, one_clock
+from freemoe.bench.serve.experts import random_experts
 from freemoe.bench.speed.shapes import random_model
 from freemoe.compat.peft import with_lora_adapters
 from freemoe.core.errors import NumericError
-from freemoe.domain_experts.expert import Expert, switch_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.models.mask import Mask, random_mask
 from freemoe.models.weights import find_weights
 
-SEQUENCES, EXPERTS, SHARE, RANK = 8, 4, 0.01, 8
+SEQUENCES, EXPERTS, RANK = 8, 4, 8
+NAMES = [f"expert{i}" for i in range(EXPERTS)]
 PROMPT, NEW = 32, 16
 OVER_DENSE, OVER_SWAP, OVER_LORA, MOST_MEMORY = 0.8, 3.0, 1.3, 4.0
 SHAPES: dict[str, dict[str, int]] = {
@@ -76,14 +76,7 @@ def _mixture(name: str, dtype: torch.dtype, settings: Settings) -> FreeMoE:
     else:
         sizes = QUICK if settings.quick else SHAPES[name]
         model = random_model("llama", settings.seed, dtype, **sizes, max_position_embeddings=2048)
-    return FreeMoE(model, experts_of(model, settings.seed))
-
-
-def experts_of(model: Any, seed: int) -> list[Expert]:
-    """Switch experts with 1 % of every weight off, drawn at random."""
-    weights = find_weights(model)
-    first = Mask.of_indices({w.name: torch.arange(round(w.size * SHARE)) for w in weights}, weights)
-    return [switch_expert(f"expert{i}", random_mask(first, seed + i)) for i in range(EXPERTS)]
+    return FreeMoE(model, random_experts(model, NAMES, settings.seed))
 
 
 def _contest(moe: FreeMoE, settings: Settings) -> dict[str, Any]:
@@ -91,7 +84,7 @@ def _contest(moe: FreeMoE, settings: Settings) -> dict[str, Any]:
     model = moe.model
     generator = torch.Generator().manual_seed(settings.seed)
     ids = torch.randint(3, model.config.vocab_size, (SEQUENCES, PROMPT), generator=generator)
-    names = [f"expert{i % EXPERTS}" for i in range(SEQUENCES)]
+    names = [NAMES[i % EXPERTS] for i in range(SEQUENCES)]
     lora = with_lora_adapters(
         copy.deepcopy(model), [w.name.removesuffix(".weight") for w in find_weights(model)], RANK, sorted(set(names))
     ).eval()
@@ -119,7 +112,7 @@ def _contest(moe: FreeMoE, settings: Settings) -> dict[str, Any]:
 
     new = 2 if settings.quick else NEW
     caches: dict[str, Any] = {}
-    with torch.no_grad(), ExitStack() as stack:
+    with torch.no_grad():
         caches |= {side: _prompts(model, ids) for side in ("dense", "mixed", "lora")}
         caches |= {f"swap{i}": _prompts(model, ids[i : i + 1]) for i in range(SEQUENCES)}
         by_name = _with(lora, adapter_names=names)
@@ -137,7 +130,6 @@ def _contest(moe: FreeMoE, settings: Settings) -> dict[str, Any]:
             phase: in_turns({side: both[i] for side, both in sides.items()}, settings.rounds, clock=clock)
             for i, phase in enumerate(("prompts", "tokens"))
         }
-        stack.close()
     return {"seconds": seconds, "error": _error(moe, ids, names), "new": new}
 
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from freemoe.core.errors import DataError
+from freemoe.domain_experts.hosting.batches import groups
 from freemoe.models.mixed.cost import worth_mixing
 
 _PATIENCE = 16
@@ -47,9 +48,7 @@ class ByExpert:
 
     def parts(self, names: Sequence[str], tokens: int) -> list[list[int]]:
         """Rows by expert; first those of the expert that is switched in."""
-        found: dict[str, list[int]] = {}
-        for i, name in enumerate(names):
-            found.setdefault(name, []).append(i)
+        found = dict(groups(names))
         return [found[name] for name in sorted(found, key=lambda n: (n != self._name, n))]
 
     def act_as(self, names: Sequence[str]) -> None:
