@@ -12,12 +12,16 @@ import torch
 from torch import Tensor
 
 from freemoe.bench.speed.shapes import random_model
+from freemoe.domain_experts.expert import band_expert, switch_expert
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.rank.bands import Band, Rankings
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.compact import skipping
 from freemoe.hookmoe.plans.plan import uniform
 from freemoe.kernels.experts import Weights, reference
+from freemoe.kernels.sparse.bands import tiles_available
 from freemoe.kernels.triton_experts import triton_available, triton_experts
 from freemoe.models.mask import Mask
 from freemoe.models.weights import find_weights
@@ -25,7 +29,7 @@ from freemoe.tomoe.export import converted
 from freemoe.tomoe.structures.masked import masked
 from tests.kernels.test_experts import layer, tokens
 from tests.test_devices import World, bands, board, greedy, learned, score
-from tests.tiny import tiny_model
+from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tomoe.random_structures import random_structure
 
 pytestmark = pytest.mark.cuda
@@ -159,3 +163,29 @@ def test_triton_kernels_compiled(parts: int, biased: bool, name: str, dtype: tor
         assert found.dtype == dtype
         tolerance = 1e-4 if dtype == torch.float32 else 0.05
         torch.testing.assert_close(found.float(), want, rtol=tolerance, atol=tolerance)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_mixed_batch_is_each_sequence_alone(dtype: torch.dtype, accelerator: str) -> None:
+    model = tiny_model("llama").to(accelerator, dtype)
+    weights = find_weights(model)
+    low = Band("magnitude", 0.0, 0.3)
+    few = Mask.of_indices({w.name: torch.arange(0, w.size, 40) for w in weights}, weights)
+    moe = FreeMoE(
+        model,
+        [switch_expert("few", few), band_expert("low", low, Rankings(weights, None).ends(low), {}, weights)],
+        None,
+        tiny_tokenizer(),
+    )
+    rows = torch.randint(3, 200, (6, 5), generator=torch.Generator().manual_seed(0)).to(accelerator)
+    names = ["few", "low", "base", "low+few", "low", "few"]
+    for size in (1, 5):
+        alone = moe(rows[:, :size], expert=names, strategy="swap").logits.float()
+        for strategy in ("fused", "scratch"):
+            found = moe(rows[:, :size], expert=names, strategy=strategy).logits.float()
+            close = 1e-4 if dtype == torch.float32 else 0.1
+            torch.testing.assert_close(found, alone, rtol=close, atol=close)
+    # Of a band an accelerator holds the rule, where its kernel can be compiled.
+    rule = sum(4 * (w.columns + 2 * w.rows) for w in weights)
+    assert (moe.mixed_bytes("low") == rule) == tiles_available(weights[0].parameter)

@@ -27,7 +27,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OPTIONS = {option for c in COMMANDS.values() for p in c.params for option in [*p.opts, *p.secondary_opts]}
 # Of other programs that the guides call.
 OTHERS = {"--tasks", "--python"} | {"--head", "--port", "--address", "--include-dashboard", "--ray-client-server-port"}
-OTHERS |= {"--api-key", "--host", "--max-model-len", "--no-deps"}  # of vLLM and pip
+OTHERS |= {"--enforce-eager", "--no-deps"}  # of vLLM and pip
 PACKAGE = ROOT / "src" / "freemoe"
 PLACES = (ROOT, PACKAGE, PACKAGE / "evals", ROOT / "docs")
 
@@ -204,7 +204,7 @@ def test_every_extra_has_code_behind_it() -> None:
     import tomllib
 
     extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
-    assert set(extras) == {"eval", "gguf", "devices", "math", "ray", "serve", "dev", "docs"}
+    assert set(extras) == {"eval", "gguf", "devices", "math", "ray", "serve", "serve-ray", "dev", "docs"}
 
 
 def test_the_citation_names_this_version() -> None:

@@ -28,8 +28,9 @@ NOTEBOOK = json.loads((EXAMPLES / "experts.ipynb").read_text(encoding="utf-8"))
 
 
 def test_every_example_is_listed_and_tested() -> None:
-    there = {p.name for p in EXAMPLES.iterdir() if p.suffix in (".py", ".ipynb")}
-    assert there == {*SCRIPTS, "experts.ipynb"}
+    there = {p.name for p in EXAMPLES.iterdir() if p.suffix in (".py", ".ipynb", ".yaml")}
+    # The file is tried by tests/serve/ray/test_example.py.
+    assert there == {*SCRIPTS, "experts.ipynb", "ray_serve.yaml"}
     assert {*re.findall(r"`(\w+\.\w+)`", (EXAMPLES / "README.md").read_text(encoding="utf-8"))} == there
 
 

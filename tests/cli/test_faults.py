@@ -159,7 +159,11 @@ def test_a_reader_that_goes_away() -> None:
 
 
 def test_an_interrupt_while_it_works() -> None:
-    code = "import signal, freemoe.cli.listing as l, freemoe.cli as c; l._rows = lambda *a: signal.raise_signal(signal.SIGINT)"
+    # What was started in the background of a shell ignores ctrl-C, and so would this.
+    code = (
+        "import signal, freemoe.cli.listing as l, freemoe.cli as c; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "l._rows = lambda *a: signal.raise_signal(signal.SIGINT)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; c.main()", "ls"], capture_output=True, text=True, timeout=120, check=False
     )

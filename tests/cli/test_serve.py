@@ -53,6 +53,13 @@ def test_a_dry_run_names_models_and_memory(folders: SimpleNamespace, freemoe: Fr
         (["{own}", "--device", "split"], "one device"),
         (["{base}", "--experts", "x-={own}", "--port", "{port}"], "router"),
         (["{own}", "--port", "{taken}"], "can listen"),
+        (["{own}", "--on", "local", "--replicas", "2"], "needs a Ray"),
+        (["{own}", "--on", "local:2"], "one process or replicas"),
+        (["{own}", "--on", "kubernetes"], "ray://HOST:PORT"),
+        (["{own}", "--on", "ray", "--replicas", "0"], "--replicas"),
+        (["{own}", "--on", "ray", "--device", "cuda:0"], "a device of one machine"),
+        (["{own}", "--on", "ray://127.0.0.1:{port}"], "FREEMOE_API_KEY"),
+        (["{own}", "--on", "ray://127.0.0.1:{port}", "--api-key", "long-enough"], "Nobody answers"),
     ],
 )
 def test_what_is_refused(folders: SimpleNamespace, freemoe: Freemoe, line: list[str], words: str) -> None:  # noqa: F811
@@ -99,9 +106,23 @@ def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) ->
         require_serve()
 
 
+def test_replicas_without_ray_serve_name_what_to_install(
+    folders: SimpleNamespace,  # noqa: F811
+    freemoe: Freemoe,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else found(name, *more))
+    done = freemoe("serve", str(folders.own), "--on", "ray")
+    assert done.code != 0
+    assert "pip install 'freemoe[serve-ray]'. Not found: ray" in " ".join(done.err.split())
+
+
 def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) -> None:  # noqa: F811
     from freemoe import FreeMoE
-    from freemoe.cli.serve import open_host
+    from freemoe.cli.served import open_host
     from freemoe.evals.engine.answering import Answering
     from freemoe.serve.engine.hosts import Ways
     from tests.serve.conftest import alone, ask, engine_on, read

@@ -89,12 +89,12 @@ def test_one_that_hangs_is_begun_again_by_another(two: RayPool, tmp_path: Path, 
 def test_a_machine_without_the_files_says_so(tmp_path: Path) -> None:
     there = tmp_path / "base"
     with pytest.raises(WorkerError, match=r"has no '/.*base'. Models, data and artefacts are not sent") as caught:
-        actor._check([str(there)], {})
+        actor.require_alike([str(there)], {})
     assert "a shared folder" in str(caught.value)
     there.mkdir()
-    actor._check([str(there)], {})
+    actor.require_alike([str(there)], {})
 
 
 def test_a_machine_with_other_versions_says_so() -> None:
     with pytest.raises(WorkerError, match=r"has torch .* instead of 1\.0"):
-        actor._check([], {"torch": "1.0"})
+        actor.require_alike([], {"torch": "1.0"})

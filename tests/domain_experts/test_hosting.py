@@ -84,10 +84,12 @@ def test_an_expert_that_is_deleted_leaves_the_base(moe):
     assert unchanged(moe.model, before)
     # The router still knows the way; it leads to the base now.
     assert all(name != "law/0" for name, _ in moe.route(PROMPTS))
+    moe.set_expert("law/1+sums/all")
+    moe.set_expert("sums/all")
     moe.set_expert("law/1")
     kept = logits(moe)
     moe.delete_expert("sums/all")
-    assert moe.active == "law/1"
+    assert (moe.active, moe._board.known) == ("law/1", ["law/1"])
     assert torch.equal(logits(moe), kept)
     for gone in ("law/0", "base", "auto"):
         with pytest.raises(UnknownNameError):

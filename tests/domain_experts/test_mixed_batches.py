@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from freemoe.core.errors import BusyError, DataError, RecipeError
-from freemoe.domain_experts.expert import switch_expert, unit_expert
+from freemoe.domain_experts.expert import band_expert, switch_expert, unit_expert
 from freemoe.domain_experts.hosting.several import STRATEGIES
 from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.kernels.sparse import bands
 from freemoe.models.mask import Mask
 from freemoe.models.mixed.board import MixedBoard
 from freemoe.models.weights import find_weights
@@ -155,8 +157,13 @@ def test_memory_is_held_from_the_first_use_on() -> None:
         run.assign(["d/0", "base"])
     assert moe.mixed_bytes("d/0") > 0
     assert moe.mixed_bytes("d/1") == moe.mixed_bytes("base") == 0
+    with moe.mixed() as run:
+        run.assign(["d/1", "d/0+d/1"])
+    held = moe.mixed_bytes("d/1")
     moe.delete_expert("d/0")
-    assert moe.mixed_bytes("d/0") == 0
+    assert moe.mixed_bytes("d/0") == moe.mixed_bytes("d/0+d/1") == 0
+    # Others that are in use need not be learned anew.
+    assert moe.mixed_bytes("d/1") == held > 0
 
 
 def test_a_mixture_of_experts_falls_back_or_says_why() -> None:
@@ -189,3 +196,36 @@ def test_texts_of_several_experts() -> None:
     alone = [moe.generate_text(text, expert=name, **GREEDY) for text, name in zip(PROMPTS, NAMES, strict=True)]
     for strategy in STRATEGIES:
         assert moe.generate_text(PROMPTS, expert=NAMES, strategy=strategy, **GREEDY) == alone
+
+
+def banded(bias: bool = False) -> FreeMoE:
+    """Two experts of bands, one of them of MLPs only, beside those of `mixture`."""
+    moe = mixture("qwen2" if bias else "llama")
+    weights = find_weights(moe.model)
+    norms = {w.tap: torch.rand(1, w.columns, generator=torch.Generator().manual_seed(5)) + 0.1 for w in weights}
+    for name, band in (("low", Band("wanda", 0.0, 0.3)), ("mid", Band("magnitude", 0.25, 0.5, sublayers="mlp"))):
+        ends = Rankings(weights, norms.__getitem__).ends(band)
+        moe._experts[name] = band_expert(name, band, ends, norms, weights)
+    return moe
+
+
+@pytest.mark.parametrize(
+    "names", [["low", "mid", "low", "mid"], ["low", "d/0", "base", "units"], ["mid+d/0", "mid", "low", "mid"]]
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_bands_are_found_while_weights_are_read(bias: bool, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    moe, called = banded(bias), []
+    ids, mask = padded("left")
+    alone = moe(ids, attention_mask=mask, expert=names, strategy="swap").logits
+    held = []
+    for kernel in (False, True):
+        # No accelerator is needed for what surrounds its kernel.
+        monkeypatch.setattr(bands, "tiles_available", lambda weight, kernel=kernel: kernel)
+        monkeypatch.setattr(bands, "products", lambda *given: called.append(1) or bands.reference(*given))
+        fresh = FreeMoE(moe.model, list(moe._experts.values()), None, moe.tokenizer)
+        found = fresh(ids, attention_mask=mask, expert=names, strategy="fused").logits
+        torch.testing.assert_close(found[mask.bool()], alone[mask.bool()], rtol=1e-5, atol=1e-5)
+        assert bool(called) == kernel
+        held.append(fresh.mixed_bytes("low") + fresh.mixed_bytes("mid"))
+    # The rule is all that is held of them.
+    assert held[1] < held[0]

@@ -1,4 +1,4 @@
-"""What vLLM answers, in a process of its own: ``python -m tests.vllm.scenario RUNNER MODEL ASKED ANSWERED``.
+"""What vLLM answers, in a process of its own: ``python -m tests.vllm.scenario RUNNER ASKED ANSWERED``.
 
 vLLM reads its environment when it is imported, and keeps threads; the tests look at what it wrote.
 """
@@ -98,18 +98,32 @@ def step(llm: Any, asked: dict[str, Any]) -> Any:
     return None
 
 
-def main(runner: str, model: str, asked: Path, answered: Path) -> None:
+def main(runner: str, asked: Path, answered: Path) -> None:
+    """Do what is asked of several models, one after the other; each is let go of before the next."""
     choose_runner(runner)
+    import gc
+
+    from vllm.platforms import current_platform
+
     from freemoe.serve.vllm.settings import llm_arguments
     from vllm import LLM
 
-    told = json.loads(asked.read_text())
-    own = llm_arguments(model) if told["experts"] else {"model": model, "enforce_eager": True}
-    llm = LLM(**own, **SMALL, **told.get("options", {}))
-    answers = [step(llm, one) for one in told["steps"]]
-    v2 = llm.llm_engine.vllm_config.use_v2_model_runner
-    answered.write_text(json.dumps({"runner": "v2" if v2 else "v1", "answers": answers}))
+    answers = []
+    for told in json.loads(asked.read_text()):
+        own = (
+            llm_arguments(told["folder"], told.get("base"))
+            if told["ours"]
+            else {"model": told["folder"], "enforce_eager": True}
+        )
+        llm = LLM(**{**own, **SMALL, **told.get("options", {})})
+        assert llm.llm_engine.vllm_config.use_v2_model_runner == (runner == "v2")
+        answers.append([step(llm, one) for one in told["steps"]])
+        del llm
+        gc.collect()
+        # Done once; a second time it looks at every module, and stumbles over those of numba.
+        type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
+    answered.write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

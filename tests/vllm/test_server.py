@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server with an artefact's experts, over real HTTP."""
+"""`freemoe serve --engine vllm`: vLLM's OpenAI server with an artefact's experts, over real HTTP."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tests.vllm.world import FEW, MANY, prompts, write_world
 
 httpx = pytest.importorskip("httpx")
 
+KEY = "a-key-of-the-tests"
+HEADERS = {"authorization": f"Bearer {KEY}"}
 STARTS = 400.0
 """Seconds until the server must answer."""
 
@@ -29,6 +32,7 @@ def served(command: list[str], port: int, log: Path) -> Iterator[str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "FREEMOE_API_KEY": KEY,
     }
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
         try:
@@ -44,25 +48,33 @@ def served(command: list[str], port: int, log: Path) -> Iterator[str]:
             process.terminate()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
-    from freemoe import FreeMoE
-    from freemoe.serve.vllm.settings import serve_command
-
-    root = tmp_path_factory.mktemp("server")
-    artefact = write_world(root)
+@contextlib.contextmanager
+def serving(folder: Path, root: Path) -> Iterator[str]:
+    """`freemoe serve FOLDER --engine vllm` on a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    small = "--dtype float32 --max-model-len 256 --block-size 32 --max-num-seqs 8 --kv-cache-memory-bytes 33554432"
-    command = serve_command(artefact, None, [*small.split(), "--port", str(port)])
+    small = f"--engine vllm --dtype float32 --context 256 --max-batch 8 --port {port}"
+    command = [sys.executable, "-m", "freemoe", "serve", str(folder), *small.split()]
     with served(command, port, root / "log") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
+    from freemoe import FreeMoE
+
+    root = tmp_path_factory.mktemp("server")
+    artefact = write_world(root)
+    with serving(artefact, root) as address:
         yield address, FreeMoE.from_pretrained(artefact)
 
 
 def complete(server: tuple[str, Any], **body: Any) -> Any:
     asked = {"prompt": prompts()[5], "max_tokens": 4, "temperature": 0, "logprobs": 1, "ignore_eos": True, **body}
-    return httpx.post(f"{server[0]}/v1/completions", json={**asked, "return_token_ids": True}, timeout=120)
+    return httpx.post(
+        f"{server[0]}/v1/completions", json={**asked, "return_token_ids": True}, timeout=120, headers=HEADERS
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +96,7 @@ def test_a_models_name_or_vllm_xargs_choose_the_expert(server: tuple[str, Any], 
 
 
 def test_every_expert_is_a_model(server: tuple[str, Any]) -> None:
-    listed = [model["id"] for model in httpx.get(f"{server[0]}/v1/models").json()["data"]]
+    listed = [model["id"] for model in httpx.get(f"{server[0]}/v1/models", headers=HEADERS).json()["data"]]
     assert listed[:2] == ["base", f"base:{FEW}"]
 
 
@@ -102,3 +114,34 @@ def test_bad_requests_are_refused_in_openais_shape(server: tuple[str, Any], body
     assert answer.status_code == status, answer.text
     assert said in answer.json()["error"]["message"]
     assert complete(server, model="base").status_code == 200
+
+
+def test_it_asks_for_the_key(server: tuple[str, Any]) -> None:
+    assert httpx.get(f"{server[0]}/v1/models").status_code == 401
+
+
+def test_a_converted_model_in_processes_of_their_own(tmp_path: Path) -> None:
+    from tests.vllm.test_converted import CASES, compare, write_converted
+
+    folder = write_converted(tmp_path / "half", *CASES["llama"])
+    with serving(folder, tmp_path) as address:
+        require_close(address, "base:converted", lambda steps, answers: compare(folder, steps, answers))
+
+
+def test_a_trimmed_mixture_in_processes_of_their_own(tmp_path: Path) -> None:
+    from tests.vllm.test_trimmed import CASES, compare, write_trimmed
+
+    folder = write_trimmed(tmp_path, *CASES["mixtral"])
+    with serving(folder, tmp_path) as address:
+        require_close(address, "base:trimmed", lambda steps, answers: compare(folder, steps, answers))
+        # Its base as it is would be another model.
+        assert complete((address, None), model="base").status_code == 404
+
+
+def require_close(address: str, model: str, compare: Callable[..., float]) -> None:
+    """Ask once, and hold the answer against transformers'."""
+    said = complete((address, None), model=model)
+    assert said.status_code == 200, said.text
+    choice = said.json()["choices"][0]
+    answer = {"tokens": choice["token_ids"], "logprobs": choice["logprobs"]["token_logprobs"]}
+    assert compare([{"batch": [{"ids": prompts()[5], "new": 4}]}], [[answer]]) <= CLOSE

@@ -20,7 +20,7 @@ def test_a_shrunk_checkpoint_needs_nothing(tmp_path: Path, ask: Callable[..., li
     small = AutoModelForCausalLM.from_pretrained(folder).eval()
     assert small.config.intermediate_size == 20
     batch = [{"ids": ids, "new": 6} for ids in prompts(4)]
-    (answers,) = ask("v1", folder, [{"batch": batch}], experts=False)
+    (answers,) = ask("v1", folder, [{"batch": batch}], ours=False)
     for asked, answer in zip(batch, answers, strict=True):
         ids = torch.tensor([asked["ids"] + answer["tokens"]])
         with torch.no_grad():

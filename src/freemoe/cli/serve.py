@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from freemoe.cli import completion
+from freemoe.cli import completion, serve_vllm
 from freemoe.cli.common import calm_libraries, console, print_found
-from freemoe.core.artifacts import read_manifest
+from freemoe.cli.ray_serve import require_ways_to_serve, serve_on_ray
+from freemoe.cli.served import KEY, Served, Settings, address_of, config_of, longest, open_served, resolve
 from freemoe.core.environment import use_threads
 from freemoe.core.errors import DataError, RecipeError
-from freemoe.core.files import MANIFEST
-from freemoe.hub.fetch import fetch_artefact, require_in_reach
-from freemoe.results.build import KIND
+from freemoe.core.run.places import Place, read_place
 
 HELP = """Serve a base and its experts over HTTP, as OpenAI's API has it (pip install 'freemoe[serve]').
 
@@ -31,140 +28,33 @@ Examples:
   freemoe serve ./my-model --experts law-experts --experts notes-=more-experts --port 8080
   freemoe serve experts --max-batch 32 --context 2048 --threads 8
   freemoe serve experts --host 0.0.0.0 --api-key "$FREEMOE_API_KEY"
+  freemoe serve experts --on ray --replicas 2
+  freemoe serve experts --engine vllm --vllm-python .venv-vllm/bin/python
   freemoe serve experts --dry-run
 """
 
-KEY = "FREEMOE_API_KEY"
+ENGINES = ("freemoe", "vllm")
 
 
-@dataclass(frozen=True)
-class Source:
-    """A folder of experts, and what is put before their names."""
-
-    folder: Path
-    prefix: str = ""
-
-    def names(self) -> list[str]:
-        """Names of its experts here."""
-        manifest = read_manifest(self.folder, check=False)
-        if manifest.get("kind") != KIND:
-            raise RecipeError(
-                f"--experts {str(self.folder)!r} holds {manifest.get('kind')!r}; only domain experts are put on a base. Serve it as "
-                f"it is: freemoe serve {self.folder}"
-            )
-        return [self.prefix + str(expert["name"]) for expert in manifest["experts"]]
-
-
-def read_sources(texts: Sequence[str]) -> list[Source]:
-    """Read ``--experts [PREFIX=]DIR``.
-
-    Raises:
-        RecipeError: It is no artefact of domain experts, or two experts have one name.
-    """
-    found: list[Source] = []
-    for text in texts:
-        prefix, equals, folder = text.partition("=")
-        if not equals or Path(text).exists():
-            prefix, folder = "", text
-        found.append(Source(fetch_artefact(folder, required=True), prefix))
-    require_different([name for source in found for name in source.names()])
-    return found
-
-
-def require_different(names: Sequence[str]) -> None:
-    """Raise where two experts have one name.
-
-    Raises:
-        RecipeError: Says how to give another.
-    """
-    twice = sorted({name for name in names if names.count(name) > 1 or name in ("base", "auto")})
-    if twice:
-        raise RecipeError(
-            f"The name {twice[0]!r} stands for two experts. Put something before the names of one folder: --experts other-=DIR"
-        )
-
-
-def _own(base: str, sources: Sequence[Source]) -> list[str]:
-    """Names of all experts, and that of the router, before anything is loaded."""
-    names: list[str] = []
-    auto = False
-    if (Path(base) / MANIFEST).is_file():
-        manifest = read_manifest(base, check=False)
-        if manifest.get("kind") == KIND:
-            names, auto = [str(expert["name"]) for expert in manifest["experts"]], bool(manifest.get("router"))
-        elif sources:
-            raise RecipeError(
-                f"{base!r} holds {manifest.get('kind')!r}, on which no experts are put. Leave --experts out."
-            )
-    elif sources:
-        auto = bool(read_manifest(sources[0].folder, check=False).get("router"))
-    names += [name for source in sources for name in source.names()]
-    require_different(names)
-    return ["base", *(["auto"] if auto else []), *(f"base:{name}" for name in names)]
-
-
-def open_host(base: str, sources: Sequence[Source], dtype: str, device: str) -> Any:
-    """The base with all experts on it, as the engine takes it."""
-    from freemoe.core.errors import FamilyError
-    from freemoe.domain_experts.mixture import FreeMoE
-    from freemoe.serve.engine.hosts import Ways
-    from freemoe.systems import load
-
-    more = list(sources)
-    if more and not (Path(base) / MANIFEST).is_file():
-        first = more.pop(0)
-        host: Any = FreeMoE.from_pretrained(base, first.folder, dtype=dtype, device=device)
-        if first.prefix:
-            # The router knows the experts by the names that they were built with, so they keep them where there is one.
-            raise RecipeError(
-                "The first folder's router knows its experts by their own names: put no prefix before them."
-            )
-    else:
-        opened = load(base, dtype=dtype, device=device)  # type: ignore[arg-type]
-        host = opened
-        if not isinstance(opened, FreeMoE):
-            host = Ways(opened)  # type: ignore[arg-type]
-            if list(opened.ways) == ["base"]:  # type: ignore[attr-defined]
-                try:
-                    host = FreeMoE(opened.model, [], None, opened.tokenizer)
-                except FamilyError:
-                    console.print("note: this family is unknown, so that no experts can be loaded.", markup=False)
-    for source in more:
-        host.load_expert(source.folder, prefix=source.prefix)
-    return host
-
-
-def _context(asked: int | None, longest: int) -> int:
-    """Tokens of a sequence at most."""
-    if asked is not None and asked > longest:
-        raise RecipeError(f"--context is {asked:,}, and the model reads at most {longest:,} tokens. Ask for fewer.")
-    return asked or min(longest, 4096)
-
-
-def _plan(base: str, sources: Sequence[Source], context: int | None, batch: int, dtype: str) -> dict[str, Any]:
+def _plan(settings: Settings, served: Served) -> dict[str, Any]:
     """What would be served, without loading weights."""
-    from types import SimpleNamespace
-
-    from freemoe.evals.engine.tokens import context_length
-    from freemoe.models.checkpoints.loading import load_config
     from freemoe.serve.engine.cache import token_bytes
 
-    manifest = read_manifest(base, check=False) if (Path(base) / MANIFEST).is_file() else None
-    named = base if manifest is None else str(manifest.get("base_model_name_or_path") or base)
-    config = load_config(base if (Path(base) / "config.json").is_file() else named)
+    named, config = config_of(served)
     if config is None:
         raise DataError(f"{named!r} is a GGUF file, whose settings are known once it is loaded. Leave --dry-run out.")
-    length = _context(context, context_length(SimpleNamespace(config=config)))
+    length = longest(settings, config)
     stored = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
-    element = 4 if (stored if dtype == "auto" else dtype) == "float32" else 2
-    slot = token_bytes(config, element) * length
+    dtype = stored if settings.dtype == "auto" else settings.dtype
+    slot = token_bytes(config, 4 if dtype == "float32" else 2) * length
     return {
         "base": named,
-        "models": _own(base, sources),
+        "models": list(served.names),
+        "dtype": dtype,
         "context_tokens": length,
-        "slots": batch,
+        "slots": settings.max_batch,
         "slot_bytes": slot,
-        "cache_bytes": slot * batch,
+        "cache_bytes": slot * settings.max_batch,
     }
 
 
@@ -180,6 +70,10 @@ _ROOTS = typer.Option(
 )
 _HOST = typer.Option("127.0.0.1", help="Where to listen; another than this machine needs a key.")
 _PORT = typer.Option(8000, min=1, max=65535, help="The same.")
+_ON = typer.Option(
+    "local", help="local, this process; ray, or ray://HOST:PORT: replicas by Ray Serve (docs/serve-ray.md)."
+)
+_REPLICAS = typer.Option(1, min=1, max=4096, help="With --on ray: each has a copy of the base.")
 _API_KEY = typer.Option(None, help=f"Key that requests have to show. [{KEY}]", show_default=False)
 _BATCH = typer.Option(16, min=1, max=1024, help="Sequences that are written side by side.")
 _CONTEXT = typer.Option(None, min=2, help="Tokens of prompt and answer together. [the model's, at most 4096]")
@@ -195,6 +89,14 @@ _DEVICE = typer.Option(
 _DTYPE = typer.Option(
     "auto", help="auto, float32, bfloat16 or float16.", autocompletion=completion.names(completion.DTYPES)
 )
+_ENGINE = typer.Option(
+    "freemoe",
+    help="freemoe, or vllm, which lives in an environment of its own.",
+    autocompletion=completion.names(ENGINES),
+)
+_VLLM_PYTHON = typer.Option(
+    None, "--vllm-python", help=f"Python of that environment. [{serve_vllm.PYTHON}]", show_default=False
+)
 _DRY = typer.Option(False, "--dry-run", help="Print model names and memory per slot; serve nothing.")
 _JSON = typer.Option(False, "--json", help="Print the dry run as JSON.")
 
@@ -205,11 +107,14 @@ def register(app: typer.Typer) -> None:
 
 
 def _command(
+    line: typer.Context,
     base: str = _BASE,
     experts: list[str] = _EXPERTS,
     expert_root: list[Path] = _ROOTS,
     host: str = _HOST,
     port: int = _PORT,
+    on: str = _ON,
+    replicas: int = _REPLICAS,
     api_key: str = _API_KEY,
     max_batch: int = _BATCH,
     context: int = _CONTEXT,
@@ -221,58 +126,88 @@ def _command(
     threads: int = _THREADS,
     device: str = _DEVICE,
     dtype: str = _DTYPE,
+    engine: str = _ENGINE,
+    vllm_python: str = _VLLM_PYTHON,
     dry_run: bool = _DRY,
     as_json: bool = _JSON,
 ) -> None:
-    require_serve()
-    from freemoe.models.checkpoints.placement import require_one_device
-    from freemoe.serve.engine.requests import Limits
-    from freemoe.serve.http.gate import require_key
-    from freemoe.serve.http.reading import Bounds
-    from freemoe.serve.http.server import require_free
-
-    key = api_key or os.environ.get(KEY) or None
-    require_key(host, key)
-    require_one_device(device, "A served model")
-    require_in_reach(base)
-    sources = read_sources(experts)
-    base = str(fetch_artefact(base))
-    names = _own(base, sources)
-    roots = _roots(expert_root, base, sources)
-    calm_libraries()
-    if dry_run:
-        print_found("serve-plan", _plan(base, sources, context, max_batch, dtype), as_json)
-        return
-    require_free(host, port)
-    use_threads(threads)
-    from freemoe.evals.engine.tokens import context_length
-
-    opened = open_host(base, sources, dtype, device)
-    length = _context(context, context_length(opened.model, opened.tokenizer))
-    console.print(f"models: {', '.join(names)}", markup=False, highlight=False, soft_wrap=True)
-    _serve(
-        opened,
-        Limits(length, max_batch, queue, prefill),
-        Bounds(bytes=max_body, seconds=patience),
-        roots,
-        key,
-        host,
-        port,
-        drain,
+    python = _python_of(line, engine, vllm_python)
+    settings = Settings(
+        base=base,
+        experts=experts,
+        expert_root=expert_root,
+        host=host,
+        replicas=replicas,
+        max_batch=max_batch,
+        context=context,
+        queue=queue,
+        prefill_tokens=prefill,
+        max_body_bytes=max_body,
+        patience_seconds=patience,
+        drain_seconds=drain,
+        threads=threads,
+        device=device,
+        dtype=dtype,
     )
+    key = api_key or os.environ.get(KEY) or None
+    place = read_place(on)
+    require_ways_to_serve(place, settings, key)
+    served = resolve(settings, key)
+    calm_libraries()
+    if python is not None:
+        _become_vllm(python, settings, served, key, port, as_json if dry_run else None)
+    elif dry_run:
+        print_found("serve-plan", _plan(settings, served), as_json)
+    else:
+        _listen(settings, served, place, key, port)
 
 
-def _roots(asked: Sequence[Path], base: str, sources: Sequence[Source]) -> list[Path]:
-    """Folders below which experts may be loaded.
+def _python_of(line: typer.Context, engine: str, python: str | None) -> str | None:
+    """The python that runs vLLM; None where freemoe's own engine serves.
 
     Raises:
-        RecipeError: One of them is no folder.
+        RecipeError: Another engine, one that is not installed, or an option that it would not heed.
     """
-    for root in asked:
-        if not root.is_dir():
-            raise RecipeError(f"--expert-root {str(root)!r} is no folder. Name one that is there.")
-    given = [source.folder for source in sources]
-    return list(asked) or [*([Path(base)] if (Path(base) / MANIFEST).is_file() else []), *given]
+    if engine not in ENGINES:
+        raise RecipeError(f"--engine is {engine!r}; allowed: {', '.join(ENGINES)}.")
+    if engine == "vllm":
+        serve_vllm.require_heeded(line)
+        return serve_vllm.python_of_vllm(python)
+    if python is not None:
+        raise RecipeError("--vllm-python is of --engine vllm. Add that, or leave it out.")
+    require_serve()
+    return None
+
+
+def _become_vllm(python: str, settings: Settings, served: Served, key: str | None, port: int, dry: bool | None) -> None:
+    """Become vLLM's server; or, where ``dry`` says whether as JSON, print what that would be."""
+    import shlex
+
+    from freemoe.serve.listening import require_free
+    from freemoe.serve.vllm.settings import served_names
+
+    folder = serve_vllm.read_folder(served.base, served.sources)
+    plan = _plan(settings, served) | {"models": served_names(folder[0])}
+    ready = serve_vllm.launch(folder, python, plan, settings.host, port, key, settings.threads)
+    if dry is not None:
+        print_found("serve-plan", plan | {"command": shlex.join(ready.command)}, dry)
+        return
+    require_free(settings.host, port)
+    console.print(f"models: {', '.join(plan['models'])}", markup=False, highlight=False, soft_wrap=True)
+    ready.run()
+
+
+def _listen(settings: Settings, served: Served, place: Place, key: str | None, port: int) -> None:
+    """Serve with freemoe's own engine, here or on a Ray."""
+    from freemoe.serve.listening import require_free
+
+    if place.address is None:
+        require_free(settings.host, port)
+    console.print(f"models: {', '.join(served.names)}", markup=False, highlight=False, soft_wrap=True)
+    if place.ray:
+        serve_on_ray(settings, served, place, key, port)
+    else:
+        _serve(settings, served, key, port)
 
 
 def require_serve() -> None:
@@ -288,21 +223,22 @@ def require_serve() -> None:
         raise RecipeError(f"The server needs {', '.join(missing)}: pip install 'freemoe[serve]'")
 
 
-def _serve(
-    opened: Any, limits: Any, bounds: Any, roots: list[Path], key: str | None, host: str, port: int, drain: float
-) -> None:
+def _serve(settings: Settings, served: Served, key: str | None, port: int) -> None:
     """Listen until a signal."""
+    use_threads(settings.threads)
     from freemoe.serve.engine.engine import Engine
     from freemoe.serve.http.app import make_app
     from freemoe.serve.http.metrics import Metrics
+    from freemoe.serve.http.reading import Bounds
     from freemoe.serve.http.server import Server
 
+    opened, limits = open_served(settings, served)
+    bounds = Bounds(bytes=settings.max_body_bytes, seconds=settings.patience_seconds)
     metrics = Metrics()
     engine = Engine(opened, limits, metrics).start()
-    app = make_app(engine, metrics, bounds=bounds, roots=roots, key=key, host=host)
-    shown = f"[{host}]" if ":" in host else host
-    console.print(f"serving on http://{shown}:{port}", markup=False, highlight=False)
+    app = make_app(engine, metrics, bounds=bounds, roots=served.roots, key=key, host=settings.host)
+    console.print(f"serving on {address_of(settings.host, port)}", markup=False, highlight=False)
     try:
-        Server(app, engine, host, port, drain).run()
+        Server(app, engine, settings.host, port, settings.drain_seconds).run()
     finally:
         engine.stop()

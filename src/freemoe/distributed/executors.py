@@ -45,14 +45,23 @@ def require_place(recipe: SideBySide) -> None:
     if not has_ray():
         raise WorkerError(f"{INSTALL}.")
     if place.address is not None:
-        host, _, port = place.address.removeprefix("ray://").rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        except OSError as error:
-            raise WorkerError(
-                f"Nobody answers at {place.address} ({error}). Start a cluster there by `ray start --head "
-                f"--ray-client-server-port={port}` (docs/elsewhere.md), or give --on ray: that starts one on this machine alone."
-            ) from None
+        require_cluster(place.address)
+
+
+def require_cluster(address: str) -> None:
+    """Raise where nobody answers at a cluster's address, ``ray://HOST:PORT``.
+
+    Raises:
+        WorkerError: Says how a cluster is started.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise WorkerError(
+            f"Nobody answers at {address} ({error}). Start a cluster there by `ray start --head "
+            f"--ray-client-server-port={port}` (docs/elsewhere.md), or give --on ray: that starts one on this machine alone."
+        ) from None
 
 
 def pool(

@@ -53,7 +53,7 @@ class RayPool(Pool):
         self._threads = threads or 1
         self._accelerator = accelerator
         self._needs = [str(Path(path).absolute()) for path in needs if Path(path).exists()]
-        self._ours = _connect(address, (count or 1) * self._threads)
+        self._ours = connect(address, (count or 1) * self._threads)
         self._kept: list[Any] = []
         super().__init__(count or 1, again=2, limit=limit)
         try:
@@ -180,15 +180,20 @@ def _how(error: Exception) -> str:
     return f"{type(error).__name__}: {first.partition(' Worker exit detail')[0].rstrip('. ')}"[:300]
 
 
-def _connect(address: str | None, cpus: int) -> bool:
-    """Connect this process to a cluster, if it is not; whether a local Ray was started for that, or a connection made."""
+def connect(address: str | None, cpus: int) -> bool:
+    """Connect this process to a cluster, if it is not; whether a local Ray was started for that, or a connection made.
+
+    Args:
+        address: ``ray://HOST:PORT``; a Ray of this machine alone if None.
+        cpus: That a Ray of this machine has.
+
+    Raises:
+        WorkerError: There is no Ray.
+    """
+    if address is None:
+        keep_to_itself()
     # Nobody is told that Ray is used.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address is None and "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
-        # A local Ray answers to whoever has the token, which stands nowhere but in the environment of its own processes. Read
-        # when ray is imported: who did that before has Ray's own way.
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
 
     if ray.is_initialized():
@@ -215,3 +220,13 @@ def _connect(address: str | None, cpus: int) -> bool:
                 "one on this machine alone."
             ) from error
     return False
+
+
+def keep_to_itself() -> None:
+    """Let a Ray of this machine answer to whoever has a token, which stands nowhere but in the environment of its processes.
+
+    Read when ray is imported: who did that before has Ray's own way, and so has who set `RAY_AUTH_MODE`.
+    """
+    if "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from freemoe.core.artifacts import entry, read_tensors
 from freemoe.core.errors import ArtifactError
-from freemoe.domain_experts.rank.bands import Band, mask_between
+from freemoe.domain_experts.rank.bands import Band, band_tile, mask_between
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.structured.units import KINDS
 from freemoe.evals.engine.answering import AUTO, BASE
+from freemoe.kernels.sparse.bands import BandTile
 from freemoe.models.mask import AXES, Mask, MaskError, TensorMask, len_of
 from freemoe.models.sorted_code import coded, decode, encode
 from freemoe.models.weights import Weight
@@ -105,6 +106,21 @@ class Expert:
             low, high = (None if end is None else end.to(device) for end in (lower, upper))
             found[name] = mask_between(self.band, weight, self.norms.__getitem__, low, high)
         return Mask(found)
+
+    def tiles(self, weights: Sequence[Weight]) -> dict[str, BandTile] | None:
+        """What is off as rules of bands, by weight; None where it is anything else, or bands that `band_tile` does not know."""
+        if self.band is None:
+            return None
+        known, found = {w.name: w for w in weights}, {}
+        for name, (lower, upper) in self.ends.items():
+            if name not in known:
+                return None
+            _check_ends(self, self.band, known[name])
+            tile = band_tile(self.band, known[name], self.norms.__getitem__, lower, upper)
+            if tile is None:
+                return None
+            found[name] = tile
+        return found
 
     def describe(self) -> dict[str, Any]:
         """The part of the expert that stands in the manifest."""

@@ -122,6 +122,11 @@ class Switchboard:
         """The expert that is switched in; None for the base."""
         return self._active
 
+    @property
+    def known(self) -> list[str]:
+        """The experts that were learned and not forgotten."""
+        return list(self._experts)
+
     def held_bytes(self, name: str) -> int:
         """Memory that is held for an expert, in bytes."""
         parts = [part for blocks in self._experts[name] for part in blocks if part is not None]

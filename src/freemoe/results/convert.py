@@ -8,6 +8,9 @@ from pydantic import Field
 
 from freemoe.results.common import Guessing, Part, Result
 
+KIND = "converted"
+"""Of the artefact, as its manifest has it."""
+
 
 class DenseFacts(Part):
     """The dense base."""

@@ -269,10 +269,12 @@ class ServePlanDocument(Document):
 
     base: str
     models: list[str] = Field(description="What a request can name as its model.")
+    dtype: str = Field(description="Of the weights, and of the key-value cache.")
     context_tokens: int
     slots: int = Field(description="Sequences that are written side by side.")
     slot_bytes: int = Field(description="Of the key-value cache, for one sequence of the whole context.")
-    cache_bytes: int = Field(description="Of all slots; it grows to that as it is needed.")
+    cache_bytes: int = Field(description="Of all slots; it grows to that as it is needed, in vLLM it is taken at once.")
+    command: str | None = Field(None, description="Of vLLM's server, where that is the engine.")
 
 
 _DOCUMENTS: dict[str, type[Document]] = {

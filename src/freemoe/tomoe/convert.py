@@ -33,7 +33,7 @@ from freemoe.models.checkpoints.lending import lent_model
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.hooks import before, hooked
 from freemoe.recipes import ConvertRecipe, dump, recipe_from
-from freemoe.results.convert import ConvertResult
+from freemoe.results.convert import KIND, ConvertResult
 from freemoe.tomoe.agreement import layer_inputs, require_agreement, tokens_apart
 from freemoe.tomoe.card import model_card
 from freemoe.tomoe.devices import Devices
@@ -50,8 +50,6 @@ from freemoe.tomoe.structures.structure import (
     dense_parameters,
     to_tensors,
 )
-
-KIND = "converted"
 
 STRUCTURE = "structure.safetensors"
 """What the conversion decided, beside the model that it was written as."""

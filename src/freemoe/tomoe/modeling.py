@@ -1,8 +1,8 @@
 """Converted models as transformers models: the family's own classes with other attention and MLP modules.
 
 ``import freemoe.tomoe.modeling`` registers them, and ``AutoModelForCausalLM.from_pretrained`` then loads an exported
-folder; a copy of this file, of `modules` and of the kernels lies in every folder, for ``trust_remote_code=True`` where freemoe is not
-installed. They may therefore import torch, transformers and ``freemoe.kernels`` alone.
+folder; a copy of this file, of `configs`, of `modules` and of the kernels lies in every folder, for ``trust_remote_code=True`` where
+freemoe is not installed. They may therefore import torch, transformers and ``freemoe.kernels`` alone.
 
 What a layer keeps stands in ``config.tomoe`` (written by `tomoe.export`); embeddings, norms, residuals, rotary
 embedding, masks, cache and generation stay transformers' own.
@@ -16,17 +16,11 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    GemmaConfig,
     GemmaForCausalLM,
-    LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
     MistralForCausalLM,
-    PhiConfig,
     PhiForCausalLM,
-    Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3Config,
     Qwen3ForCausalLM,
 )
 from transformers.models.gemma.modeling_gemma import GemmaAttention
@@ -36,6 +30,14 @@ from transformers.models.phi.modeling_phi import PhiAttention
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from freemoe.tomoe.configs import (
+    ToMoEGemmaConfig,
+    ToMoELlamaConfig,
+    ToMoEMistralConfig,
+    ToMoEPhiConfig,
+    ToMoEQwen2Config,
+    ToMoEQwen3Config,
+)
 from freemoe.tomoe.modules import Attention, MixtureMLP, initialise
 
 FORMAT = 1
@@ -115,25 +117,11 @@ def _attention(base: type[nn.Module]) -> Any:
     return type(f"ToMoE{base.__name__}", (Attention, base), {"__module__": __name__})
 
 
-class ToMoELlamaConfig(LlamaConfig):
-    """Configuration of a converted Llama."""
-
-    model_type = "tomoe_llama"
-    tomoe: dict | None = None
-
-
 class ToMoELlamaForCausalLM(_Converted, LlamaForCausalLM):
     """A converted Llama."""
 
     config_class = ToMoELlamaConfig
     attention = _attention(LlamaAttention)
-
-
-class ToMoEMistralConfig(MistralConfig):
-    """Configuration of a converted Mistral."""
-
-    model_type = "tomoe_mistral"
-    tomoe: dict | None = None
 
 
 class ToMoEMistralForCausalLM(_Converted, MistralForCausalLM):
@@ -143,25 +131,11 @@ class ToMoEMistralForCausalLM(_Converted, MistralForCausalLM):
     attention = _attention(MistralAttention)
 
 
-class ToMoEQwen2Config(Qwen2Config):
-    """Configuration of a converted Qwen2."""
-
-    model_type = "tomoe_qwen2"
-    tomoe: dict | None = None
-
-
 class ToMoEQwen2ForCausalLM(_Converted, Qwen2ForCausalLM):
     """A converted Qwen2."""
 
     config_class = ToMoEQwen2Config
     attention = _attention(Qwen2Attention)
-
-
-class ToMoEQwen3Config(Qwen3Config):
-    """Configuration of a converted Qwen3."""
-
-    model_type = "tomoe_qwen3"
-    tomoe: dict | None = None
 
 
 class ToMoEQwen3ForCausalLM(_Converted, Qwen3ForCausalLM):
@@ -171,25 +145,11 @@ class ToMoEQwen3ForCausalLM(_Converted, Qwen3ForCausalLM):
     attention = _attention(Qwen3Attention)
 
 
-class ToMoEGemmaConfig(GemmaConfig):
-    """Configuration of a converted Gemma."""
-
-    model_type = "tomoe_gemma"
-    tomoe: dict | None = None
-
-
 class ToMoEGemmaForCausalLM(_Converted, GemmaForCausalLM):
     """A converted Gemma."""
 
     config_class = ToMoEGemmaConfig
     attention = _attention(GemmaAttention)
-
-
-class ToMoEPhiConfig(PhiConfig):
-    """Configuration of a converted Phi."""
-
-    model_type = "tomoe_phi"
-    tomoe: dict | None = None
 
 
 class ToMoEPhiForCausalLM(_Converted, PhiForCausalLM):

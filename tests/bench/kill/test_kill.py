@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -128,8 +129,21 @@ def test_a_run_that_fails_says_why(context: ForkServerContext, tmp_path: Path) -
     prepared = tmp_path / "text"
     prepare(prepared)
     (prepared / "text.jsonl").rename(tmp_path / "text.jsonl")
-    with pytest.raises(FreeMoEError, match=r"(?s)The run of 'trim' .* failed: .*exists already"):
+    with pytest.raises(FreeMoEError, match=r"(?s)The run of 'trim' .* failed with code 1: .*exists already"):
         run_in(context, "trim", tmp_path)
+
+
+def test_how_a_process_ended_is_never_lost(context: ForkServerContext, tmp_path: Path) -> None:
+    def ending(number: int) -> str:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(FreeMoEError, match=r"'nothing' in .* failed with code 1: [\s\S]*KeyError") as caught:
+            run_in(context, "nothing", folder)
+        return str(caught.value)
+
+    # Many threads start and await processes at once, as the benchmark's do.
+    with ThreadPoolExecutor(8) as pool:
+        assert len(list(pool.map(ending, range(40)))) == 40
 
 
 def test_an_ordinary_process_has_no_such_hook() -> None:

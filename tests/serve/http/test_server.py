@@ -9,7 +9,7 @@ import pytest
 
 from freemoe.core.errors import RecipeError
 from freemoe.serve.engine.requests import Limits
-from freemoe.serve.http.server import require_free
+from freemoe.serve.listening import require_free
 from tests.serve.conftest import alone, served
 from tests.serve.http.test_hostile import GOOD, TEXT, error_of
 

@@ -96,8 +96,19 @@ def test_settings_name_the_artefact_and_what_keeps_experts_apart(artefact: Path)
     assert json.loads(command[command.index("--hf-overrides") + 1]) == llm_arguments(artefact)["hf_overrides"]
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert command[-2:] == ["--port", "1"]
-    with pytest.raises(ArtifactError, match="not an artefact"):
-        serve_command(artefact.parent / "base")
+
+
+def test_a_plain_model_is_served_as_it_is_and_an_empty_folder_refused(artefact: Path, tmp_path: Path) -> None:
+    base = str(artefact.parent / "base")
+    assert llm_arguments(base) == {"model": base}
+    assert llm_arguments("owner/name") == {"model": "owner/name"}
+    command = serve_command(base)
+    assert command[command.index("--served-model-name") + 1] == "base"
+    assert "--scheduler-cls" not in command
+    with pytest.raises(ArtifactError, match="whole model"):
+        llm_arguments(base, "elsewhere")
+    with pytest.raises(ArtifactError, match="neither an artefact nor a model"):
+        serve_command(tmp_path)
 
 
 def test_registering_loads_nothing_of_ours_that_is_heavy() -> None:

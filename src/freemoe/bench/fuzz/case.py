@@ -36,7 +36,7 @@ KINDS.add("tasks", f"{_HERE}.tasks", "task files: JSONL, JSON, CSV, TSV, text")
 KINDS.add("artefacts", f"{_HERE}.artefacts", "artefacts of build and trim, their checksums made right again")
 KINDS.add("bases", f"{_HERE}.bases", "folders of base models: config, weights, tokenizer")
 KINDS.add("results", f"{_HERE}.results", "result files, and the tables and pages made of them")
-# Bodies of HTTP requests become a kind of their own, with a module and a row here, when there is a server.
+KINDS.add("requests", f"{_HERE}.requests", "bodies of HTTP requests to the server")
 
 Ending = Literal["refused", "accepted", "traceback", "hang", "crash", "wrong"]
 GOOD: tuple[Ending, ...] = ("refused", "accepted")

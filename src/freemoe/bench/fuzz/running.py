@@ -24,7 +24,7 @@ from freemoe.core.errors import RecipeError, VersionError
 CASES, QUICK = 10_000, 300
 """Of a whole run, and of a quick one."""
 
-SHARES = {"recipes": 30, "tasks": 30, "artefacts": 18, "flags": 10, "results": 8, "bases": 4}
+SHARES = {"recipes": 27, "tasks": 27, "artefacts": 17, "requests": 10, "flags": 9, "results": 7, "bases": 3}
 """Of the kinds, about in the order of what a case costs."""
 
 ROUND = 100

@@ -9,9 +9,11 @@ import json
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -29,6 +31,10 @@ FIRST_KEPT = -1
 
 NOTED = "events.json"
 _SAID = "said.txt"
+
+# Starting a process also looks whether others have ended, and how one ended can be read once: of two threads that look at the
+# same time one would be told 255.
+_LOOKING = threading.Lock()
 
 
 @contextmanager
@@ -66,12 +72,15 @@ def run_in(
         FreeMoEError: The run failed; with the end of what it said.
     """
     process = context.Process(target=_run, args=(system, str(folder), dies_at, noted))
-    process.start()
-    process.join()
+    with _LOOKING:
+        process.start()
+    wait([process.sentinel])
+    with _LOOKING:
+        process.join()
     code = process.exitcode or 0
     if code > 0:
         said = (folder / _SAID).read_text(encoding="utf-8", errors="replace").strip()
-        raise FreeMoEError(f"The run of {system!r} in {folder} failed: {said[-800:]}")
+        raise FreeMoEError(f"The run of {system!r} in {folder} failed with code {code}: {said[-800:]}")
     return code
 
 

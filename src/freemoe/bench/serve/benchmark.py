@@ -1,7 +1,11 @@
-"""T19: clients at a server with four experts over real HTTP, against transformers' generate, one request after the other."""
+"""T19: clients at a server with four experts over real HTTP, against transformers' generate, one request after the other.
+
+Where ``$FREEMOE_VLLM_PYTHON`` names a Python with vLLM, the same clients also ask vLLM, with four LoRA adapters on the same base.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Sequence
@@ -12,6 +16,7 @@ import torch
 
 from freemoe.bench.harness import Figure, Outcome, Settings, in_own_process
 from freemoe.bench.serve.material import NAMES, Wish, open_base, serving, wishes
+from freemoe.bench.serve.vllm_lora import python_with_vllm, vllm_serving
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.serve.engine.runner import SlotRunner
 
@@ -21,23 +26,27 @@ FASTER, STEADY = 3.0, 2.0
 
 def run(settings: Settings) -> Outcome:
     """Measure both sides in turns."""
+    python = python_with_vllm()
     moe = open_base(settings)
     several = CLIENTS[:2] if settings.quick else CLIENTS
     each, tokens = (1, 4) if settings.quick else (4, 48)
     experts = ["base", *NAMES]
-    details: dict[str, Any] = {"threads": torch.get_num_threads(), "clients": {}}
+    details: dict[str, Any] = {"threads": torch.get_num_threads(), "clients": {}, "vllm": {}}
     rounds: dict[int, list[dict[str, Any]]] = {clients: [] for clients in several}
+    rivals: dict[int, list[dict[str, Any]]] = {clients: [] for clients in several}
     singly: list[float] = []
-    with serving(moe, max(several)) as (url, engine), settings.progress.stage("serve", settings.rounds) as advance:
+    with contextlib.ExitStack() as stack, settings.progress.stage("serve", settings.rounds) as advance:
+        url, engine = stack.enter_context(serving(moe, max(several)))
+        other = stack.enter_context(vllm_serving(python, moe, max(several), engine.limits.context)) if python else None
         details["runner"] = type(engine.runner).__name__
         details["cache_bytes"] = 0
         for number in range(settings.rounds):
             singly.append(one_at_a_time(moe, wishes(moe, 4 * each, tokens, experts, settings.seed + number)))
             for clients in several:
-                asked = wishes(moe, clients * each, tokens, experts, settings.seed + number)
-                rounds[clients].append(
-                    in_own_process("freemoe.bench.serve.load", [url, clients, [astuple(wish) for wish in asked]])
-                )
+                asked = [astuple(w) for w in wishes(moe, clients * each, tokens, experts, settings.seed + number)]
+                rounds[clients].append(in_own_process("freemoe.bench.serve.load", [url, clients, asked]))
+                if other is not None:
+                    rivals[clients].append(in_own_process("freemoe.bench.serve.load", [other, clients, asked]))
             advance(1)
         if isinstance(engine.runner, SlotRunner):
             details["cache_bytes"] = engine.runner.cache.bytes
@@ -46,6 +55,9 @@ def run(settings: Settings) -> Outcome:
     for clients in several:
         figures += _times(clients, rounds[clients])
         details["clients"][clients] = [_summed(found) for found in rounds[clients]]
+        if other is not None:
+            figures.append(_against(clients, rounds[clients], rivals[clients]))
+            details["vllm"][clients] = [_summed(found) for found in rivals[clients]]
     return Outcome(tuple(figures), details)
 
 
@@ -72,6 +84,17 @@ def _speed(clients: int, found: list[dict[str, Any]], singly: list[float]) -> Fi
     note = f"{statistics.median(speeds):.0f} tokens/s over HTTP, {statistics.median(singly):.0f} by generate"
     name = f"tokens/s of {clients} client{'s' if clients > 1 else ''}, over one request at a time"
     return Figure(name, over, FASTER if clients == 16 else None, note=note)
+
+
+def _against(clients: int, found: list[dict[str, Any]], rival: list[dict[str, Any]]) -> Figure:
+    ours, theirs = ([one["tokens"] / one["seconds"] for one in side] for side in (found, rival))
+    first, between = (percentile(sorted(v for one in rival for v in one[kind]), 0.5) for kind in ("first", "between"))
+    return Figure(
+        f"tokens/s of {clients} client{'s' if clients > 1 else ''}, over vLLM with LoRA",
+        statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
+        note=f"{statistics.median(theirs):.0f} tokens/s by vLLM, first token p50 {1000 * first:.1f} ms, between tokens p50 "
+        f"{1000 * between:.1f} ms",
+    )
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -28,7 +28,7 @@ from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
 from freemoe.models.gates import left_out
 from freemoe.models.mask import Mask
-from freemoe.models.mixed.board import MixedBoard
+from freemoe.models.mixed.board import MixedBoard, Tiles
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.switching import switch_off
 from freemoe.models.weights import find_weights
@@ -114,6 +114,10 @@ class ExpertHost(torch.nn.Module, MixingHost):
         with self.expert(BASE):
             self.require(name)
             return self._mask(name)
+
+    def expert_tiles(self, name: str) -> Tiles | None:
+        """The bands of an expert that is nothing else, for kernels that make masks of them; None for any other."""
+        return self._experts[name].tiles(self._weights) if name in self._experts else None
 
     def _mask(self, name: str) -> Mask:
         """The same while the base is switched in."""
@@ -264,13 +268,17 @@ class ExpertHost(torch.nn.Module, MixingHost):
             if name not in self._experts:
                 raise unknown_name("expert", name, self.experts)
             known = list(self._experts)
-            standing_of(self.model).let_go(
-                self, lambda n: n == name or (n not in (BASE, *known) and name in (parse(n, known) or ((), ()))[1])
-            )
+
+            def gone(other: str) -> bool:
+                # Combinations with it are forgotten too.
+                return other == name or (other not in (BASE, *known) and name in (parse(other, known) or ((), ()))[1])
+
+            standing_of(self.model).let_go(self, gone)
+            for board in (self._board, self._mixed_board):
+                for other in filter(gone, board.known):
+                    board.forget(other)
             del self._experts[name]
             self._told.pop(name, None)
-            # Combinations with it are forgotten too.
-            self._on_board()
 
     def _require_free(self, names: Sequence[str]) -> None:
         taken = [n for n in names if n in self._experts or n in (BASE, AUTO)]

@@ -10,7 +10,7 @@ from typing import Any
 from freemoe.domain_experts.hosting.standing import Host, standing_of
 from freemoe.evals.engine.answering import BASE
 from freemoe.models.mask import Mask
-from freemoe.models.mixed.board import MixedBoard
+from freemoe.models.mixed.board import MixedBoard, Tiles
 from freemoe.models.mixed.cost import measure_costs
 from freemoe.models.mixed.running import Mixed, Strategy, running
 from freemoe.models.weights import Weight
@@ -32,6 +32,10 @@ class MixingHost(Host):
 
     def expert_mask(self, name: str) -> Mask:
         """Weights that an expert switches off."""
+        raise NotImplementedError
+
+    def expert_tiles(self, name: str) -> Tiles | None:
+        """The bands of an expert that is nothing else."""
         raise NotImplementedError
 
     @contextmanager
@@ -56,6 +60,7 @@ class MixingHost(Host):
                     self.model,
                     self._mixed_board,
                     mask_of=self.expert_mask,
+                    tiles_of=self.expert_tiles,
                     strategy=strategy,
                     rules=functools.partial(standing.rules, block),
                 ) as run:

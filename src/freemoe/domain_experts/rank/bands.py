@@ -24,6 +24,7 @@ from torch import Tensor
 
 from freemoe.core.threads import on_threads
 from freemoe.domain_experts.rank.importance import METRICS, check_finite, patch_scores, seeded, spread_patches
+from freemoe.kernels.sparse.bands import BandTile
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.weights import Weight
 from freemoe.recipes import BandSection
@@ -194,6 +195,30 @@ def mask_between(
         upper: ``(E, G)``, as for `inside`.
     """
     return spread(inside(band_scores(band, weight, norm), lower, upper), band, weight)
+
+
+def band_tile(
+    band: Band, weight: Weight, norm: Norm | None, lower: Tensor | None, upper: Tensor | None
+) -> BandTile | None:
+    """The same as a rule for kernels that make the mask while they read the weight; None where they do not know such a band.
+
+    Args: as for `mask_between`.
+    """
+    if band.metric not in ("wanda", "magnitude") or band.scope != "row" or band.patch != 1 or weight.fused:
+        return None
+    device = weight.device
+    if band.metric == "wanda":
+        assert norm is not None
+        scale = norm(weight.tap)[0].float().to(device)
+    else:
+        scale = torch.ones(weight.columns, device=device)
+
+    def end(column: Tensor | None) -> Tensor:
+        if column is None:
+            return torch.full((weight.rows,), -1, dtype=torch.int32, device=device)
+        return column.reshape(-1).to(device, torch.int32)
+
+    return BandTile(scale, end(lower), end(upper))
 
 
 def band_mask(band: Band, weights: Sequence[Weight], norm: Norm | None) -> Mask:

@@ -137,7 +137,7 @@ def products(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, st
     x = x.contiguous()
     if x.device.type != "cpu":
         y = torch.nn.functional.linear(x, weight)
-        take_out(x, weight, y, experts.addresses(x.device), *_lists(tokens.tobytes(), starts.tobytes(), x.device))
+        take_out(x, weight, y, experts.addresses(x.device), *lists_on(tokens.tobytes(), starts.tobytes(), x.device))
         return y
     loops = _loops()
     assert loops is not None, "ask loops_available first"
@@ -153,8 +153,8 @@ def products(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, st
 
 
 @lru_cache(maxsize=64)
-def _lists(tokens: bytes, starts: bytes, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens and their blocks where the kernel reads them: step after step they are the same."""
+def lists_on(tokens: bytes, starts: bytes, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens (n,) and their blocks (`blocks_of`) where a kernel reads them: step after step they are the same."""
     own = torch.from_numpy(np.frombuffer(tokens, np.int64).copy()).to(device)
     return own, blocks_of(np.frombuffer(starts, np.int64)).to(device)
 

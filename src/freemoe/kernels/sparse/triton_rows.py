@@ -1,4 +1,4 @@
-"""What experts have off, taken out of the products of their tokens on an accelerator."""
+"""Products of tokens whose experts have places or bands of a weight off, on an accelerator."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import Tensor
 
 TOKENS, PLACES = 16, 32
 """Sizes of a block: of tokens of one expert, of places that are looked up at once."""
+
+_TILE = (32, 64)
 
 
 @cache
@@ -60,3 +62,32 @@ def take_out(x: Tensor, weight: Tensor, y: Tensor, table: Tensor, tokens: Tensor
     assert loops is not None, "ask triton_available first"
     rows, columns = weight.shape
     loops.take_out[(rows, len(blocks))](x, weight, y, tokens, blocks, table, rows, columns, T=TOKENS, P=PLACES)
+
+
+def band_products(
+    x: Tensor, weight: Tensor, scales: Tensor, ends: tuple[Tensor, Tensor], tokens: Tensor, blocks: Tensor
+) -> Tensor:
+    """``x[tokens] @ weight.T`` in which a band of each row of the weight is off; which places that are is found in the tile.
+
+    Args:
+        x: (T, K), contiguous.
+        weight: (N, K) of the same type, contiguous.
+        scales: (G, K) float32: what |weight| is multiplied with, by expert.
+        ends: (G, N) int32 each: the columns at both ends of the bands; -1 where a band has none.
+        tokens: (n,) int64, the tokens of band experts, by expert.
+        blocks: From `blocks_of`.
+
+    Returns:
+        (n, N), in the order of ``tokens``.
+    """
+    loops = _loops()
+    assert loops is not None, "ask triton_available first"
+    rows, columns = weight.shape
+    y = x.new_empty(len(tokens), rows)
+    # Triton's interpreter cannot multiply bfloat16.
+    wide = x.dtype == torch.float32 or x.device.type == "cpu"
+    high, across = _TILE
+    loops.band_products[(-(-rows // high), len(blocks))](
+        x, weight, y, tokens, blocks, scales, *ends, rows, columns, T=TOKENS, N=high, K=across, WIDE=wide
+    )
+    return y

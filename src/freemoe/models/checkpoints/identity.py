@@ -200,8 +200,8 @@ def differences(told: Mapping[str, Any], seen: Mapping[str, Any], chat: bool = T
         found.append("it was made without a tokenizer")
     if then is not None and now is not None:
         names = [part for part in dict.fromkeys([*now, *then]) if chat or part != "chat template"]
-        # One that either does not say is no match: None is said of what a tokenizer does not have.
-        parts = [part for part in names if now.get(part, 0) != then.get(part, 1)]
+        # One that either does not say is no match, whatever the other says: None is said of what a tokenizer does not have.
+        parts = [part for part in names if not (part in now and part in then and now[part] == then[part])]
         if parts:
             found.append(f"another tokenizer (its {', '.join(parts)})")
     return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from freemoe.core.errors import DataError
+from freemoe.kernels.sparse import bands
 from freemoe.models.mask import Mask
 from freemoe.models.mixed.parts import Part
 from freemoe.models.weights import Weight
@@ -15,6 +16,9 @@ _LEAST_MOST = 1 << 30
 
 Parts = dict[str, Part]
 """Weight -> what is off of it; weights that an expert leaves alone are absent."""
+
+Tiles = Mapping[str, bands.BandTile]
+"""Weight -> the band of it that is off, where an expert is nothing but such bands."""
 
 
 class MixedBoard:
@@ -37,6 +41,11 @@ class MixedBoard:
     def __contains__(self, name: str) -> bool:
         return name in self._experts
 
+    @property
+    def known(self) -> list[str]:
+        """The experts that are held."""
+        return list(self._experts)
+
     def held_bytes(self, name: str) -> int:
         """Memory that is held for an expert, in bytes; 0 for one that was not used yet."""
         return sum(part.bytes for part in self._experts.get(name, {}).values())
@@ -58,12 +67,18 @@ class MixedBoard:
                 "them where they are. Use strategy='grouped', or load the base with --device auto or cpu."
             )
 
-    def use(self, names: Sequence[str], mask_of: Callable[[str], Mask]) -> dict[str, Parts]:
+    def use(
+        self,
+        names: Sequence[str],
+        mask_of: Callable[[str], Mask],
+        tiles_of: Callable[[str], Tiles | None] = lambda name: None,
+    ) -> dict[str, Parts]:
         """What the experts of a batch have off.
 
         Args:
             names: The experts, each once.
             mask_of: Makes the mask of one that is not known; the base must be untouched.
+            tiles_of: Its bands, where it is nothing else; asked first where a kernel makes masks of bands.
 
         Raises:
             DataError: An expert has fused experts of a mixture off, whose tokens come in another order.
@@ -71,14 +86,24 @@ class MixedBoard:
         found = {}
         for name in names:
             parts = self._experts.pop(name, None)
+            if parts is None:
+                parts = self._in_tiles(name, tiles_of) or self._learned(name, mask_of(name))
             # What was used last stands last.
-            self._experts[name] = found[name] = self._learned(name, mask_of(name)) if parts is None else parts
+            self._experts[name] = found[name] = parts
         held = {name: self.held_bytes(name) for name in self._experts}
         for oldest in [name for name in self._experts if name not in found]:
             if sum(held.values()) <= self._most_bytes:
                 break
             del self._experts[oldest], held[oldest]
         return found
+
+    def _in_tiles(self, name: str, tiles_of: Callable[[str], Tiles | None]) -> Parts | None:
+        if not all(weight.fused or bands.tiles_available(weight.parameter) for weight in self.weights.values()):
+            return None
+        tiles = tiles_of(name)
+        if not tiles or any(self.weights[key].layout != "rows" for key in tiles):
+            return None
+        return {key: Part.of_tile(tile, self.weights[key]) for key, tile in tiles.items()}
 
     def _learned(self, name: str, mask: Mask) -> Parts:
         fused = [key for key in mask if self.weights[key].fused]

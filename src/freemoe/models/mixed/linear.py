@@ -1,7 +1,7 @@
 """One linear whose rows act under different experts.
 
 Ways of leaving out what is scattered over a weight: ``loops`` walks through the places (`kernels.sparse`), ``scratch`` writes zeros
-into a copy of the weight that all linears share. Both leave the weight alone.
+into a copy of the weight that all linears share. Both leave the weight alone, as does the kernel that finds bands while it reads.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from freemoe.kernels.sparse import bands
 from freemoe.kernels.sparse import rows as sparse
 from freemoe.models.mixed.parts import Part
 from freemoe.models.mixed.rows import Assignment
@@ -33,6 +34,7 @@ class Plan:
         assignment: Of the batch.
         parts: Experts of the batch that have something off here.
         walked: Those of them of which something scattered is off, and their places for the loops; None where those cannot.
+        tiled: Those whose mask is made from a band's rule, and their bands.
     """
 
     weight: Weight
@@ -40,12 +42,18 @@ class Plan:
     assignment: Assignment
     parts: dict[str, Part]
     walked: tuple[tuple[str, ...], sparse.Experts | None]
+    tiled: tuple[tuple[str, ...], bands.BandTiles] | None = None
 
     @classmethod
     def of(cls, weight: Weight, module: nn.Module, assignment: Assignment, parts: dict[str, Part]) -> Plan:
         """Of a weight of which at least one expert has something off."""
         names = tuple(name for name, part in parts.items() if part.scattered)
-        return cls(weight, module, assignment, parts, (names, _experts(weight, [parts[name] for name in names])))
+        tiles = {name: part.tile for name, part in parts.items() if part.tile is not None}
+        return cls(
+            weight, module, assignment, parts,
+            (names, _experts(weight, [parts[name] for name in names])),
+            (tuple(tiles), bands.BandTiles.of(list(tiles.values()))) if tiles else None,
+        )  # fmt: skip
 
     def can_walk(self, x: Tensor) -> bool:
         """Whether the loops can multiply this input here."""
@@ -94,13 +102,16 @@ def mixed(plan: Plan, x: Tensor, base: Callable[[Tensor], Tensor], loops: bool, 
     flat = _without_columns(plan, flat)
     names, experts = plan.walked
     bias: Tensor | None = getattr(plan.module, "bias", None)
-    if not names:
+    if plan.tiled is not None and all(name in plan.tiled[0] for name in plan.assignment.of):
+        y = flat.new_empty(len(flat), plan.weight.rows, dtype=plan.weight.parameter.dtype)
+    elif not names:
         y = base(flat.view(x.shape)).reshape(len(flat), -1)
     elif loops and experts is not None and plan.can_walk(flat):
         y = sparse.products(flat, plan.weight.parameter.detach(), experts, *plan.assignment.lists(len(flat), names))
         y = y if bias is None else y.add_(bias)
     else:
         y = _by_copies(plan, flat, base, bias, scratch)
+    y = _with_bands(plan, flat, y, bias)
     return _without_rows(plan, y, bias).view(*x.shape[:-1], -1)
 
 
@@ -122,6 +133,20 @@ def _without_rows(plan: Plan, y: Tensor, bias: Tensor | None) -> Tensor:
         if part.rows is not None:
             own, off = plan.assignment.rows(len(y), name).to(y.device), part.rows.to(y.device)
             y[own[:, None], off] = 0 if bias is None else bias[off].to(y.dtype)
+    return y
+
+
+def _with_bands(plan: Plan, flat: Tensor, y: Tensor, bias: Tensor | None) -> Tensor:
+    """The output with the rows of band experts as they should be."""
+    if plan.tiled is None:
+        return y
+    names, tiles = plan.tiled
+    tokens, starts = plan.assignment.lists(len(flat), names)
+    own = plan.weight.parameter.detach()
+    multiply = bands.products if _plain(flat, plan.weight) else bands.reference
+    part = multiply(flat.to(own.device), own, tiles, tokens, starts)
+    part = part if bias is None else part.add_(bias)
+    y[torch.from_numpy(tokens).to(y.device)] = part.to(y)
     return y
 
 

@@ -1,7 +1,7 @@
 """What one expert has off of one weight, as a mixed forward pass uses it: whole rows and columns, and the places that are left.
 
 A whole column is a zero in the input, a whole row a zero in the output: neither needs the weight. What is left is walked through
-place by place, or written as zeros into a copy of the weight.
+place by place, or written as zeros into a copy of the weight. Of a band on an accelerator only the rule is held.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from freemoe.kernels.sparse.bands import BandTile
 from freemoe.kernels.sparse.rows import MOST_COLUMNS, Places
 from freemoe.models.mask import TensorMask
 from freemoe.models.weights import Weight
@@ -27,6 +28,7 @@ class Part:
         singles: All else, as a mask of the weight; None where there is nothing else.
         places: The same for the compiled loops instead, which hold less of a few.
         shape: (N, K).
+        tile: The rule of a band, in place of all of these.
     """
 
     rows: Tensor | None
@@ -34,19 +36,21 @@ class Part:
     singles: TensorMask | None
     places: Places | None
     shape: tuple[int, int]
+    tile: BandTile | None = None
+
+    @classmethod
+    def of_tile(cls, tile: BandTile, weight: Weight) -> Part:
+        """Of a band whose mask is made while the weight is read."""
+        return cls(None, None, None, None, (weight.rows, weight.columns), tile)
 
     @classmethod
     def of(cls, mask: TensorMask, weight: Weight) -> Part:
         """Of a mask of one dense weight."""
         shape = weight.rows, weight.columns
-        off = mask.bools().cpu().view(shape)
-        if mask.count < min(shape):
-            rows = columns = torch.zeros(0, dtype=torch.int64)
-        else:
-            rows, columns = off.all(1).nonzero().flatten(), off.all(0).nonzero().flatten()
+        rows, columns = _whole_lines(mask, shape)
         singles: TensorMask | None = mask
         if len(rows) or len(columns):
-            off = off.clone()
+            off = mask.bools().cpu().view(shape)
             off[rows] = False
             off[:, columns] = False
             left = TensorMask.of_bools(off)
@@ -59,7 +63,7 @@ class Part:
 
     @property
     def scattered(self) -> bool:
-        """Whether anything but whole rows and columns is off."""
+        """Whether places are off beside whole rows and columns."""
         return self.singles is not None or self.places is not None
 
     @property
@@ -68,7 +72,9 @@ class Part:
         lines = sum(8 * len(t) for t in (self.rows, self.columns) if t is not None)
         # Two names for the same places count once.
         others = {
-            id(held): held for held in (self.singles, self.places, self.__dict__.get("walked")) if held is not None
+            id(held): held
+            for held in (self.singles, self.places, self.__dict__.get("walked"), self.tile)
+            if held is not None
         }
         return lines + sum(held.bytes for held in others.values())
 
@@ -88,3 +94,20 @@ class Part:
         if self.places is None and self.singles is not None and self.shape[1] <= MOST_COLUMNS:
             return Places.of(self.indices(), *self.shape)
         return self.places
+
+
+def _whole_lines(mask: TensorMask, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """``(n,)`` int64 each: the rows and the columns of a matrix (N, K) that are off as a whole."""
+    if mask.count < min(shape):
+        return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+    if mask.bits is not None:
+        off = mask.bools().cpu().view(shape)
+        return off.all(1).nonzero().flatten(), off.all(0).nonzero().flatten()
+    # Few places are counted sooner than a whole matrix is looked through.
+    size, length = shape
+    places = mask.indices("cpu")
+    by_row, by_column = places // length, places % length
+    return (
+        (torch.bincount(by_row, minlength=size) == length).nonzero().flatten(),
+        (torch.bincount(by_column, minlength=length) == size).nonzero().flatten(),
+    )

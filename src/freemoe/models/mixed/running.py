@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from freemoe.core.errors import RecipeError
 from freemoe.models.hooks import instead
 from freemoe.models.mask import Mask
-from freemoe.models.mixed.board import MixedBoard, Parts
+from freemoe.models.mixed.board import MixedBoard, Parts, Tiles
 from freemoe.models.mixed.cost import known_cost
 from freemoe.models.mixed.linear import Plan, mixed
 from freemoe.models.mixed.rows import Assignment
@@ -34,6 +34,7 @@ class Mixed:
         strategy: ``fused`` leaves out what is off while it multiplies, ``scratch`` multiplies by masked copies of the weights,
             ``auto`` takes the quicker one for each size of input.
         rules: Whether the block's weights stand in the model now; while not, every linear does what it always does.
+        tiles_of: The bands of an expert by name, where it is nothing else, for kernels that make masks of them.
     """
 
     def __init__(
@@ -43,9 +44,11 @@ class Mixed:
         mask_of: Callable[[str], Mask],
         strategy: Strategy,
         rules: Callable[[], bool],
+        tiles_of: Callable[[str], Tiles | None] = lambda name: None,
     ) -> None:
         self.strategy: Strategy = strategy
-        self._board, self._mask_of, self._rules = board, mask_of, rules
+        self._board, self._rules = board, rules
+        self._mask_of, self._tiles_of = mask_of, tiles_of
         self._plans: dict[str, Plan] = {}
         self._names: tuple[str, ...] = ()
         # A server's batches come back to the same names.
@@ -68,7 +71,7 @@ class Mixed:
             UnknownNameError: One of them is no expert.
             DataError: One has fused experts of a mixture off; the names before stay assigned.
         """
-        parts = self._board.use(list(dict.fromkeys(names)), self._mask_of)
+        parts = self._board.use(list(dict.fromkeys(names)), self._mask_of, self._tiles_of)
         known, plans = self._known.get(tuple(names), ({}, {}))
         if known.keys() != parts.keys() or any(known[name] is not own for name, own in parts.items()):
             plans = self._planned(Assignment(names), parts)

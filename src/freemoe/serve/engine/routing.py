@@ -40,12 +40,21 @@ def require_router(host: Any) -> None:
         raise DataError(NO_ROUTER)
 
 
-def pick(host: Any, prompts: Sequence[Sequence[int]]) -> list[Picked]:
-    """What the router says of prompts, as `FreeMoE.generate_text` would take it."""
+def pick(host: Any, prompts: Sequence[Sequence[int]], known: Sequence[str] = ()) -> list[Picked]:
+    """What the router says of prompts, as `FreeMoE.generate_text` would take it.
+
+    Args:
+        host: Has the router.
+        prompts: Token ids.
+        known: Experts that can be asked for, on the host or not yet.
+    """
     require_router(host)
     found = []
     for ids in prompts:
         [(name, route)] = host.route(torch.tensor([list(ids)]))
+        # A prompt without tokens of its own has no confidence at all.
+        if name == BASE and route.subdomain in known and route.confidence > 0 and not host.router.abstains(route):
+            name = route.subdomain
         found.append(Picked(name, round(float(route.confidence), 6)))
     return found
 

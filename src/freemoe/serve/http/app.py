@@ -15,13 +15,14 @@ from starlette.responses import JSONResponse, Response
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.neutral import one_line
 from freemoe.core.version import __version__
+from freemoe.serve.catalogue import Experts, Loaded
 from freemoe.serve.engine.engine import Engine
 from freemoe.serve.http.completing import Completing
 from freemoe.serve.http.errors import SERVER, Said, said_of
 from freemoe.serve.http.gate import Gate
 from freemoe.serve.http.managing import Managing
 from freemoe.serve.http.metrics import CONTENT_TYPE, Metrics
-from freemoe.serve.http.preparing import Preparing, model_names
+from freemoe.serve.http.preparing import Preparing
 from freemoe.serve.http.reading import Bounds
 from freemoe.serve.page import page
 
@@ -46,28 +47,39 @@ def make_app(
         host: On which it listens.
     """
     bounds = bounds or Bounds()
+    return Gate(make_paths(engine, Loaded(engine), metrics, bounds, roots), metrics, bounds, key, host)
+
+
+def make_paths(engine: Engine, experts: Experts, metrics: Metrics, bounds: Bounds, roots: Sequence[Path]) -> FastAPI:
+    """The same for whoever has come in.
+
+    Args:
+        engine: Who writes.
+        experts: Those that can be asked for.
+        metrics: Counts.
+        bounds: Of requests.
+        roots: Folders below which experts may be loaded.
+    """
     app = FastAPI(title="freemoe", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    preparing = Preparing(engine, bounds)
+    preparing = Preparing(engine, experts, bounds)
     completing = Completing(engine, preparing, metrics, bounds)
-    managing = Managing(engine, preparing, roots, bounds)
+    managing = Managing(engine, experts, preparing, roots, bounds)
     began = int(time.time())
 
-    app.add_exception_handler(HTTPException, _no_such_path)
-    app.add_exception_handler(FreeMoEError, _failed)
-    app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(HTTPException, no_such_path)
+    app.add_exception_handler(FreeMoEError, failed)
+    app.add_exception_handler(Exception, failed)
 
     app.add_route("/v1/completions", completing.completions, ["POST"])
     app.add_route("/v1/chat/completions", completing.chat, ["POST"])
 
     @app.get("/v1/models")
     async def models() -> Any:
-        rows = [
-            {"id": name, "object": "model", "created": began, "owned_by": "freemoe"} for name in model_names(engine)
-        ]
+        rows = [{"id": name, "object": "model", "created": began, "owned_by": "freemoe"} for name in preparing.models]
         return {"object": "list", "data": rows}
 
     @app.get("/v1/freemoe/experts")
-    async def experts() -> Any:
+    async def listed() -> Any:
         return await managing.experts()
 
     @app.post("/v1/freemoe/experts")
@@ -83,7 +95,7 @@ def make_app(
         return await managing.route(request)
 
     _add_signs(app, engine, metrics)
-    return Gate(app, metrics, bounds, key, host)
+    return app
 
 
 def _add_signs(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
@@ -110,11 +122,13 @@ def _add_signs(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         return Response(page().body, headers=page().headers)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def failed(request: Request, error: Exception) -> Response:
+    """What is said of an error."""
     return said_of(error).response()
 
 
-async def _no_such_path(request: Request, error: Exception) -> Response:
+async def no_such_path(request: Request, error: Exception) -> Response:
+    """What is said where nothing answers."""
     assert isinstance(error, HTTPException)
     shown = f"{request.method} {one_line(request.url.path, 80)}"
     return Said(error.status_code, f"{shown}: {error.detail}.", code="unknown_path").response()

@@ -7,31 +7,14 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from freemoe.core.errors import RecipeError
 from freemoe.core.neutral import one_line
 from freemoe.serve.http.errors import Said
 from freemoe.serve.http.metrics import Metrics
 from freemoe.serve.http.reading import Bounds
+from freemoe.serve.listening import LOOPBACK
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OPEN = ("/", "/health", "/ready")
 """Paths that need no key: they say nothing but that the server is there."""
-
-
-def require_key(host: str, key: str | None) -> None:
-    """Raise for a server that others could reach without a key.
-
-    Raises:
-        RecipeError: Also for a key that no header can carry.
-    """
-    if key is None:
-        if host not in LOOPBACK:
-            raise RecipeError(
-                f"--host {host} can be reached by others, so the server needs a key: --api-key KEY, or better FREEMOE_API_KEY in the "
-                "environment. Without one it listens on 127.0.0.1 alone."
-            )
-    elif len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key:
-        raise RecipeError("The API key has to be 8 or more printable ASCII characters without spaces.")
 
 
 class Gate:

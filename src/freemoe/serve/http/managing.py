@@ -11,11 +11,12 @@ from starlette.requests import Request
 
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.neutral import one_line
+from freemoe.serve.catalogue import Experts
 from freemoe.serve.engine.engine import Engine
-from freemoe.serve.engine.routing import pick, probabilities, require_router
+from freemoe.serve.engine.routing import probabilities, require_router
 from freemoe.serve.http.bodies import LoadBody, RouteBody
 from freemoe.serve.http.errors import RequestError
-from freemoe.serve.http.preparing import Preparing, expert_of
+from freemoe.serve.http.preparing import Preparing
 from freemoe.serve.http.reading import Bounds, read_body
 
 
@@ -24,30 +25,34 @@ class Managing:
 
     Args:
         engine: Whose experts.
+        experts: Those that can be asked for.
         preparing: Makes tokens.
         roots: Folders below which (or which themselves) experts may be loaded.
         bounds: Of requests.
     """
 
-    def __init__(self, engine: Engine, preparing: Preparing, roots: Sequence[Path], bounds: Bounds) -> None:
-        self._engine, self._preparing, self._bounds = engine, preparing, bounds
+    def __init__(
+        self, engine: Engine, experts: Experts, preparing: Preparing, roots: Sequence[Path], bounds: Bounds
+    ) -> None:
+        self._engine, self._experts, self._preparing, self._bounds = engine, experts, preparing, bounds
         self._roots = [root.resolve() for root in roots]
-        self._kept: tuple[tuple[str, ...], list[dict[str, Any]]] | None = None
+        self._kept: tuple[tuple[int, list[str]], list[dict[str, Any]]] | None = None
 
     async def experts(self) -> dict[str, Any]:
         """``GET /v1/freemoe/experts``: each with what it switches off and what its build measured."""
-        names = tuple(self._engine.experts)
-        if self._kept is None or self._kept[0] != names:
+        state = self._experts.changes, self._experts.names
+        if self._kept is None or self._kept[0] != state:
+            for name in state[1]:
+                await self._experts.bring(name)
             rows = await asyncio.wrap_future(self._engine.call(self._rows))
-            self._kept = names, rows
+            self._kept = state, [rows[name] for name in state[1] if name in rows]
         return {"object": "list", "data": self._kept[1]}
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> dict[str, dict[str, Any]]:
         host = self._engine.host
         summary = getattr(host, "expert_summary", None)
-        if summary is None:
-            return [{"object": "freemoe.expert", "name": name} for name in host.experts]
-        return [{"object": "freemoe.expert", **row} for row in summary() if row["name"] in self._engine.experts]
+        rows = [{"name": name} for name in host.experts] if summary is None else summary()
+        return {row["name"]: {"object": "freemoe.expert", **row} for row in rows}
 
     async def load(self, request: Request) -> dict[str, Any]:
         """``POST /v1/freemoe/experts``: the names under which its experts can be asked for now."""
@@ -55,9 +60,8 @@ class Managing:
         if body.place is None:
             raise RequestError(400, "Name the artefact's folder as path.", param="path")
         folder = self._allowed(body.place)
-        host = self._engine.host
         try:
-            names = await asyncio.wrap_future(self._engine.call(lambda: host.load_expert(folder, prefix=body.prefix)))
+            names = await self._experts.load(folder, body.prefix)
         except FreeMoEError as error:
             # What is said of files names them in full, which is nobody's business over HTTP.
             said = str(error).replace(str(folder), body.place)
@@ -89,8 +93,7 @@ class Managing:
 
     async def drop(self, name: str) -> dict[str, Any]:
         """``DELETE /v1/freemoe/experts/NAME``: nobody can ask for it any more; who did gets the answer."""
-        future = self._engine.drop(expert_of(self._engine, name))
-        await asyncio.wrap_future(future)
+        await self._experts.drop(self._preparing.expert_of(name))
         return {"object": "freemoe.expert", "name": name, "deleted": True}
 
     async def route(self, request: Request) -> dict[str, Any]:
@@ -106,9 +109,8 @@ class Managing:
         require_router(host)
         # What the router reads is bounded like any prompt.
         ids = ids[: self._engine.limits.context]
-        picked, rows = await asyncio.wrap_future(
-            self._engine.call(lambda: (pick(host, [ids])[0], probabilities(host, ids)))
-        )
+        [picked] = await self._preparing.pick([ids])
+        rows = await asyncio.wrap_future(self._engine.call(lambda: probabilities(host, ids)))
         return {
             "expert": picked.expert,
             "confidence": picked.confidence,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from freemoe.core.registry import unknown_name
 from freemoe.evals.engine.answering import AUTO, BASE, require_tokenizer, text_ids
 from freemoe.evals.engine.sampling import Sampling
+from freemoe.serve.catalogue import Experts
 from freemoe.serve.engine.engine import Engine, require_fit
 from freemoe.serve.engine.requests import Ask, ContextError
 from freemoe.serve.engine.routing import Picked, pick, require_router
@@ -37,14 +38,23 @@ class Prompt:
     picked: Picked
 
 
-def model_names(engine: Engine) -> list[str]:
-    """What ``model`` can be; unions ``base:a+b`` and intersections ``base:a&b`` of experts beside them."""
-    auto = [AUTO] if getattr(engine.host, "router", None) is not None else []
-    return [BASE, *auto, *(PREFIX + name for name in engine.experts)]
+def model_names(experts: Sequence[str], auto: bool) -> list[str]:
+    """What ``model`` can be; unions ``base:a+b`` and intersections ``base:a&b`` of experts beside them.
+
+    Args:
+        experts: Names of those that can be asked for.
+        auto: Whether there is a router.
+    """
+    return [BASE, *([AUTO] if auto else []), *(PREFIX + name for name in experts)]
 
 
-def expert_of(engine: Engine, model: str) -> str:
+def expert_of(model: str, experts: Sequence[str], auto: bool) -> str:
     """The expert, or ``auto``, that a model's name means: ``base``, ``auto``, ``base:math``, ``math``, ``base:math+code``.
+
+    Args:
+        model: The name.
+        experts: Names of those that can be asked for.
+        auto: Whether there is a router.
 
     Raises:
         RequestError: There is no such model.
@@ -52,12 +62,12 @@ def expert_of(engine: Engine, model: str) -> str:
     name = model.removeprefix(PREFIX).strip()
     if name == AUTO:
         return AUTO
-    if name not in (BASE, *engine.experts):
+    if name not in (BASE, *experts):
         for sign in "+&":
             parts = [part.strip() for part in name.split(sign)]
-            if len(parts) > 1 and all(part in engine.experts for part in parts):
+            if len(parts) > 1 and all(part in experts for part in parts):
                 return sign.join(sorted(set(parts)))
-        error = unknown_name("model", model, model_names(engine), "Experts are combined as base:a+b.")
+        error = unknown_name("model", model, model_names(experts, auto), "Experts are combined as base:a+b.")
         raise RequestError(404, str(error), param="model", code="model_not_found")
     return name
 
@@ -67,13 +77,27 @@ class Preparing:
 
     Args:
         engine: Who will answer.
+        experts: Those that can be asked for.
         bounds: Of requests.
     """
 
-    def __init__(self, engine: Engine, bounds: Bounds) -> None:
-        self._engine, self._bounds = engine, bounds
+    def __init__(self, engine: Engine, experts: Experts, bounds: Bounds) -> None:
+        self._engine, self._experts, self._bounds = engine, experts, bounds
         # One thread: a tokenizer is not made for several that change its settings.
         self._pool = ThreadPoolExecutor(1, "freemoe tokens")
+
+    @property
+    def models(self) -> list[str]:
+        """What ``model`` can be."""
+        return model_names(self._experts.names, self._has_router)
+
+    def expert_of(self, model: str) -> str:
+        """See `expert_of`."""
+        return expert_of(model, self._experts.names, self._has_router)
+
+    @property
+    def _has_router(self) -> bool:
+        return getattr(self._engine.host, "router", None) is not None
 
     async def _aside(self, work: Callable[[], Found]) -> Found:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -135,15 +159,26 @@ class Preparing:
             )
 
     async def _picked(self, model: str, prompts: list[tuple[int, ...]]) -> list[Prompt]:
-        name = expert_of(self._engine, model)
+        name = self.expert_of(model)
         for ids in prompts:
             require_fit(Ask(ids, name, 0), self._engine.limits.context)
         if name != AUTO:
+            await self._experts.bring(name)
             return [Prompt(ids, Picked(name)) for ids in prompts]
-        host = self._engine.host
-        require_router(host)
-        picked = await asyncio.wrap_future(self._engine.call(lambda: pick(host, prompts)))
+        picked = await self.pick(prompts)
+        for expert in dict.fromkeys(one.expert for one in picked):
+            await self._experts.bring(expert)
         return [Prompt(ids, one) for ids, one in zip(prompts, picked, strict=True)]
+
+    async def pick(self, prompts: Sequence[Sequence[int]]) -> list[Picked]:
+        """What the router says of prompts.
+
+        Raises:
+            DataError: There is none.
+        """
+        host, known = self._engine.host, self._experts.names
+        require_router(host)
+        return await asyncio.wrap_future(self._engine.call(lambda: pick(host, prompts, known)))
 
     def asks(self, body: CompletionBody | ChatBody, prompts: Sequence[Prompt]) -> list[Ask]:
         """What the engine is asked: the answers to the first prompt, then those to the second ..."""

@@ -49,7 +49,7 @@ async def read_json_body(request: Request, bounds: Bounds) -> Any:
             415,
             f"The body is {one_line(kind, 80) or 'of no type'!r}; send JSON with the header Content-Type: application/json.",
         )
-    raw = await _read(request, bounds)
+    raw = await read_bytes(request, bounds)
     try:
         return parse_json(raw.decode(), "the body")
     except UnicodeDecodeError as error:
@@ -58,7 +58,12 @@ async def read_json_body(request: Request, bounds: Bounds) -> Any:
         raise RequestError(400, str(error), code="invalid_json") from None
 
 
-async def _read(request: Request, bounds: Bounds) -> bytes:
+async def read_bytes(request: Request, bounds: Bounds) -> bytes:
+    """A body as it came.
+
+    Raises:
+        RequestError: It is too large or too slow.
+    """
     too_large = RequestError(
         413, f"The body has more than {byte_text(bounds.bytes)}, the most that is read.", code="body_too_large"
     )

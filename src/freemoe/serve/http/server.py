@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -40,6 +39,10 @@ class Server(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                # Not whichever is installed: limits on headers are h11's.
+                http="h11",
+                loop="asyncio",
+                ws="none",
                 lifespan="off",
                 timeout_graceful_shutdown=_LAST_WORDS,
                 timeout_keep_alive=30,
@@ -87,20 +90,3 @@ class Server(uvicorn.Server):
             self.should_exit = True
             thread.join(timeout)
             self.engine.stop()
-
-
-def require_free(host: str, port: int) -> None:
-    """Raise where nothing can listen.
-
-    Raises:
-        RecipeError: With what the system says.
-    """
-    try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind, protocol) as found:
-                found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                found.bind(address)
-    except (OSError, OverflowError) as error:
-        raise RecipeError(
-            f"Nothing can listen on --host {host} --port {port}: {error}. Choose another port, or end what listens there."
-        ) from None

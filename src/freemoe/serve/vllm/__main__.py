@@ -1,4 +1,4 @@
-"""``python -m freemoe.serve.vllm ARTEFACT [--base FOLDER] [vLLM's own options]``: vLLM's OpenAI server with an artefact's experts."""
+"""``python -m freemoe.serve.vllm ARTEFACT [--base FOLDER] [vLLM's own options]``: vLLM's OpenAI server for a folder of ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> None:
     import os
 
     parser = argparse.ArgumentParser(prog="python -m freemoe.serve.vllm", description=__doc__, allow_abbrev=False)
-    parser.add_argument("artefact", help="folder that freemoe build wrote")
+    parser.add_argument("artefact", help="folder that freemoe build, convert or trim wrote, or a plain model")
     parser.add_argument("--base", help="folder of the base; what the artefact names if absent")
     given, more = parser.parse_known_args(arguments)
     try:

@@ -1,16 +1,21 @@
-"""How vLLM is told of an artefact: arguments of ``vllm.LLM``, and the same for its server."""
+"""How vLLM is told of a folder: arguments of ``vllm.LLM``, and the same for its server."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from freemoe.core.artifacts import entry, read_manifest
 from freemoe.core.errors import ArtifactError
-from freemoe.results.build import KIND
+from freemoe.core.files import MANIFEST
+from freemoe.core.untrusted import read_json
+from freemoe.hookmoe.artefact_files import KIND as TRIMMED
+from freemoe.hookmoe.artefact_files import read_config
+from freemoe.results.build import KIND as EXPERTS
+from freemoe.results.convert import KIND as CONVERTED
 
 BASE = "base"
 """Name of the untouched base, as a model and as an expert."""
@@ -20,6 +25,21 @@ METHOD = "freemoe"
 
 FOLDER = "experts"
 """Where our entry of the config has the artefact's folder."""
+
+CONVERTIBLE = {
+    "tomoe_llama": "Llama",
+    "tomoe_mistral": "Mistral",
+    "tomoe_qwen2": "Qwen2",
+    "tomoe_qwen3": "Qwen3",
+    "tomoe_gemma": "Gemma",
+}
+"""Model type of a converted model that vLLM can serve -> how its family is called in our classes; of Phi vLLM has no class."""
+
+TRIMMABLE = {"mixtral": "Mixtral", "olmoe": "Olmoe", "qwen3_moe": "Qwen3Moe"}
+"""Family of a trimmed mixture that vLLM can serve -> how it is called in our classes."""
+
+TRIMMED_FOLDER = "freemoe_trimmed"
+"""Where a trimmed mixture's folder stands in the config of its base."""
 
 _ROOM = "freemoe.serve.vllm"
 WORKER = f"{_ROOM}.worker.ExpertWorker"
@@ -35,29 +55,39 @@ def expert_names(artefact: str | Path) -> list[str]:
         ArtifactError: The folder is no artefact, damaged, or holds another kind.
     """
     manifest = read_manifest(artefact)
-    if manifest.get("kind") != KIND:
+    if manifest.get("kind") != EXPERTS:
         raise ArtifactError(
-            f"{str(artefact)!r} holds {manifest.get('kind')!r}, and experts per request are served of {KIND!r}. Give the "
+            f"{str(artefact)!r} holds {manifest.get('kind')!r}, and experts per request are served of {EXPERTS!r}. Give the "
             "folder that freemoe build wrote."
         )
     return [str(one["name"]) for one in entry(manifest, "experts", list, artefact)]
 
 
-def llm_arguments(artefact: str | Path, base: str | Path | None = None) -> dict[str, Any]:
-    """Arguments of ``vllm.LLM`` with which its requests may name an expert: ``LLM(**llm_arguments(artefact))``.
+def llm_arguments(folder: str | Path, base: str | Path | None = None) -> dict[str, Any]:
+    """Arguments of ``vllm.LLM`` for what a command of freemoe wrote: ``LLM(**llm_arguments(folder))``.
 
-    A request names it by ``SamplingParams(extra_args={"expert": NAME})``; without one, or with ``base``, it is the base's.
+    Of domain experts a request names one by ``SamplingParams(extra_args={"expert": NAME})``; without one, or with ``base``, it is the
+    base's.
 
     Args:
-        artefact: Folder that ``freemoe build`` wrote.
+        folder: What ``freemoe build``, ``convert`` or ``trim`` wrote; or a plain model, a folder or a name of the hub.
         base: Folder of the base; what the artefact names if absent.
 
     Raises:
-        ArtifactError: The folder is no artefact, damaged, or holds another kind.
+        ArtifactError: The artefact is damaged, of a kind or a family that vLLM cannot be told of, or a whole model is to be put on a
+            base.
     """
-    expert_names(artefact)
-    named = str(base or read_manifest(artefact, check=False)["base_model_name_or_path"])
-    own = {"quant_method": METHOD, FOLDER: str(Path(artefact).resolve())}
+    kind = _kind(folder)
+    if kind in (None, CONVERTED):
+        if base is not None:
+            raise ArtifactError(f"{str(folder)!r} is a whole model, which is put on no base. Leave the base out.")
+        return {"model": str(folder)} if kind is None else _converted(folder)
+    manifest = read_manifest(folder)
+    named = str(base or manifest.get("base_model_name_or_path"))
+    if kind == TRIMMED:
+        return _trimmed(Path(folder), manifest, named)
+    expert_names(folder)
+    own = {"quant_method": METHOD, FOLDER: str(Path(folder).resolve())}
     return {
         "model": named,
         "hf_overrides": {"quantization_config": own},
@@ -69,21 +99,61 @@ def llm_arguments(artefact: str | Path, base: str | Path | None = None) -> dict[
     }
 
 
-def serve_command(artefact: str | Path, base: str | Path | None = None, more: Sequence[str] = ()) -> list[str]:
-    """The command that starts vLLM's OpenAI server, whose models are ``base`` and ``base:NAME`` for every expert.
+def _converted(folder: str | Path) -> dict[str, Any]:
+    read_manifest(folder)
+    model_type = read_json(Path(folder) / "config.json").get("model_type")
+    if model_type not in CONVERTIBLE:
+        raise ArtifactError(
+            f"{str(folder)!r} is of the model_type {model_type!r}, and vLLM can serve {', '.join(CONVERTIBLE)}. Serve it with "
+            "freemoe's own engine."
+        )
+    return {"model": str(folder), "enforce_eager": True}
 
-    Args:
-        artefact: Folder that ``freemoe build`` wrote.
-        base: Folder of the base; what the artefact names if absent.
-        more: More options of vLLM's server, as on its command line; the last of two that disagree counts.
+
+def _trimmed(folder: Path, manifest: Mapping[str, Any], base: str) -> dict[str, Any]:
+    family = read_config(folder, manifest)["family"]
+    if family not in TRIMMABLE:
+        raise ArtifactError(
+            f"{str(folder)!r} is a trimmed mixture of the family {family!r}, and vLLM can serve {', '.join(TRIMMABLE)}. Serve it with "
+            "freemoe's own engine."
+        )
+    own = {"architectures": [f"Trimmed{TRIMMABLE[family]}ForCausalLM"], TRIMMED_FOLDER: str(folder.resolve())}
+    return {"model": base, "hf_overrides": own, "enforce_eager": True}
+
+
+def served_names(folder: str | Path) -> list[str]:
+    """What a request can name as its model, by the names that freemoe's own server has; of a trimmed mixture not its base.
 
     Raises:
-        ArtifactError: The folder is no artefact, damaged, or holds another kind.
+        ArtifactError: As `expert_names`.
     """
-    served = [BASE, *(f"{BASE}:{name}" for name in expert_names(artefact))]
-    given = llm_arguments(artefact, base) | {"served_model_name": served, "middleware": NAMES, "host": "127.0.0.1"}
+    kind = _kind(folder)
+    if kind is None:
+        return [BASE]
+    if kind == TRIMMED:
+        return [f"{BASE}:trimmed"]
+    return [BASE, *(f"{BASE}:{name}" for name in ([CONVERTED] if kind == CONVERTED else expert_names(folder)))]
+
+
+def serve_command(
+    folder: str | Path, base: str | Path | None = None, more: Sequence[str] = (), python: str = sys.executable
+) -> list[str]:
+    """The command that starts vLLM's OpenAI server, whose models are `served_names`.
+
+    Args:
+        folder: As `llm_arguments`.
+        base: Folder of the base; what the artefact names if absent.
+        more: More options of vLLM's server, as on its command line; the last of two that disagree counts.
+        python: Of the environment in which vLLM lives.
+
+    Raises:
+        ArtifactError: As `llm_arguments`.
+    """
+    given = llm_arguments(folder, base) | {"served_model_name": served_names(folder), "host": "127.0.0.1"}
+    if "worker_cls" in given:
+        given["middleware"] = NAMES
     # "vllm serve" looks for a distribution called vllm, and the CPU's is called otherwise.
-    found = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    found = [python, "-m", "vllm.entrypoints.openai.api_server"]
     for name, value in given.items():
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
@@ -93,3 +163,15 @@ def serve_command(artefact: str | Path, base: str | Path | None = None, more: Se
         else:
             found += [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
     return [*found, *more]
+
+
+def _kind(folder: str | Path) -> str | None:
+    """The kind of an artefact; None of a plain model."""
+    if not (Path(folder) / MANIFEST).is_file():
+        if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
+            raise ArtifactError(
+                f"{str(folder)!r} is neither an artefact nor a model: it has no {MANIFEST} and no config.json. Give what freemoe "
+                "build, convert or trim wrote, or the folder of a model."
+            )
+        return None
+    return str(read_manifest(folder, check=False).get("kind"))

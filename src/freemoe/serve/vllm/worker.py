@@ -12,8 +12,8 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.platforms import current_platform
 
 from freemoe.compat.vllm import around_steps
-from freemoe.core.errors import RecipeError
 from freemoe.serve.vllm.linears import ExpertLinear
+from freemoe.serve.vllm.models.plain import require_plain
 from freemoe.serve.vllm.requests import BASE, expert_of
 from freemoe.serve.vllm.step import now, tokens_of
 
@@ -32,7 +32,9 @@ class ExpertWorker(Worker):
 
     def init_device(self) -> None:
         """Refuse what experts cannot do with, then as vLLM does."""
-        _require_plain(self.vllm_config)
+        require_plain(
+            self.vllm_config, "Experts per request", "merge one expert into a checkpoint (freemoe merge) and serve that"
+        )
         super().init_device()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -118,20 +120,3 @@ def _held(module: Any, packed: dict[str, list[str]]) -> Any:
         # One matrix in the base as well.
         names, sizes = [own], [sum(sizes)]
     return Fused([(f"{path}.{n}.weight", rows) for n, rows in zip(names, sizes, strict=True)], module.weight.shape[1])
-
-
-def _require_plain(config: Any) -> None:
-    parallel = config.parallel_config
-    world = parallel.tensor_parallel_size * parallel.pipeline_parallel_size * parallel.data_parallel_size
-    refused = {
-        f"a model over {world} workers (tensor, pipeline or data parallel)": world > 1,
-        "speculative decoding": config.speculative_config is not None,
-        "LoRA adapters": config.lora_config is not None,
-        "keys and values from elsewhere (kv_transfer_config)": config.kv_transfer_config is not None,
-        "CUDA graphs": not config.model_config.enforce_eager and not current_platform.is_cpu(),
-    }
-    if wrong := [what for what, asked in refused.items() if asked]:
-        raise RecipeError(
-            f"Experts per request do not go with {' and '.join(wrong)}: masks are of whole weights in one worker that runs "
-            "eagerly. Leave it out, or merge one expert into a checkpoint (freemoe merge) and serve that."
-        )

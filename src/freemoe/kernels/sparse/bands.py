@@ -1,0 +1,101 @@
+"""Products of tokens whose experts switch off a band of every row's ranking by |W| * scale: the mask is made while W is read.
+
+Nothing is held of such an expert but the scales of the columns and two columns per row (`domain_experts.rank.bands`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freemoe.kernels.sparse import rows
+from freemoe.kernels.sparse.triton_rows import band_products
+
+
+@dataclass(frozen=True, eq=False)
+class BandTile:
+    """The band of one weight (N, K): from the place at ``low`` up to the one at ``high`` of each row's ascending ranking.
+
+    Attributes:
+        scale: ``(K,)`` float32, what |W| is multiplied with.
+        low: ``(N,)`` int32: the column of the first place inside; -1: the ranking's bottom.
+        high: ``(N,)`` int32: the column of the first place above; -1: its top.
+    """
+
+    scale: Tensor
+    low: Tensor
+    high: Tensor
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes."""
+        return sum(t.numel() * t.element_size() for t in (self.scale, self.low, self.high))
+
+    def off(self, weight: Tensor) -> Tensor:
+        """``(N, K)`` bool: what of the weight is off; equal scores stand in the order of their columns."""
+        scores = weight.float().abs() * self.scale.to(weight.device)
+        columns = torch.arange(scores.shape[1], device=weight.device)
+
+        def reached(end: Tensor, without: bool) -> Tensor:
+            at = end.to(weight.device).long()[:, None]
+            edge = scores.gather(1, at.clamp(min=0))
+            return torch.where(at < 0, without, (scores > edge) | ((scores == edge) & (columns >= at)))
+
+        return reached(self.low, True) & ~reached(self.high, False)
+
+
+@dataclass(frozen=True, eq=False)
+class BandTiles:
+    """The bands of several experts of one weight.
+
+    Attributes:
+        tiles: One for each.
+        scales: ``(G, K)``.
+        ends: ``(G, N)`` each.
+    """
+
+    tiles: tuple[BandTile, ...]
+    scales: Tensor
+    ends: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, tiles: Sequence[BandTile]) -> BandTiles:
+        """In this order."""
+        low, high = (torch.stack([getattr(tile, end) for tile in tiles]) for end in ("low", "high"))
+        return cls(tuple(tiles), torch.stack([tile.scale for tile in tiles]), (low, high))
+
+
+def tiles_available(weight: Tensor) -> bool:
+    """Whether a compiled kernel makes bands' masks of this weight."""
+    return weight.device.type == "cuda" and weight.is_contiguous() and rows.loops_available(weight.dtype, "cuda")
+
+
+def products(x: Tensor, weight: Tensor, bands: BandTiles, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
+    """``x[tokens] @ weight.T`` without what the tokens' experts have off.
+
+    Args:
+        x: (T, K) of the weight's type.
+        weight: (N, K), for which there are `tiles_available`.
+        bands: G of them.
+        tokens: (n,) int64, expert by expert.
+        starts: (G + 1,) int64: where in ``tokens`` each expert's begin.
+
+    Returns:
+        (n, N), in the order of ``tokens``.
+    """
+    own, blocks = rows.lists_on(tokens.tobytes(), starts.tobytes(), x.device)
+    return band_products(x.contiguous(), weight, bands.scales, bands.ends, own, blocks)
+
+
+def reference(x: Tensor, weight: Tensor, bands: BandTiles, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
+    """As `products`, by a masked copy of the weight for every expert."""
+    found = []
+    for number, tile in enumerate(bands.tiles):
+        own = torch.from_numpy(tokens[starts[number] : starts[number + 1]]).to(x.device)
+        masked = weight.masked_fill(tile.off(weight), 0)
+        found.append(torch.nn.functional.linear(x[own].to(weight.dtype), masked))
+    return torch.cat(found)

@@ -1,0 +1,1 @@
+"""The server as replicas behind one address, by Ray Serve."""

@@ -1,0 +1,181 @@
+"""The ingress: it lets requests in, reads them, and passes them on to the replicas, with the catalogue of experts in force."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from freemoe.core.errors import FreeMoEError
+from freemoe.serve.catalogue import Catalogue
+from freemoe.serve.http.app import failed, no_such_path
+from freemoe.serve.http.errors import SERVER, Said
+from freemoe.serve.http.gate import Gate
+from freemoe.serve.http.metrics import CONTENT_TYPE, Metrics
+from freemoe.serve.http.preparing import PREFIX
+from freemoe.serve.http.reading import Bounds, read_bytes
+from freemoe.serve.page import page
+from freemoe.serve.ray import counts
+from freemoe.serve.ray.forwarding import Forwarded, said_of_lost
+from freemoe.serve.ray.passing import Asked
+
+log = logging.getLogger(__name__)
+
+_SECONDS = 5.0
+"""In which replicas say how they are."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """Who may come in, and what there is at first.
+
+    Attributes:
+        catalogue: Experts that can be asked for from the start.
+        bounds: Of requests.
+        key: That has to be shown; None for none.
+        host: On which the server listens.
+    """
+
+    catalogue: Catalogue
+    bounds: Bounds
+    key: str | None
+    host: str
+
+
+class Ingress:
+    """The one process behind the address. It has no model: replicas answer, and it has what they have in common.
+
+    Args:
+        replicas: A handle of Ray Serve to all of them.
+        door: Who may come in.
+    """
+
+    def __init__(self, replicas: Any, door: Door) -> None:
+        self._replicas, self._bounds = replicas, door.bounds
+        self._catalogue = door.catalogue
+        self._changing = asyncio.Lock()
+        self._remembers = False
+        self._there = 0.0, 0
+        self._metrics = Metrics()
+        routes = [
+            Route("/", self.start),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/metrics", self.numbers),
+            Route("/v1/models", self.forward),
+            Route("/v1/completions", self.forward, methods=["POST"]),
+            Route("/v1/chat/completions", self.forward, methods=["POST"]),
+            Route("/v1/freemoe/route", self.forward, methods=["POST"]),
+            Route("/v1/freemoe/experts", self.forward),
+            Route("/v1/freemoe/experts", self.load, methods=["POST"]),
+            Route("/v1/freemoe/experts/{name:path}", self.drop, methods=["DELETE"]),
+        ]
+        failures = {HTTPException: no_such_path, FreeMoEError: failed, Exception: failed}
+        app = Starlette(routes=routes, exception_handlers=failures)  # pyright: ignore[reportArgumentType]
+        self._gate = Gate(app, self._metrics, door.bounds, door.key, door.host)
+
+    def __serve_build_asgi_app__(self) -> Gate:
+        """What Ray Serve runs."""
+        return self._gate
+
+    async def forward(self, request: Request) -> Response:
+        """Have a replica answer."""
+        asked = await self._read(request)
+        await self._remember()
+        return Forwarded(self._replicas.options(stream=True).answer.remote(asked, self._catalogue))
+
+    async def load(self, request: Request) -> Response:
+        """``POST /v1/freemoe/experts``: a replica loads them, the others when they are asked for them."""
+        asked = await self._read(request)
+        await self._remember()
+        async with self._changing:
+            try:
+                messages, catalogue = await self._replicas.change.remote(asked, self._catalogue)
+            except Exception as error:
+                return said_of_lost(error).response()
+            if catalogue.version > self._catalogue.version:
+                self._catalogue = catalogue
+                await self._tell(_SECONDS)
+        return _whole(messages)
+
+    async def drop(self, request: Request) -> Response:
+        """``DELETE /v1/freemoe/experts/NAME``: nobody can ask for it any more; who did gets the answer."""
+        await self._remember()
+        name = request.path_params["name"]
+        async with self._changing:
+            own = name.removeprefix(PREFIX).strip()
+            known = self._catalogue.entry(own) is not None
+            if known:
+                self._catalogue = self._catalogue.without(own)
+        if not known:
+            return await self.forward(request)
+        await self._tell(None)
+        return JSONResponse({"object": "freemoe.expert", "name": name, "deleted": True})
+
+    async def health(self, request: Request) -> Response:
+        """Whether this process is there."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether a replica is; needs no key, so that the replicas are asked once a second at most."""
+        until, replicas = self._there
+        if time.monotonic() > until:
+            replicas = len(await self._ask("catalogue"))
+            self._there = time.monotonic() + 1, replicas
+        if replicas:
+            return JSONResponse({"status": "ready", "replicas": replicas})
+        return Said(503, "No replica answers.", SERVER, code="no_replica").response()
+
+    async def numbers(self, request: Request) -> Response:
+        """What the replicas have counted, and what was answered here."""
+        told = dict(await self._ask("counts"))
+        # Only responses are counted here; they have no second place.
+        own = [family for family in counts.families(self._metrics.registry) if family[0] == "freemoe_http_responses"]
+        return Response(counts.page({**told, "ingress": own}), media_type=CONTENT_TYPE)
+
+    async def start(self, request: Request) -> Response:
+        """The page."""
+        return Response(page().body, headers=page().headers)
+
+    async def _read(self, request: Request) -> Asked:
+        body = await read_bytes(request, self._bounds) if request.method == "POST" else b""
+        return Asked(request.method, request.url.path, request.headers.get("content-type", ""), body)
+
+    async def _ask(self, method: str, *arguments: Any, seconds: float | None = _SECONDS) -> list[Any]:
+        """What all replicas that answer say."""
+        try:
+            told = await self._replicas.broadcast(method, *arguments).results_async(
+                timeout_s=seconds, return_exceptions=True
+            )
+        except Exception as error:
+            log.warning("No replica answers: %s", error)
+            return []
+        return [one for one in told if not isinstance(one, BaseException)]
+
+    async def _tell(self, seconds: float | None) -> None:
+        """Let all replicas know the catalogue; those that do not hear of it now do with their next request."""
+        await self._ask("adopt", self._catalogue, seconds=seconds)
+
+    async def _remember(self) -> None:
+        """Where this process is not the first ingress, the replicas know what was changed meanwhile."""
+        if not self._remembers:
+            for catalogue in await self._ask("catalogue"):
+                if catalogue.version > self._catalogue.version:
+                    self._catalogue = catalogue
+            self._remembers = True
+
+
+def _whole(messages: list[Any]) -> Response:
+    """Messages of ASGI as a response."""
+    start, *rest = messages
+    response = Response(b"".join(message.get("body", b"") for message in rest), start["status"])
+    response.raw_headers = list(start["headers"])
+    return response

@@ -1,0 +1,1 @@
+"""Models of freemoe as classes of vLLM, beside its own."""

@@ -1,0 +1,105 @@
+"""Bands whose mask is made while the weight is read: against the masks that experts are made of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freemoe.domain_experts.rank.bands import Band, band_tile, columns_at, mask_between, rank_range
+from freemoe.kernels.sparse.bands import BandTile, BandTiles, reference, tiles_available
+from freemoe.kernels.sparse.triton_rows import triton_available
+from freemoe.models.weights import Weight
+
+BANDS = [(0.0, 0.1), (0.3, 0.5), (0.9, 1.0), (0.0, 1.0)]
+
+
+def weight_of(size: tuple[int, int], seed: int = 0, steps: float = 4) -> Weight:
+    """A weight of few different values, so that many importances are equal."""
+    values = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    values = (values * steps).round() / steps
+    return Weight("w", 0, "mlp", "tap", nn.Parameter(values, requires_grad=False), "rows")
+
+
+def tile_of(
+    weight: Weight, start: float, end: float, metric: str = "magnitude", norm: Tensor | None = None
+) -> BandTile:
+    band = Band(metric, start, end)
+    scores = weight.values().float().abs() * (1 if norm is None else norm[:, None, :])
+    low, high = rank_range(start, end, weight.columns)
+    ends = columns_at(scores, [r for r in (low, high) if 0 < r < weight.columns])
+    lower = ends[0] if low > 0 else None
+    upper = ends[-1] if high < weight.columns else None
+    tile = band_tile(band, weight, lambda tap: norm, lower, upper)
+    assert tile is not None
+    wanted = mask_between(band, weight, lambda tap: norm, lower, upper).bools().view(weight.rows, weight.columns)
+    assert wanted.sum() == (high - low) * weight.rows
+    assert torch.equal(tile.off(weight.parameter), wanted)
+    return tile
+
+
+@pytest.mark.parametrize(("start", "end"), BANDS)
+def test_a_tile_is_the_mask_of_its_band(start: float, end: float) -> None:
+    weight = weight_of((9, 40))
+    tile_of(weight, start, end)
+    norm = torch.rand(1, 40, generator=torch.Generator().manual_seed(1)).mul(3).round() + 0.5
+    tile = tile_of(weight, start, end, "wanda", norm)
+    assert tile.bytes == 4 * (40 + 9 + 9)
+
+
+@pytest.mark.parametrize(
+    "band",
+    [Band("random", 0, 0.5), Band("saliency", 0, 0.5), Band("magnitude", 0, 0.5, scope="layer"), Band("magnitude", 0, 0.5, patch=2)],
+    ids=lambda band: f"{band.metric} {band.scope} {band.patch}",
+)  # fmt: skip
+def test_other_bands_have_no_tile(band: Band) -> None:
+    assert band_tile(band, weight_of((6, 8)), lambda tap: torch.ones(1, 8), None, None) is None
+
+
+def batch(size: tuple[int, int], each: list[int], dtype: torch.dtype):
+    """Tokens of several bands' experts in a mixed order, and two that have none."""
+    generator = torch.Generator().manual_seed(0)
+    weight = weight_of(size)
+    weight.parameter.data = weight.parameter.data.to(dtype)
+    x = torch.randn(sum(each) + 2, size[1], generator=generator).to(dtype)
+    tiles = BandTiles.of([tile_of(weight, *BANDS[i % len(BANDS)]) for i in range(len(each))])
+    order = torch.randperm(len(x), generator=generator).numpy()[: sum(each)]
+    return x, weight.parameter.data, tiles, order, np.cumsum([0, *each])
+
+
+def test_the_reference_is_a_product_with_zeros() -> None:
+    x, weight, tiles, tokens, starts = batch((5, 16), [2, 1], torch.float32)
+    found = reference(x, weight, tiles, tokens, starts)
+    for place, expert in enumerate([0, 0, 1]):
+        off = tiles.tiles[expert].off(weight)
+        wanted = [sum(float(w) * float(v) for w, v, o in zip(row, x[tokens[place]], gone, strict=True) if not o) for row, gone in zip(weight, off, strict=True)]  # fmt: skip
+        torch.testing.assert_close(found[place], torch.tensor(wanted), rtol=1e-5, atol=1e-5)
+
+
+def test_no_kernel_on_this_processor() -> None:
+    assert not tiles_available(torch.zeros(2, 2))
+
+
+def test_the_triton_kernel_in_the_interpreter() -> None:
+    if not triton_available():
+        pytest.skip("triton is not installed")
+    # The interpreter is chosen when a kernel is defined, so that it needs a process of its own.
+    code = """
+import torch
+from freemoe.kernels.sparse.bands import products, reference
+from tests.kernels.sparse.test_bands import batch
+for dtype, close in [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)]:
+    for size, each in [((20, 33), [3, 18, 1, 2]), ((40, 130), [1, 2, 3])]:
+        x, weight, *rest = batch(size, each, dtype)
+        found = products(x, weight, *rest)
+        assert found.dtype == dtype
+        wanted = reference(x.float(), weight.float(), *rest)
+        torch.testing.assert_close(found.float(), wanted, rtol=close, atol=close)
+"""
+    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,123 @@
+"""`examples/ray_serve.yaml` is what Ray Serve takes, and names what builds an application; its fields are the command's flags."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from freemoe.cli.ray_serve import lacking
+from freemoe.cli.served import Settings
+from freemoe.core.errors import FreeMoEError, RecipeError
+from freemoe.distributed.ray_pool import keep_to_itself
+
+pytestmark = [
+    pytest.mark.skipif(bool(lacking()), reason="needs Ray Serve: pip install 'freemoe[serve-ray]'"),
+    # Of Ray Serve's own modules, when they are imported.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+FILE = Path(__file__).resolve().parents[3] / "examples" / "ray_serve.yaml"
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FREEMOE_API_KEY", raising=False)
+
+
+@pytest.fixture(scope="module")
+def config() -> dict[str, Any]:
+    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+
+
+def builder(config: dict[str, Any]) -> Any:
+    module, _, name = config["applications"][0]["import_path"].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def args_of(config: dict[str, Any], folders: SimpleNamespace, **more: Any) -> dict[str, Any]:
+    """Those of the file, with folders that are there."""
+    here = {"base": str(folders.own), "expert_root": [str(folders.root)]}
+    return {**config["applications"][0]["args"], **here, **more}
+
+
+def test_ray_serve_takes_the_file(config: dict[str, Any]) -> None:
+    keep_to_itself()
+    from ray.serve.schema import ServeDeploySchema
+
+    read = ServeDeploySchema.model_validate(config)
+    assert read.applications[0].import_path == "freemoe.cli.ray_serve:app"
+    args = Settings.model_validate(config["applications"][0]["args"])
+    # The gate knows by its host who can reach the server.
+    assert args.host == read.http_options.host
+
+
+def test_the_import_path_builds_an_application(config: dict[str, Any], folders: SimpleNamespace) -> None:
+    keep_to_itself()
+    from ray.serve import Application
+
+    made = builder(config)(args_of(config, folders, experts=[f"x-={folders.more}"]))
+    assert isinstance(made, Application)
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "words"),
+    [
+        ({"host": "0.0.0.0"}, RecipeError, "FREEMOE_API_KEY"),
+        ({"replicas": 0}, ValidationError, "greater than or equal to 1"),
+        ({"slots": 3}, ValidationError, "slots"),
+        ({"device": "cuda:1"}, RecipeError, "a device of one machine"),
+        ({"device": "split"}, RecipeError, "one device"),
+        ({"base": "/not/here"}, FreeMoEError, "/not/here"),
+        ({"experts": ["/not/here"]}, FreeMoEError, "/not/here"),
+    ],
+)
+def test_what_the_builder_refuses(
+    config: dict[str, Any], folders: SimpleNamespace, more: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    keep_to_itself()
+    with pytest.raises(error, match=words):
+        builder(config)(args_of(config, folders, **more))
+
+
+def test_fields_have_the_flags_defaults() -> None:
+    import typer
+
+    from freemoe.cli import app
+
+    [command] = [one for name, one in typer.main.get_command(app).commands.items() if name == "serve"]  # type: ignore[attr-defined]
+    flags = {one.opts[0].removeprefix("--").replace("-", "_"): one.default for one in command.params}
+    for name, field in Settings.model_fields.items():
+        if name != "base":
+            default = field.default or None
+            assert (flags[name] or None) == default, name
+
+
+def test_replicas_share_a_machine_of_their_own(folders: SimpleNamespace) -> None:
+    from freemoe.serve.ray.application import share_of
+
+    assert share_of(2, 2, 1) == 1
+    assert share_of(2, 4, 1) == 0.5
+    assert share_of(16, 2, 4) == 4
+    for cores, replicas in ((2, 3), (8, 7), (96, 64)):
+        assert share_of(cores, replicas, 9) * replicas <= cores
+
+
+def test_a_cluster_without_room_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_to_itself()
+    import ray
+
+    from freemoe.core.errors import WorkerError
+    from freemoe.serve.ray.application import Shape, require_room
+
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
+    require_room(Shape(2, 4, 4.0, False, 64, 30))
+    with pytest.raises(WorkerError, match="they want 12 CPUs and 0 accelerators, and it has 8 and 0"):
+        require_room(Shape(3, 4, 4.0, False, 64, 30))
+    with pytest.raises(WorkerError, match="2 accelerators"):
+        require_room(Shape(2, 1, 1.0, True, 64, 30))

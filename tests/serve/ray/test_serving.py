@@ -1,0 +1,242 @@
+"""`freemoe serve --on ray`: two replicas behind one address, one of them killed, and an end that lets answers finish."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from freemoe import FreeMoE
+from freemoe.cli.ray_serve import lacking
+from tests.serve.conftest import alone
+
+pytestmark = [
+    pytest.mark.skipif(bool(lacking()), reason="needs Ray Serve: pip install 'freemoe[serve-ray]'"),
+    pytest.mark.slow,
+]
+
+TEXT, EXPERTS = "/v1/completions", "/v1/freemoe/experts"
+KEY = "a-key-of-this-test"
+NAMES = ("base", "a", "b")
+TOKENS = 230
+
+
+@pytest.fixture(scope="module")
+def whole(folders: SimpleNamespace) -> FreeMoE:
+    """The same experts, for one request at a time."""
+    return FreeMoE.from_pretrained(str(folders.base), folders.own, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def true(whole: FreeMoE) -> dict[str, str]:
+    return {name: alone(whole, "court?", name, TOKENS) for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def there(folders: SimpleNamespace) -> Iterator[Any]:
+    """A server on a Ray of its own; it is ended by the last test."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    line = [
+        "serve",
+        str(folders.own),
+        "--on",
+        "ray",
+        "--replicas",
+        "2",
+        "--threads",
+        "1",
+        "--expert-root",
+        str(folders.root),
+    ]
+    # What a shell of this test's own may say of Ray is none of the server's.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    with (
+        subprocess.Popen(
+            [sys.executable, "-m", "freemoe", *line, "--port", str(port)],
+            env={**environ, "FREEMOE_API_KEY": KEY, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+        httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=120, headers={"authorization": f"Bearer {KEY}"}
+        ) as client,
+    ):
+        found = SimpleNamespace(process=process, client=client)
+        try:
+            until(lambda: process.poll() is not None or ready(found) == 2, 300)
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            yield found
+        finally:
+            process.kill()
+
+
+def until(done: Callable[[], object], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "This took too long."
+        time.sleep(0.1)
+
+
+def ready(there: Any) -> int:
+    try:
+        answer = there.client.get("/ready")
+    except httpx.TransportError:
+        return 0
+    return answer.json()["replicas"] if answer.status_code == 200 else 0
+
+
+def processes(there: Any, name: str) -> list[psutil.Process]:
+    """Of one deployment; Ray writes its name into the process's."""
+    found = []
+    for one in psutil.Process(there.process.pid).children(recursive=True):
+        # One that was killed may be a zombie for a moment.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if f"freemoe:{name}" in " ".join(one.cmdline()):
+                found.append(one)
+    return found
+
+
+def counted(there: Any, name: str, **labels: str) -> dict[str, float]:
+    """Of each replica the sum of a metric."""
+    sums: dict[str, float] = {}
+    for line in there.client.get("/metrics").text.splitlines():
+        if line.startswith(name + "{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
+            replica = line.partition('replica="')[2].partition('"')[0]
+            sums[replica] = sums.get(replica, 0) + float(line.split()[-1])
+    return sums
+
+
+def body(name: str, **more: Any) -> dict[str, Any]:
+    return {"model": name, "prompt": "court?", "max_tokens": TOKENS, "temperature": 0, **more}
+
+
+class Stream(threading.Thread):
+    """A client that reads a stream; ``events`` are what it has read."""
+
+    def __init__(self, there: Any, name: str) -> None:
+        super().__init__(daemon=True)
+        self.there, self.name_of_expert = there, name
+        self.events: list[Any] = []
+        self.broken: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with self.there.client.stream("POST", TEXT, json=body(self.name_of_expert, stream=True)) as answer:
+                for line in answer.iter_lines():
+                    if line:
+                        said = line.removeprefix("data: ")
+                        self.events.append(said if said == "[DONE]" else json.loads(said))
+        except httpx.TransportError as error:
+            self.broken = error
+
+    @property
+    def text(self) -> str:
+        return "".join(event["choices"][0]["text"] for event in self.events if "choices" in event)
+
+
+def test_two_replicas_answer_as_one_model_does(there: Any, true: dict[str, str]) -> None:
+    assert httpx.get(str(there.client.base_url) + "/v1/models").status_code == 401
+    models = [row["id"] for row in there.client.get("/v1/models").json()["data"]]
+    assert models == ["base", "auto", "base:a", "base:b"]
+    # Nobody has asked for an expert yet.
+    assert set(counted(there, "freemoe_loaded_experts").values()) == {0.0}
+    streams = [Stream(there, NAMES[number % 3]) for number in range(12)]
+    for stream in streams:
+        stream.join()
+        assert stream.events[-1] == "[DONE]"
+        assert stream.text == true[stream.name_of_expert]
+    written = counted(there, "freemoe_requests_total", how="length")
+    assert sum(written.values()) == 12
+    assert len(written) == 2
+    found = there.client.post(TEXT, json=body("auto", max_tokens=8))
+    assert float(found.headers["x-freemoe-confidence"]) > 0
+    used = found.headers["x-freemoe-expert"]
+    assert found.json()["choices"][0]["text"] == true[used][: len(found.json()["choices"][0]["text"])]
+
+
+def test_a_client_that_is_gone_frees_its_slot(there: Any) -> None:
+    with there.client.stream("POST", TEXT, json=body("base", stream=True)) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+    until(lambda: sum(counted(there, "freemoe_requests_total", how="gone").values()) == 1, 30)
+    assert sum(counted(there, "freemoe_running_sequences").values()) == 0
+
+
+def test_a_killed_replica_costs_its_open_requests_an_error_and_no_other(there: Any, true: dict[str, str]) -> None:
+    loaded = there.client.post(EXPERTS, json={"path": "more", "prefix": "x-"})
+    assert loaded.json()["loaded"] == ["x-c", "x-d"]
+    streams = [Stream(there, NAMES[number % 3]) for number in range(8)]
+    until(lambda: all(len(stream.events) > 2 for stream in streams))
+    [killed, kept] = processes(there, "Replica")
+    killed.send_signal(signal.SIGKILL)
+    for stream in streams:
+        stream.join()
+        assert stream.broken is None
+    right = [stream for stream in streams if stream.events[-1] == "[DONE]"]
+    wrong = [stream for stream in streams if stream.events[-1] != "[DONE]"]
+    assert right
+    assert wrong
+    assert all(stream.text == true[stream.name_of_expert] for stream in right)
+    for stream in wrong:
+        assert stream.events[-1]["error"]["code"] == "replica_lost"
+        assert true[stream.name_of_expert].startswith(stream.text.rstrip("\ufffd"))
+    # Nobody else notices, also before there are two again.
+    for number in range(6):
+        found = there.client.post(TEXT, json=body(NAMES[number % 3]))
+        assert found.json()["choices"][0]["text"] == true[NAMES[number % 3]]
+    until(lambda: ready(there) == 2)
+    assert kept.pid in {one.pid for one in processes(there, "Replica")}
+
+
+def test_the_replica_that_took_its_place_knows_what_was_loaded_meanwhile(there: Any, true: dict[str, str]) -> None:
+    """``more`` holds the same two experts under other names."""
+
+    def ask() -> bool:
+        for name, same in (("x-c", "a"), ("x-d", "b")):
+            found = there.client.post(TEXT, json=body(name))
+            assert found.json()["choices"][0]["text"] == true[same]
+        return len(counted(there, "freemoe_requests_total", expert="x-c")) == 2
+
+    until(ask)
+    assert there.client.delete(f"{EXPERTS}/x-c").json()["deleted"] is True
+    for _ in range(4):
+        assert there.client.post(TEXT, json=body("x-c")).status_code == 404
+
+
+def test_what_was_loaded_outlives_the_ingress(there: Any, true: dict[str, str]) -> None:
+    [ingress] = processes(there, "Ingress")
+    # Others on this machine do not get the token from a file or a command line.
+    assert ingress.environ()["RAY_AUTH_MODE"] == "token"
+    assert len(ingress.environ()["RAY_AUTH_TOKEN"]) == 64
+    ingress.send_signal(signal.SIGKILL)
+    until(lambda: [one.pid for one in processes(there, "Ingress")] not in ([], [ingress.pid]) and ready(there) == 2)
+    assert there.client.post(TEXT, json=body("x-d")).json()["choices"][0]["text"] == true["b"]
+    assert there.client.post(TEXT, json=body("x-c")).status_code == 404
+
+
+def test_running_answers_are_finished_at_the_end(there: Any, true: dict[str, str]) -> None:
+    streams = [Stream(there, name) for name in NAMES]
+    until(lambda: all(stream.events for stream in streams))
+    there.process.send_signal(signal.SIGTERM)
+    for stream in streams:
+        stream.join()
+        assert stream.text == true[stream.name_of_expert]
+        assert stream.events[-1] == "[DONE]"
+    assert there.process.wait(120) == 0
+    assert "2 replicas" in there.process.stderr.read()
