@@ -14,7 +14,7 @@ from rich.table import Table
 
 from freemoe.cli import common
 from freemoe.cli.common import PIPED, Bars, Shown, make_console, progress_of
-from freemoe.core.run.progress import Lines, Quiet
+from freemoe.core.run.progress import Lines, Pace, Quiet
 from tests.cli.conftest import Freemoe
 
 XTERM = {"TERM": "xterm-256color"}
@@ -96,6 +96,19 @@ def test_bars_lines_or_nothing(
     assert isinstance(progress_of(quiet), expected)
     # JSON on standard output takes nothing from standard error.
     assert isinstance(Shown(as_json=True, quiet=quiet).progress(), expected)
+
+
+def test_a_bar_says_the_time_left_of_steps_that_are_longer_than_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    console, shown = make_console(False, True, {**XTERM, "COLUMNS": "100"}), io.StringIO()
+    console.file = shown
+    monkeypatch.setattr(common, "console", console)
+    monkeypatch.setattr(common, "Pace", lambda total: Pace(total, lambda: now))
+    with Bars().stage("cells", 3) as advance:
+        now = 600
+        advance(1)
+    assert "1/3" in shown.getvalue()
+    assert "left 0:20:00" in shown.getvalue()
 
 
 def test_words_of_a_table_are_broken_and_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:

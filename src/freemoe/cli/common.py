@@ -19,7 +19,7 @@ from rich.segment import Segment
 from freemoe.cli.documents import lines_of, print_json
 from freemoe.core import neutral
 from freemoe.core.errors import FreeMoEError, RecipeError
-from freemoe.core.run.progress import Lines, Progress, Quiet
+from freemoe.core.run.progress import Lines, Pace, Progress, Quiet
 from freemoe.core.untrusted import parse_yaml
 from freemoe.recipes import Recipe, dump, set_path
 
@@ -94,7 +94,6 @@ class Bars:
             Progress,
             TextColumn,
             TimeElapsedColumn,
-            TimeRemainingColumn,
         )
 
         columns = (
@@ -102,12 +101,18 @@ class Bars:
             BarColumn(24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            # Rich's own column forgets steps after half a minute, and then knows nothing of longer ones.
+            TextColumn("left {task.fields[pace].left}", markup=False),
         )
         with Progress(*columns, console=console) as bars:
-            task = bars.add_task(neutral.one_line(name), total=total)
-            yield lambda steps: bars.advance(task, steps)
+            pace = Pace(total)
+            task = bars.add_task(neutral.one_line(name), total=total, pace=pace)
+
+            def advance(steps: int) -> None:
+                pace.advance(steps)
+                bars.advance(task, steps)
+
+            yield advance
 
     def say(self, line: str) -> None:
         """Print a line that stays."""

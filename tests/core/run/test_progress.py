@@ -6,7 +6,9 @@ import queue
 import re
 from typing import Any
 
-from freemoe.core.run.progress import EVERY, Lines
+import pytest
+
+from freemoe.core.run.progress import EVERY, Lines, Pace
 
 LINE = re.compile(r"progress: (.+) (\d+)/(\d+) \((\d+) %\) elapsed (\d+:\d\d:\d\d) left (\d+:\d\d:\d\d|unknown)")
 
@@ -87,3 +89,42 @@ def test_what_is_said_stays_as_it_is() -> None:
     progress, lines = shown(Clock())
     progress.say("note: few rows")
     assert lines == ["note: few rows"]
+
+
+def test_steps_that_a_resumed_run_finds_say_nothing_of_those_it_does() -> None:
+    clock = Clock()
+    pace = Pace(30, clock)
+    for _ in range(20):
+        clock.now += 0.5
+        pace.advance(1)
+    for done in range(1, 5):
+        clock.now += 600
+        pace.advance(1)
+        clock.now += 100
+        seconds = [60**k * int(n) for k, n in enumerate(reversed(pace.left.split(":")))]
+        assert sum(seconds) == pytest.approx(700 * (10 - done), rel=0.2)
+
+
+def test_the_time_left_follows_the_pace_of_late() -> None:
+    clock = Clock()
+    pace = Pace(2000, clock)
+    for _ in range(1000):
+        clock.now += 0.01
+        pace.advance(1)
+    for _ in range(500):
+        clock.now += 2
+        pace.advance(1)
+    assert pace.left == "0:16:40"
+    assert len(pace._samples) < 500
+
+
+def test_a_step_counts_however_long_ago_it_ended() -> None:
+    clock = Clock()
+    pace = Pace(2, clock)
+    clock.now += 60
+    pace.advance(1)
+    pace.advance(0)
+    clock.now += 3600
+    assert pace.left == "1:01:00"
+    pace.advance(1)
+    assert pace.left == "0:00:00"

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 EVERY = 10.0
 """Seconds between two lines of a stage."""
+
+_MOST_SAMPLES = 256
 
 
 class Progress(Protocol):
@@ -55,20 +57,54 @@ class Kept(Quiet):
 
 
 @dataclass
-class _Stage:
-    name: str
+class Pace:
+    """How far a stage is, and how long the rest takes at the pace of the last half of its time.
+
+    A run that goes on finds its finished steps within moments; they soon lie before that half and count no more. Steps may
+    be as long as they like: the last finished one counts however long ago it was.
+
+    Args:
+        total: Steps of the stage.
+        clock: Seconds that only grow.
+    """
+
     total: int
-    began: float
+    clock: Callable[[], float] = time.monotonic
     done: int = 0
+    _samples: list[tuple[float, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._samples = [(self.clock(), 0)]
 
     def advance(self, steps: int) -> None:
+        """Take finished steps."""
+        if not steps:
+            return
         self.done += steps
+        self._samples.append((self.clock(), self.done))
+        if len(self._samples) > _MOST_SAMPLES:
+            del self._samples[1:-1:2]
 
-    def line(self, now: float) -> str:
-        elapsed = now - self.began
-        share = self.done / max(1, self.total)
-        left = _clock(elapsed * (1 - share) / share) if 0 < share <= 1 else "unknown"
-        return f"progress: {self.name} {self.done}/{self.total} ({100 * share:.0f} %) elapsed {_clock(elapsed)} left {left}"
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the stage began."""
+        return self.clock() - self._samples[0][0]
+
+    @property
+    def left(self) -> str:
+        """Time until the last step, as hours, minutes and seconds; ``unknown`` before the first is finished."""
+        now, half = self.clock(), self._samples[0][0] + self.elapsed / 2
+        since, before = next((s for s in reversed(self._samples[:-1]) if s[0] <= half), self._samples[0])
+        if self.done == before or self.done > self.total:
+            return "unknown"
+        return _clock((now - since) * (self.total - self.done) / (self.done - before))
+
+    def line(self, name: str) -> str:
+        """All of it as one line."""
+        share = 100 * self.done / max(1, self.total)
+        return (
+            f"progress: {name} {self.done}/{self.total} ({share:.0f} %) elapsed {_clock(self.elapsed)} left {self.left}"
+        )
 
 
 class Lines:
@@ -95,20 +131,20 @@ class Lines:
     @contextlib.contextmanager
     def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
         """Open a stage; its lines come from a thread, so that a long step does not silence them."""
-        stage, ended = _Stage(_printable(name), total, self.clock()), self.event()
+        pace, name, ended = Pace(total, self.clock), _printable(name), self.event()
 
         def beat() -> None:
             while not ended.wait(EVERY):
-                self.write(stage.line(self.clock()))
+                self.write(pace.line(name))
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
         try:
-            yield stage.advance
+            yield pace.advance
         finally:
             ended.set()
             thread.join()
-            self.write(stage.line(self.clock()))
+            self.write(pace.line(name))
 
     def say(self, line: str) -> None:
         """Write a line that stays."""
