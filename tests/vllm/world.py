@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
-from freemoe.core.artifacts import write_manifest
 from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
+from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.units import find_units
-from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.weights import Weight, find_weights
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -48,21 +46,10 @@ def write_world(root: Path, family: str = "llama") -> Path:
         Expert(NONE),
     ]
     model.save_pretrained(root / "base")
-    tiny_tokenizer().save_pretrained(root / "base")
-    out = root / "artefact"
-    out.mkdir()
-    (out / "experts.safetensors").write_bytes(save({k: v for e in experts for k, v in e.to_tensors().items()}))
-    body = {
-        "kind": "domain-experts",
-        "freemoe_version": "0",
-        "base_model_name_or_path": str(root / "base"),
-        "revision": None,
-        "base_fingerprint": fingerprint(model),
-        "experts": [e.describe() for e in experts],
-        "router": None,
-    }
-    write_manifest(out, body)
-    return out
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(root / "base")
+    moe = FreeMoE(model, experts, tokenizer=tokenizer)
+    return moe.save_pretrained(root / "artefact", base=str(root / "base"))
 
 
 def prompts(count: int = 6, seed: int = 0) -> list[list[int]]:

@@ -26,7 +26,8 @@ from freemoe.domain_experts.hosting.batches import (
     left_padded,
     with_positions,
 )
-from freemoe.domain_experts.hosting.host import ExpertHost, alone
+from freemoe.domain_experts.hosting.host import alone
+from freemoe.domain_experts.hosting.saving import Origin, SavedExperts
 from freemoe.domain_experts.hosting.several import Several, forward_several, generate_several, require_strategy
 from freemoe.domain_experts.hosting.standing import untouched
 from freemoe.domain_experts.hosting.streaming import TextStream, stream
@@ -36,14 +37,13 @@ from freemoe.domain_experts.route.router import Route, Router
 from freemoe.domain_experts.route.subdomains import prompt_feature
 from freemoe.evals.engine.answering import AUTO, BASE, padded_ids, require_tokenizer, text_ids
 from freemoe.hub.fetch import Access, fetch_artefact
-from freemoe.hub.shipped import Shipped
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_own_base
 from freemoe.models.checkpoints.placement import Placement
 from freemoe.results.build import KIND
 
 
-class FreeMoE(ExpertHost, Shipped):
+class FreeMoE(SavedExperts):
     """A base model with its domain experts and their router.
 
     Use ``FreeMoE.from_pretrained(artefact)``. ``forward`` and ``generate`` take what the base's take, and
@@ -129,20 +129,9 @@ class FreeMoE(ExpertHost, Shipped):
             require_base(manifest, base, tokenizer)
             require_features(router, base)
         moe = cls(base, experts, router, tokenizer, threads=threads)
-        moe.folder = root
+        moe.folder, moe.origin = root, Origin(manifest, dict(moe._experts), router)
         moe._told = measured(root)
         return moe
-
-    def _shipped(self) -> Path:
-        """The artefact's folder, while it still says which experts there are."""
-        folder = super()._shipped()
-        written = [described["name"] for described in read_manifest(folder, check=False)["experts"]]
-        if written != self.experts:
-            raise ArtifactError(
-                f"This mixture has the experts {', '.join(self.experts)}, and the artefact it was opened from has "
-                f"{', '.join(written)}; only what an artefact holds is copied or pushed."
-            )
-        return folder
 
     # ----------------------------------------------------------------- routing
 
@@ -348,7 +337,7 @@ class FreeMoE(ExpertHost, Shipped):
             model = copy.deepcopy(self.model, memo)
             tokenizer = copy.deepcopy(self.tokenizer, memo)
         other = type(self)(model, list(self._experts.values()), self.router, tokenizer, threads=self.threads)
-        other.folder = self.folder
+        other.folder, other.origin = self.folder, self.origin
         other._told = dict(self._told)
         other.set_expert(self.active)
         return other

@@ -56,7 +56,7 @@ class Record:
         if self.seen is not None:
             return ""
         return (
-            f"warning: {self.folder!r} carries no record of the documents that its making saw (an older freemoe wrote it), so "
+            f"warning: {self.folder!r} carries no record of the documents that its making saw (an older freemoe or save_pretrained wrote it), so "
             f"none can be set aside. Only files with a reported part of their own, or the artefact's own seed {self.seed} and "
             "files, give held-out documents. Build it anew for a record."
         )

@@ -48,18 +48,30 @@ def copy_artefact(folder: str | Path, target: str | Path, *, overwrite: bool = F
     files, there = artefact_files(folder), Path(target)
     if there.resolve() == Path(folder).resolve():
         return there
-    if there.exists() and (not there.is_dir() or any(there.iterdir())):
-        if not (overwrite and (there / MANIFEST).is_file()):
-            raise ArtifactError(
-                f"{str(there)!r} exists already. Choose another folder, or overwrite=True to replace an artefact that stands "
-                "there."
-            )
+    require_room(there, overwrite)
+    if there.exists():
         shutil.rmtree(there)
     # The manifest goes last: a copy that was cut short is no artefact.
     for name, path in sorted(files.items(), key=lambda item: item[0] == MANIFEST):
         (there / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, there / name)
     return there
+
+
+def require_room(folder: Path, overwrite: bool) -> None:
+    """Raise unless an artefact may be written to a folder.
+
+    Raises:
+        ArtifactError: Something stands there, and is no artefact or not to be replaced.
+    """
+    if (
+        folder.exists()
+        and (not folder.is_dir() or any(folder.iterdir()))
+        and not (overwrite and (folder / MANIFEST).is_file())
+    ):
+        raise ArtifactError(
+            f"{str(folder)!r} exists already. Choose another folder, or overwrite=True to replace an artefact that stands there."
+        )
 
 
 def push(

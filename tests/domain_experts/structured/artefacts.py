@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
-from freemoe.core.artifacts import write_manifest
 from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
+from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.units import find_units
-from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.mask import Mask
 from freemoe.models.weights import find_weights
 from tests.masks import mask_of
@@ -44,17 +42,6 @@ def mixture_artefact(root: Path) -> Path:
 
 def _written(root: Path, model: Any, experts: list[Expert]) -> Path:
     model.save_pretrained(root / "base")
-    tiny_tokenizer().save_pretrained(root / "base")
-    out = root / "out"
-    out.mkdir()
-    (out / "experts.safetensors").write_bytes(save({k: v for e in experts for k, v in e.to_tensors().items()}))
-    body = {
-        "kind": "domain-experts",
-        "base_model_name_or_path": str(root / "base"),
-        "revision": None,
-        "base_fingerprint": fingerprint(model),
-        "experts": [e.describe() for e in experts],
-        "router": None,
-    }
-    write_manifest(out, body)
-    return out
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(root / "base")
+    return FreeMoE(model, experts, tokenizer=tokenizer).save_pretrained(root / "out", base=str(root / "base"))

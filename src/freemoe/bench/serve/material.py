@@ -8,18 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from freemoe.bench.harness import Settings
 from freemoe.bench.serve.experts import random_experts
-from freemoe.core.artifacts import write_manifest
-from freemoe.core.version import __version__
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.engine.tokens import context_length
-from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.models.checkpoints.identity import IDENTITY, identity
 from freemoe.models.checkpoints.loading import BUNDLED, load_base
-from freemoe.results.build import KIND
 from freemoe.serve.engine.engine import Engine
 from freemoe.serve.engine.requests import Limits
 from freemoe.serve.http.app import make_app
@@ -39,23 +32,8 @@ def open_base(settings: Settings) -> FreeMoE:
 
 def write_experts(folder: Path, moe: FreeMoE, names: Sequence[str], seed: int) -> Path:
     """Random experts as an artefact that the server can load."""
-    folder.mkdir(parents=True)
-    experts = random_experts(moe.model, names, seed)
-    save_file({k: v for e in experts for k, v in e.to_tensors().items()}, folder / "experts.safetensors")
-    write_manifest(
-        folder,
-        {
-            "kind": KIND,
-            "freemoe_version": __version__,
-            "base_model_name_or_path": BUNDLED,
-            "revision": None,
-            "base_fingerprint": fingerprint(moe.model),
-            IDENTITY: identity(moe.model, moe.tokenizer),
-            "experts": [e.describe() for e in experts],
-            "router": None,
-        },
-    )
-    return folder
+    held = FreeMoE(moe.model, random_experts(moe.model, names, seed), None, moe.tokenizer)
+    return held.save_pretrained(folder, base=BUNDLED)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,151 @@
+"""Experts on a base as an artefact: a copy of the one they came from, or a new one of what has been put together since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from freemoe.core import neutral
+from freemoe.core.artifacts import read_manifest, write_manifest
+from freemoe.core.errors import ArtifactError
+from freemoe.core.files import CARD
+from freemoe.core.version import __version__
+from freemoe.domain_experts.expert import EXPERTS, Expert, read_experts
+from freemoe.domain_experts.hosting.host import ExpertHost
+from freemoe.domain_experts.route.reading import ROUTER, read_router
+from freemoe.domain_experts.route.router import Router
+from freemoe.evals.engine.answering import BASE
+from freemoe.hub.cards import base_note, base_shown, front_matter, loading
+from freemoe.hub.push import require_room
+from freemoe.hub.shipped import Shipped
+from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.identity import IDENTITY, identity
+from freemoe.models.checkpoints.saving import whole_or_nothing
+from freemoe.results.build import KIND
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """What an artefact held when it was opened.
+
+    Attributes:
+        manifest: The artefact's.
+        experts: By name.
+        router: Or None.
+    """
+
+    manifest: Mapping[str, Any]
+    experts: Mapping[str, Expert]
+    router: Router | None
+
+
+class SavedExperts(ExpertHost, Shipped):
+    """Experts on a base that can be saved, whatever has become of them since they were opened."""
+
+    router: Router | None = None
+    origin: Origin | None = None
+
+    def save_pretrained(self, folder: str | Path, *, base: str | None = None, overwrite: bool = False) -> Path:
+        """Write the experts and their router as an artefact; the base is no part of it.
+
+        While they are those of the artefact that they were opened from, it is copied byte for byte, with its evidence. Otherwise (they
+        were made by hand, loaded from several artefacts, combined, deleted) a new one is written, which has none: its card says that
+        nothing was measured. A subdomain of the router whose expert is not here any more is the base's in it.
+
+        Args:
+            folder: A new or empty folder.
+            base: Where the base can be loaded from: a folder, a file or a repository of the hub. If absent, what the opened artefact
+                says, or else the model itself; if given, a new artefact is written.
+            overwrite: Replace an artefact that stands there.
+
+        Raises:
+            ArtifactError: Something stands at the target, nothing says where the base is, an expert has nothing off, or the disk refuses.
+        """
+        if base is None and self.origin is not None and self._as_opened():
+            return super().save_pretrained(folder, overwrite=overwrite)
+        target = Path(folder)
+        with self.expert(BASE):
+            require_room(target, overwrite)
+            body = self._manifest(base)
+            with whole_or_nothing(target) as partial:
+                self._write(partial, body)
+        return target
+
+    def _shipped(self) -> Path:
+        """The artefact's folder, while it still says which experts there are."""
+        folder = super()._shipped()
+        if not self._as_opened():
+            raise ArtifactError(
+                f"This mixture has other experts ({', '.join(self.experts) or 'none'}) than the artefact it was opened from. Write them "
+                "as a new one with save_pretrained(folder) and push that: freemoe push FOLDER OWNER/NAME."
+            )
+        return folder
+
+    def _as_opened(self) -> bool:
+        then = self.origin
+        return then is not None and then.experts == self._experts and then.router is self.router
+
+    def _manifest(self, base: str | None) -> dict[str, Any]:
+        then: Mapping[str, Any] = {} if self.origin is None else self.origin.manifest
+        name = base or then.get("base_model_name_or_path") or getattr(self.model, "name_or_path", None)
+        if not name:
+            raise ArtifactError(
+                "This base does not say where it was loaded from, so nobody could find it again. Name it: save_pretrained(folder, "
+                "base='folder or owner/name')."
+            )
+        return {
+            "kind": KIND,
+            "freemoe_version": __version__,
+            "base_model_name_or_path": name,
+            "revision": None if base else then.get("revision"),
+            "base_fingerprint": fingerprint(self.model),
+            IDENTITY: identity(self.model, self.tokenizer),
+            "experts": [e.describe() for e in self._written()],
+            "router": None if self.router is None else self.router.describe(),
+            "chat": bool(then.get("chat")),
+        }
+
+    def _written(self) -> Sequence[Expert]:
+        known = [] if self.router is None else [s for level in self.router.subdomain.values() for s in level.classes]
+        return [*self._experts.values(), *(Expert(name) for name in known if name not in self._experts)]
+
+    def _write(self, folder: Path, body: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True)
+        experts = self._written()
+        # Two that were loaded from one artefact may share tensors, which the format has no way to say.
+        save_file({k: v.clone() for e in experts for k, v in e.to_tensors().items()}, folder / EXPERTS)
+        if self.router is not None:
+            save_file(self.router.to_tensors(), folder / ROUTER)
+        (folder / CARD).write_text(_card(body, [e.name for e in experts]), encoding="utf-8")
+        write_manifest(folder, body)
+        # What could not be read again is refused here.
+        manifest = read_manifest(folder)
+        read_router(folder, manifest, read_experts(folder, manifest))
+
+
+def _card(body: Mapping[str, Any], experts: Sequence[str]) -> str:
+    said = {"kind": KIND, "base": {"name": body["base_model_name_or_path"]}}
+    title = f"Domain experts for {base_shown(said)}"
+    return "\n".join(
+        [
+            *front_matter(said, title, "adapter", ["domain-experts", "frozen-base"], []),
+            f"# {neutral.markdown(title)}",
+            "",
+            "Each expert switches off some weights of the frozen base; no weight was changed. The artefact fits that base only "
+            f"(fingerprint `{body['base_fingerprint'][:16]}`).",
+            "",
+            "These experts were put together by `save_pretrained`, not by a build: what they gain was not measured, and which documents "
+            "they were made from is not recorded. Score them on documents that they have not seen: `freemoe eval`.",
+            "",
+            *(f"- {neutral.code(name)}" for name in experts),
+            "",
+            *loading(said, "moe", f'text, expert = moe.generate_text("...", expert={next(iter(experts), BASE)!r})'),
+            *base_note(said),
+            f"Made with freemoe {body['freemoe_version']}.",
+            "",
+        ]
+    )
