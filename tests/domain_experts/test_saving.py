@@ -115,6 +115,8 @@ def test_what_could_not_be_read_again_is_not_written(world, tmp_path: Path) -> N
     nameless = FreeMoE(tiny_model("llama"), [Expert("law/none")])
     with pytest.raises(ArtifactError, match="does not say where it was loaded from"):
         nameless.save_pretrained(tmp_path / "x")
+    with pytest.raises(ArtifactError, match="no experts to save"):
+        FreeMoE(world.model, [], tokenizer=world.tokenizer).save_pretrained(tmp_path / "x", base=str(world.base))
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("keep")

@@ -63,10 +63,12 @@ class SavedExperts(ExpertHost, Shipped):
             overwrite: Replace an artefact that stands there.
 
         Raises:
-            ArtifactError: Something stands at the target, nothing says where the base is, an expert has nothing off, or the disk refuses.
+            ArtifactError: There are no experts, something stands at the target, nothing says where the base is, an expert has nothing off, or the disk refuses.
         """
         if base is None and self.origin is not None and self._as_opened():
             return super().save_pretrained(folder, overwrite=overwrite)
+        if not self.experts:
+            raise ArtifactError("There are no experts to save; save the base with its own save_pretrained (.model).")
         target = Path(folder)
         with self.expert(BASE):
             require_room(target, overwrite)
