@@ -99,6 +99,15 @@ def test_an_expert_that_took_anothers_name_is_the_one_that_is_saved(world, text_
     torch.testing.assert_close(logits(back, "wiki/all"), logits(other, "wiki/all"), rtol=0, atol=0)
 
 
+def test_a_tokenizer_that_is_not_here_is_still_the_bases(artefact: Path, world, tmp_path: Path) -> None:
+    moe = FreeMoE.from_pretrained(world.model, artefact)
+    assert moe.tokenizer is None
+    moe.delete_expert(moe.experts[0])
+    back = FreeMoE.from_pretrained(moe.save_pretrained(tmp_path / "less"), device="cpu")
+    assert back.tokenizer is not None
+    torch.testing.assert_close(logits(back, back.experts[0]), logits(moe, moe.experts[0]), rtol=0, atol=0)
+
+
 def test_a_new_name_for_the_base_is_written(text_artefact: Path, world, tmp_path: Path) -> None:
     shutil.copytree(world.base, tmp_path / "moved")
     moe = FreeMoE.from_pretrained(text_artefact, device="cpu")

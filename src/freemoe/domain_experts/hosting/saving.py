@@ -63,7 +63,8 @@ class SavedExperts(ExpertHost, Shipped):
             overwrite: Replace an artefact that stands there.
 
         Raises:
-            ArtifactError: There are no experts, something stands at the target, nothing says where the base is, an expert has nothing off, or the disk refuses.
+            ArtifactError: There are no experts, something stands at the target, nothing says where the base is, an expert has nothing
+                off, or the disk refuses.
         """
         if base is None and self.origin is not None and self._as_opened():
             return super().save_pretrained(folder, overwrite=overwrite)
@@ -105,7 +106,8 @@ class SavedExperts(ExpertHost, Shipped):
             "base_model_name_or_path": name,
             "revision": None if base else then.get("revision"),
             "base_fingerprint": fingerprint(self.model),
-            IDENTITY: identity(self.model, self.tokenizer),
+            # The base was held against it when the artefact was opened, perhaps with a tokenizer that is not here.
+            IDENTITY: then.get(IDENTITY) or identity(self.model, self.tokenizer),
             "experts": [e.describe() for e in self._written()],
             "router": None if self.router is None else self.router.describe(),
             "chat": bool(then.get("chat")),
