@@ -39,12 +39,10 @@ def ends(bench: str, pattern: str) -> list[float]:
 
 
 def gain() -> list[str]:
-    (note,) = (f["note"] for f in kept("gain")["figures"] if f["name"].startswith("T7 demo domains"))
-    _, low, high = re.search(r"expert ([+\d.]+) \[\+([\d.]+), \+([\d.]+)\]", note).groups()  # type: ignore[union-attr]
-    mean = value("gain", "T7 demo domains*")
+    mean, low, high = ends("gain", "T7 demo domains*")
     matching = value("gain", "T7d gsm8k-matching: held-out gain*")
     return [
-        f"{mean:+.1f} points [{float(low):.1f}, {float(high):.1f}] on held-out questions",
+        f"{mean:+.1f} points [{low:.1f}, {high:.1f}] on held-out questions",
         f"GSM8K matching gains {matching:.1f} points of the 9 wanted",
     ]
 

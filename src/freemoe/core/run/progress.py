@@ -93,8 +93,9 @@ class Pace:
     @property
     def left(self) -> str:
         """Time until the last step, as hours, minutes and seconds; ``unknown`` before the first is finished."""
-        now, half = self.clock(), self._samples[0][0] + self.elapsed / 2
-        since, before = next((s for s in reversed(self._samples[:-1]) if s[0] <= half), self._samples[0])
+        now, first = self.clock(), self._samples[0]
+        half = (first[0] + now) / 2
+        since, before = next((s for s in reversed(self._samples[:-1]) if s[0] <= half), first)
         if self.done == before or self.done > self.total:
             return "unknown"
         return _clock((now - since) * (self.total - self.done) / (self.done - before))

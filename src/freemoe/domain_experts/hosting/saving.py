@@ -9,17 +9,16 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from freemoe.core import neutral
 from freemoe.core.artifacts import read_manifest, write_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import CARD
 from freemoe.core.version import __version__
 from freemoe.domain_experts.expert import EXPERTS, Expert, read_experts
 from freemoe.domain_experts.hosting.host import ExpertHost
+from freemoe.domain_experts.prove.card import unmeasured_card
 from freemoe.domain_experts.route.reading import ROUTER, read_router
 from freemoe.domain_experts.route.router import Router
 from freemoe.evals.engine.answering import BASE
-from freemoe.hub.cards import base_note, base_shown, front_matter, loading
 from freemoe.hub.push import require_room
 from freemoe.hub.shipped import Shipped
 from freemoe.models.checkpoints.fingerprint import fingerprint
@@ -66,16 +65,17 @@ class SavedExperts(ExpertHost, Shipped):
             ArtifactError: There are no experts, something stands at the target, nothing says where the base is, an expert has nothing
                 off, or the disk refuses.
         """
-        if base is None and self.origin is not None and self._as_opened():
+        if base is None and self._as_opened():
             return super().save_pretrained(folder, overwrite=overwrite)
         if not self.experts:
             raise ArtifactError("There are no experts to save; save the base with its own save_pretrained (.model).")
         target = Path(folder)
         with self.expert(BASE):
             require_room(target, overwrite)
-            body = self._manifest(base)
+            experts = self._written()
+            body = self._manifest(base, experts)
             with whole_or_nothing(target) as partial:
-                self._write(partial, body)
+                self._write(partial, body, experts)
         return target
 
     def _shipped(self) -> Path:
@@ -92,7 +92,7 @@ class SavedExperts(ExpertHost, Shipped):
         then = self.origin
         return then is not None and then.experts == self._experts and then.router is self.router
 
-    def _manifest(self, base: str | None) -> dict[str, Any]:
+    def _manifest(self, base: str | None, experts: Sequence[Expert]) -> dict[str, Any]:
         then: Mapping[str, Any] = {} if self.origin is None else self.origin.manifest
         name = base or then.get("base_model_name_or_path") or getattr(self.model, "name_or_path", None)
         if not name:
@@ -108,48 +108,25 @@ class SavedExperts(ExpertHost, Shipped):
             "base_fingerprint": fingerprint(self.model),
             # The base was held against it when the artefact was opened, perhaps with a tokenizer that is not here.
             IDENTITY: then.get(IDENTITY) or identity(self.model, self.tokenizer),
-            "experts": [e.describe() for e in self._written()],
+            "experts": [e.describe() for e in experts],
             "router": None if self.router is None else self.router.describe(),
             "chat": bool(then.get("chat")),
         }
 
     def _written(self) -> Sequence[Expert]:
+        """Those that are here, and the base in the place of those that the router knows besides."""
         known = [] if self.router is None else [s for level in self.router.subdomain.values() for s in level.classes]
         return [*self._experts.values(), *(Expert(name) for name in known if name not in self._experts)]
 
-    def _write(self, folder: Path, body: Mapping[str, Any]) -> None:
+    def _write(self, folder: Path, body: Mapping[str, Any], experts: Sequence[Expert]) -> None:
         folder.mkdir(parents=True)
-        experts = self._written()
         # Two that were loaded from one artefact may share tensors, which the format has no way to say.
         save_file({k: v.clone() for e in experts for k, v in e.to_tensors().items()}, folder / EXPERTS)
         if self.router is not None:
             save_file(self.router.to_tensors(), folder / ROUTER)
-        (folder / CARD).write_text(_card(body, [e.name for e in experts]), encoding="utf-8")
+        base = {"name": body["base_model_name_or_path"], "fingerprint": body["base_fingerprint"]}
+        (folder / CARD).write_text(unmeasured_card(base, [e.name for e in experts]), encoding="utf-8")
         write_manifest(folder, body)
         # What could not be read again is refused here.
         manifest = read_manifest(folder)
         read_router(folder, manifest, read_experts(folder, manifest))
-
-
-def _card(body: Mapping[str, Any], experts: Sequence[str]) -> str:
-    said = {"kind": KIND, "base": {"name": body["base_model_name_or_path"]}}
-    title = f"Domain experts for {base_shown(said)}"
-    return "\n".join(
-        [
-            *front_matter(said, title, "adapter", ["domain-experts", "frozen-base"], []),
-            f"# {neutral.markdown(title)}",
-            "",
-            "Each expert switches off some weights of the frozen base; no weight was changed. The artefact fits that base only "
-            f"(fingerprint `{body['base_fingerprint'][:16]}`).",
-            "",
-            "These experts were put together by `save_pretrained`, not by a build: what they gain was not measured, and which documents "
-            "they were made from is not recorded. Score them on documents that they have not seen: `freemoe eval`.",
-            "",
-            *(f"- {neutral.code(name)}" for name in experts),
-            "",
-            *loading(said, "moe", f'text, expert = moe.generate_text("...", expert={next(iter(experts), BASE)!r})'),
-            *base_note(said),
-            f"Made with freemoe {body['freemoe_version']}.",
-            "",
-        ]
-    )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from freemoe.core import neutral
 from freemoe.core.numbers import decimals
+from freemoe.core.version import __version__
 from freemoe.domain_experts.structured.wording import unit_lines
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.hub.cards import Measured, base_note, base_shown, front_matter, loading
+from freemoe.results.build import KIND
 
 ROWS = ("base", "expert", "routed", "control", "oracle")
 
@@ -61,21 +64,9 @@ def _guessing_lines(domain: dict[str, Any]) -> list[str]:
 
 def model_card(result: dict[str, Any]) -> str:
     """The artefact's README.md in the Hub's format."""
-    base = result["base"]
-    title = f"Domain experts for {base_shown(result)}"
     sources = [str(source) for domain in result["recipe"]["domains"].values() for source in domain]
     lines = [
-        *front_matter(result, title, "adapter", ["domain-experts", "frozen-base"], _measured(result), sources),
-        f"# {neutral.markdown(title)}",
-        "",
-        "Each expert switches off some weights of the frozen base; no weight was changed. The artefact fits that base only "
-        f"(fingerprint `{base['fingerprint'][:16]}`)"
-        + (
-            f", {neutral.markdown(base['origin'])}: a little worse than the model that the file was made of."
-            if base.get("origin")
-            else "."
-        ),
-        "",
+        *_head(result, _measured(result), sources),
         "Chosen on reference documents, reported on held-out ones. Score, then the paired difference to the base with its "
         "95 % interval. *control*: random weights off, as many per matrix. *oracle*: the best candidate selected on the "
         "reported documents themselves, as the papers' tables do; it is not a result.",
@@ -106,6 +97,49 @@ def model_card(result: dict[str, Any]) -> str:
         *([record_text(result["seen"]), ""] if "seen" in result else []),
     ]
     return "\n".join(lines)
+
+
+def unmeasured_card(base: dict[str, Any], experts: Sequence[str]) -> str:
+    """The README.md of experts that no build made.
+
+    Args:
+        base: ``name`` and ``fingerprint``.
+        experts: Their names.
+    """
+    result = {"kind": KIND, "base": base}
+    return "\n".join(
+        [
+            *_head(result, [], []),
+            "These experts were put together by `save_pretrained`, not by a build: what they gain was not measured, and which documents "
+            "they were made from is not recorded. Score them on documents that they have not seen: `freemoe eval`.",
+            "",
+            *(f"- {neutral.code(name)}" for name in experts),
+            "",
+            *loading(result, "moe", f'text, expert = moe.generate_text("...", expert={experts[0]!r})'),
+            *base_note(result),
+            f"Made with freemoe {__version__}.",
+            "",
+        ]
+    )
+
+
+def _head(result: dict[str, Any], measured: Sequence[Measured], sources: Sequence[str]) -> list[str]:
+    """Front matter, title, and what an artefact of domain experts is."""
+    base = result["base"]
+    title = f"Domain experts for {base_shown(result)}"
+    return [
+        *front_matter(result, title, "adapter", ["domain-experts", "frozen-base"], measured, sources),
+        f"# {neutral.markdown(title)}",
+        "",
+        "Each expert switches off some weights of the frozen base; no weight was changed. The artefact fits that base only "
+        f"(fingerprint `{base['fingerprint'][:16]}`)"
+        + (
+            f", {neutral.markdown(base['origin'])}: a little worse than the model that the file was made of."
+            if base.get("origin")
+            else "."
+        ),
+        "",
+    ]
 
 
 def _measured(result: dict[str, Any]) -> list[Measured]:
