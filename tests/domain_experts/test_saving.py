@@ -129,8 +129,8 @@ def test_what_could_not_be_read_again_is_not_written(world, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("keep")
-    for overwrite in (False, True):
-        with pytest.raises(ArtifactError, match="exists already"):
+    for overwrite, fault in ((False, "exists already"), (True, "is not an artefact")):
+        with pytest.raises(ArtifactError, match=fault):
             by_hand(world).save_pretrained(tmp_path / "full", base=str(world.base), overwrite=overwrite)
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["mine.txt"]
     saved = by_hand(world).save_pretrained(tmp_path / "mine", base=str(world.base))

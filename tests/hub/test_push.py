@@ -250,9 +250,11 @@ def test_copies(kinds: SimpleNamespace, tmp_path: Path) -> None:
     copy_artefact(kinds.converted, target, overwrite=True)
     assert bytes_of(target) == bytes_of(kinds.converted)
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("x")
-    with pytest.raises(ArtifactError, match="exists already"):
-        copy_artefact(kinds.trimmed, tmp_path / "mine", overwrite=True)
+    for folder, fault in ((tmp_path / "mine", "is not an artefact"), (target, "holds 'notes.txt', which its manifest")):
+        (folder / "notes.txt").write_text("x")
+        with pytest.raises(ArtifactError, match=fault):
+            copy_artefact(kinds.trimmed, folder, overwrite=True)
+        assert (folder / "notes.txt").read_text() == "x"
 
 
 def test_what_an_artefact_does_not_hold_is_not_pushed(experts: Path, world: SimpleNamespace) -> None:

@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
         threads: int = typer.Option(None, min=1, help="CPU threads."),
         workers: int = typer.Option(None, min=1, help="Processes that work side by side; the same bytes. [1]"),
         resume: bool = typer.Option(True, help="Go on with an unfinished demo."),
-        overwrite: bool = typer.Option(True, help="Replace an earlier demo."),
+        overwrite: bool = typer.Option(False, "--overwrite", help="Replace an artefact that stands there."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Print units of work, memory and time; do nothing."),
         print_recipe_: bool = typer.Option(False, "--print-recipe", help="Print the YAML for freemoe run; do nothing."),
         summary: bool = SUMMARY,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.core.files import CARD, MANIFEST, write_atomic
+from freemoe.core.files import CARD, MANIFEST, PAGES, write_atomic
 from freemoe.core.run.folder import IDENTITY, RUNNING, WORKING
 from freemoe.core.untrusted import read_json
 
@@ -40,7 +40,7 @@ def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
         str(path.relative_to(folder)): _checksum(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
-        and path.name not in (MANIFEST, RUNNING, "journal.jsonl", IDENTITY)
+        and path.name not in (MANIFEST, RUNNING, "journal.jsonl", IDENTITY, *PAGES)
         and path.relative_to(folder).parts[0] not in WORKING
     }
     manifest = {"format": FORMAT, **body, "files": files}

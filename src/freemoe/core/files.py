@@ -24,6 +24,9 @@ MANIFEST = "freemoe_config.json"
 TEMPORARY = ".tmp"
 """Ending of a file that is being written: never a whole one, and removed by the next run where a kill left it."""
 
+PAGES = ("report.html", "plans.svg")
+"""What is drawn from a result, and again by `freemoe report`: no manifest lists it."""
+
 CARD = "README.md"
 """The model card: words for people, which the hub lets them edit, so no checksum holds it."""
 

@@ -9,15 +9,13 @@ from typing import Any
 
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, FreeMoEError, HubError
-from freemoe.core.files import CARD, MANIFEST
+from freemoe.core.files import CARD, MANIFEST, PAGES
+from freemoe.core.run.folder import require_replaceable
 from freemoe.core.untrusted import read_json
 from freemoe.core.version import __version__
 from freemoe.hub.cards import HERE, found_by_others
 from freemoe.hub.fetch import is_name
 from freemoe.hub.reach import LOGIN, asking, endpoint, refusal
-
-# Written after the manifest, and written again at any time.
-_REPORT = "report.html"
 
 # What a repository may hold besides an artefact.
 _ANYWHERE = (".gitattributes", ".gitignore", CARD)
@@ -30,7 +28,7 @@ def artefact_files(folder: str | Path) -> dict[str, Path]:
         ArtifactError: It is no artefact, or damaged.
     """
     root = Path(folder)
-    names = [*read_manifest(root)["files"], MANIFEST, _REPORT]
+    names = [*read_manifest(root)["files"], MANIFEST, *PAGES]
     return {name: root / name for name in dict.fromkeys(names) if (root / name).is_file()}
 
 
@@ -48,7 +46,7 @@ def copy_artefact(folder: str | Path, target: str | Path, *, overwrite: bool = F
     files, there = artefact_files(folder), Path(target)
     if there.resolve() == Path(folder).resolve():
         return there
-    require_room(there, overwrite)
+    require_replaceable(there, overwrite)
     if there.exists():
         shutil.rmtree(there)
     # The manifest goes last: a copy that was cut short is no artefact.
@@ -56,22 +54,6 @@ def copy_artefact(folder: str | Path, target: str | Path, *, overwrite: bool = F
         (there / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, there / name)
     return there
-
-
-def require_room(folder: Path, overwrite: bool) -> None:
-    """Raise unless an artefact may be written to a folder.
-
-    Raises:
-        ArtifactError: Something stands there, and is no artefact or not to be replaced.
-    """
-    if (
-        folder.exists()
-        and (not folder.is_dir() or any(folder.iterdir()))
-        and not (overwrite and (folder / MANIFEST).is_file())
-    ):
-        raise ArtifactError(
-            f"{str(folder)!r} exists already. Choose another folder, or overwrite=True to replace an artefact that stands there."
-        )
 
 
 def push(

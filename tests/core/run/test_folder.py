@@ -40,7 +40,7 @@ def started(output: Path, recipe: dict[str, Any] | None = None, **options: Any) 
 
 def artefact(folder: Path, content: str = "old") -> Path:
     folder.mkdir()
-    (folder / MANIFEST).write_text('{"format": 3, "kind": "x", "files": {}}')
+    (folder / MANIFEST).write_text('{"format": 3, "kind": "x", "files": {"content": "its checksum"}}')
     (folder / "content").write_text(content)
     return folder
 
@@ -171,9 +171,36 @@ def test_overwrite_never_deletes_what_freemoe_did_not_write(tmp_path: Path) -> N
     assert inside(tmp_path) == ["file", "thesis"]
 
 
-def test_an_empty_folder_may_be_replaced(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
+@pytest.mark.parametrize("name", ["notes.md", "runs/notes.md", ".hidden", "link"])
+def test_a_file_of_the_users_inside_an_artefact_stops_the_run_that_would_replace_it(tmp_path: Path, name: str) -> None:
+    mine = artefact(tmp_path / "out") / name
+    run = started(tmp_path / "out", overwrite=True)
+    write_atomic(run.partial / "content", b"new")
+    mine.parent.mkdir(exist_ok=True)
+    mine.symlink_to(tmp_path) if name == "link" else mine.write_text("years of work")
+    with pytest.raises(ArtifactError, match=f"holds '{name}', which its manifest does not name"):
+        run.publish()
+    run._release()
+    with pytest.raises(ArtifactError, match=f"holds '{name}'.*it would be deleted"):
+        RunFolder(tmp_path / "out", RECIPE, overwrite=True)
+    assert mine.is_symlink() or mine.read_text() == "years of work"
+    assert (tmp_path / "out" / "content").read_text() == "old"
+    mine.unlink()
     started(tmp_path / "out", overwrite=True).publish()
+    assert (tmp_path / "out" / "content").read_text() == "new"
+
+
+def test_what_is_drawn_of_a_result_goes_with_its_artefact(tmp_path: Path) -> None:
+    for name in ("report.html", ".report.html.lock", "plans.svg", "journal.jsonl"):
+        (tmp_path / "out" if (tmp_path / "out").exists() else artefact(tmp_path / "out")).joinpath(name).write_text("x")
+    started(tmp_path / "out", overwrite=True).publish()
+    assert inside(tmp_path / "out") == ["journal.jsonl"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_empty_folder_may_be_replaced(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "out").mkdir()
+    started(tmp_path / "out", overwrite=overwrite).publish()
     assert inside(tmp_path / "out") == ["journal.jsonl"]
 
 

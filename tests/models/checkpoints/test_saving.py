@@ -121,6 +121,8 @@ def test_what_cannot_be_saved(tmp_path):
         ({"model.safetensors": ""}, "is no model folder"),
         ({"config.json": "{}", "model.safetensors": "", "thesis.tex": "x"}, "also holds 'thesis.tex'"),
         ({"config.json": "{}", "model.safetensors": "", "src/main.c": "x"}, "also holds 'src'"),
+        ({"config.json": "{}", "model.safetensors": "", "notes.txt": "x"}, "also holds 'notes.txt'"),
+        ({"config.json": "{}", "model.safetensors": "", "answers.json": "x"}, "also holds 'answers.json'"),
         ({"config.json": "{}", "model.safetensors": "", "freemoe_config.json": "{}"}, "is an artefact of freemoe"),
         ({"config.json": "{}", "model.safetensors": "", "tokenizer.json": "{}", "README.md": ""}, None),
     ],

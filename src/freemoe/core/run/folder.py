@@ -18,7 +18,7 @@ from typing import Any
 
 from freemoe.core.environment import DECIDING, versions
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.core.files import MANIFEST, TEMPORARY, digest, disk_error, tell, write_atomic
+from freemoe.core.files import MANIFEST, PAGES, TEMPORARY, digest, disk_error, tell, write_atomic
 from freemoe.core.run.journal import Journal, JournalPart
 from freemoe.core.run.lock import claim, release
 from freemoe.core.run.unit_state import UnitState, forget
@@ -85,8 +85,7 @@ class RunFolder:
         self.partial = _partial_of(self.output)
         self.overwrite = overwrite
         _put_back(self.output)
-        if self.output.exists():
-            _check_replaceable(self.output, overwrite)
+        require_replaceable(self.output, overwrite)
         identity = _settled(identity)
         mark = self.partial / IDENTITY
         self._claim: int | None = None
@@ -236,8 +235,8 @@ class RunFolder:
         old = None
         tell("begins", "publish")
         try:
+            require_replaceable(self.output, self.overwrite)
             if self.output.exists():
-                _check_replaceable(self.output, self.overwrite)
                 old = Path(tempfile.mkdtemp(prefix=f"{self.output.name}.old-", dir=self.output.parent))
                 self.output.rename(old / "replaced")
                 tell("half", "publish")
@@ -290,7 +289,7 @@ def _put_back(output: Path) -> None:
     for old in output.parent.glob(f"{glob.escape(output.name)}.old-*"):
         kept = old / "replaced"
         with contextlib.suppress(OSError):
-            if [p.name for p in old.iterdir()] != ["replaced"] or not _is_artefact(kept):
+            if [p.name for p in old.iterdir()] != ["replaced"] or not _files_of(kept):
                 continue
             if output.exists():
                 # Its successor is there.
@@ -326,27 +325,47 @@ class RunPart(RunFolder):
         """Leave it to the other process."""
 
 
-def _check_replaceable(output: Path, overwrite: bool) -> None:
-    """Raise unless the folder that stands at the output may be replaced: it is an artefact, or empty."""
+def require_replaceable(output: Path, overwrite: bool) -> None:
+    """Raise unless an artefact may be written to a place: nothing stands there, an empty folder, or one that may be replaced.
+
+    Raises:
+        ArtifactError: It is not to be replaced, is no artefact, or holds a file that its manifest does not name.
+    """
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
     if not overwrite:
         raise ArtifactError(
             f"{str(output)!r} exists already. Choose another -o, or --overwrite to replace it; a finished run is never "
             "changed."
         )
-    if not output.is_dir() or (any(output.iterdir()) and not _is_artefact(output)):
+    if not output.is_dir() or not _files_of(output):
         raise ArtifactError(
             f"{str(output)!r} is not an artefact of freemoe (it has no {MANIFEST} that says so) and is not replaced. Choose "
             "another -o, or move it away."
         )
+    if others := _not_ours(output):
+        raise ArtifactError(
+            f"{str(output)!r} holds {others[0]!r}{f' and {len(others) - 1:,} more' * (len(others) > 1)}, which its manifest does not "
+            "name: freemoe did not write it, and it would be deleted. Move it away, or choose another -o."
+        )
 
 
-def _is_artefact(folder: Path) -> bool:
-    """Whether a folder's manifest is one, whatever has become of the rest."""
+def _not_ours(folder: Path) -> list[str]:
+    """Files of an artefact that neither its manifest nor a run has named; links are not followed."""
+    pages = {f".{page}.lock" for page in PAGES}.union(PAGES)
+    ours = {MANIFEST, RUNNING, IDENTITY, "journal.jsonl", *pages, *_files_of(folder)}
+    paths = {path.relative_to(folder) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
+    return sorted(str(path) for path in paths if str(path) not in ours and path.parts[0] not in WORKING)
+
+
+def _files_of(folder: Path) -> list[str]:
+    """What an artefact's manifest lists, whatever has become of the rest; nothing where it is none."""
     try:
         said = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(said, dict) and {"format", "kind", "files"} <= said.keys()
+        return []
+    known = isinstance(said, dict) and {"format", "kind"} <= said.keys() and isinstance(said.get("files"), dict)
+    return list(said["files"]) if known else []
 
 
 def _check_unfinished(partial: Path) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from freemoe.core.artifacts import read_manifest, write_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import CARD
+from freemoe.core.run.folder import require_replaceable
 from freemoe.core.version import __version__
 from freemoe.domain_experts.expert import EXPERTS, Expert, read_experts
 from freemoe.domain_experts.hosting.host import ExpertHost
@@ -19,7 +20,6 @@ from freemoe.domain_experts.prove.card import unmeasured_card
 from freemoe.domain_experts.route.reading import ROUTER, read_router
 from freemoe.domain_experts.route.router import Router
 from freemoe.evals.engine.answering import BASE
-from freemoe.hub.push import require_room
 from freemoe.hub.shipped import Shipped
 from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.identity import IDENTITY, identity
@@ -71,7 +71,7 @@ class SavedExperts(ExpertHost, Shipped):
             raise ArtifactError("There are no experts to save; save the base with its own save_pretrained (.model).")
         target = Path(folder)
         with self.expert(BASE):
-            require_room(target, overwrite)
+            require_replaceable(target, overwrite)
             experts = self._written()
             body = self._manifest(base, experts)
             with whole_or_nothing(target) as partial:

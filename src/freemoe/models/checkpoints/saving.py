@@ -21,15 +21,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.core.files import MANIFEST, as_disk_error, tell
+from freemoe.core.files import CARD, MANIFEST, as_disk_error, tell
 from freemoe.core.run.lock import alone
 from freemoe.models.offload import Stored, stored_parameters
 from freemoe.models.spec import family_of, find_layers
 
-_WEIGHTS = (".safetensors", ".gguf", ".bin")
+_WEIGHTS = ("model*.safetensors", "model-*.gguf", "pytorch_model*.bin")
 
-_OF_CHECKPOINTS = (*_WEIGHTS, ".json", ".txt", ".model", ".jinja", ".md")
-"""Ends of the names of files that a folder written by ``save_pretrained`` may hold."""
+_OF_CHECKPOINTS = (
+    *(*_WEIGHTS, "*_config.json", "config.json", "*.index.json", "chat_template.*", "special_tokens_map.json"),
+    *("added_tokens.json", "tokenizer.*", "vocab.*", "merges.txt", "spiece.model", "sentencepiece.bpe.model", CARD),
+)
+"""What files are called that ``save_pretrained`` of a model and its tokenizer writes, and those of `merge`."""
 
 
 def require_free(target: Path, overwrite: bool) -> None:
@@ -53,10 +56,10 @@ def _no_checkpoint(target: Path) -> str:
     if (target / MANIFEST).exists():
         return "is an artefact of freemoe"
     held = sorted(target.iterdir())
-    odd = [path.name for path in held if path.is_dir() or path.suffix not in _OF_CHECKPOINTS]
+    odd = [path.name for path in held if path.is_dir() or not any(map(path.match, _OF_CHECKPOINTS))]
     if odd:
         return f"also holds {odd[0]!r}"
-    return "" if any(path.suffix in _WEIGHTS for path in held) else "holds no weights"
+    return "" if any(path.match(name) for path in held for name in _WEIGHTS) else "holds no weights"
 
 
 @contextmanager
