@@ -45,7 +45,7 @@ def test_a_dry_run_names_models_and_memory(folders: SimpleNamespace, freemoe: Fr
     [
         (["{own}", "--host", "0.0.0.0"], "FREEMOE_API_KEY"),
         (["{own}", "--api-key", "short"], "8 or more"),
-        (["{own}", "--experts", "{own}"], "stands for two experts"),
+        (["{own}", "--experts", "{own}"], "'a', 'b' already"),
         (["{own}", "--experts", "{base}"], "not an artefact"),
         (["{own}", "--experts", "nothing-here"], "nothing of that name"),
         (["{own}", "--expert-root", "nothing-here"], "no folder"),

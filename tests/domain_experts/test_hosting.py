@@ -59,7 +59,7 @@ def test_a_mixture_is_opened_on_a_base_that_another_has_switched(moe, artefact):
 
 def test_what_cannot_be_loaded_changes_nothing(moe, world, artefact, text_artefact, tmp_path):
     with pytest.raises(
-        DataError, match=r"an expert 'law/0', 'law/1', 'sums/all' already.*prefix='NAME-'.*delete_expert"
+        DataError, match=r"an expert 'law/0', 'law/1', 'sums/all' already.*prefix='NAME-'.*delete the one"
     ):
         moe.load_expert(artefact)
     with pytest.raises(UnknownNameError, match=r"'wiki/al'.*Did you mean 'wiki/all'"):

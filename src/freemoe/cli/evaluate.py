@@ -63,9 +63,8 @@ def _plan(recipe: EvalRecipe) -> dict[str, Any]:
 def _require_known(recipe: EvalRecipe, place: Path) -> None:
     """Raise for an expert that there is not, as the evaluation would."""
     from freemoe.core.artifacts import read_manifest
-    from freemoe.core.registry import unknown_name
-    from freemoe.domain_experts.hosting.combining import parse
     from freemoe.evals.evaluation import require_plain
+    from freemoe.recipes.expert_names import AUTO, BASE, ExpertRef
     from freemoe.results.build import KIND
     from freemoe.systems import system_of
 
@@ -76,8 +75,8 @@ def _require_known(recipe: EvalRecipe, place: Path) -> None:
         return None  # what can be run there depends on the base
     known = [described["name"] for described in manifest["experts"]]
     for name in recipe.experts:
-        if name not in ("base", "auto", *known) and parse(name, known) is None:
-            raise unknown_name("expert", name, ["base", "auto", *known])
+        if name not in (BASE, AUTO):
+            ExpertRef.parse(name).require_known(known, (BASE, AUTO))
     return None
 
 

@@ -15,6 +15,7 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import RecipeError
 from freemoe.core.files import MANIFEST
 from freemoe.hub.fetch import fetch_artefact, require_in_reach
+from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, require_new_names
 from freemoe.results.build import KIND
 
 KEY = "FREEMOE_API_KEY"
@@ -140,7 +141,8 @@ def read_sources(texts: Sequence[str]) -> list[Source]:
     """Read ``--experts [PREFIX=]DIR``.
 
     Raises:
-        RecipeError: It is no artefact of domain experts, or two experts have one name.
+        RecipeError: It is no artefact of domain experts.
+        DataError: Two experts have one name, or a name cannot be one.
     """
     found: list[Source] = []
     for text in texts:
@@ -148,21 +150,8 @@ def read_sources(texts: Sequence[str]) -> list[Source]:
         if not equals or Path(text).exists():
             prefix, folder = "", text
         found.append(Source(fetch_artefact(folder, required=True), prefix))
-    require_different([name for source in found for name in source.names()])
+    require_new_names([name for source in found for name in source.names()], ())
     return found
-
-
-def require_different(names: Sequence[str]) -> None:
-    """Raise where two experts have one name.
-
-    Raises:
-        RecipeError: Says how to give another.
-    """
-    twice = sorted({name for name in names if names.count(name) > 1 or name in ("base", "auto")})
-    if twice:
-        raise RecipeError(
-            f"The name {twice[0]!r} stands for two experts. Put something before the names of one folder: --experts other-=DIR"
-        )
 
 
 def model_names(base: str, sources: Sequence[Source]) -> list[str]:
@@ -180,8 +169,8 @@ def model_names(base: str, sources: Sequence[Source]) -> list[str]:
     elif sources:
         auto = bool(read_manifest(sources[0].folder, check=False).get("router"))
     names += [name for source in sources for name in source.names()]
-    require_different(names)
-    return ["base", *(["auto"] if auto else []), *(f"base:{name}" for name in names)]
+    require_new_names(names, ())
+    return [BASE, *([AUTO] if auto else []), *(PREFIX + name for name in names)]
 
 
 def open_host(base: str, sources: Sequence[Source], dtype: str, device: str) -> Any:

@@ -21,11 +21,11 @@ from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.rank.bands import Band, band_tile, mask_between
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.structured.units import KINDS
-from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.kernels.sparse.bands import BandTile
 from freemoe.models.mask import AXES, Mask, MaskError, TensorMask, len_of
 from freemoe.models.sorted_code import coded, decode, encode
 from freemoe.models.weights import Weight
+from freemoe.recipes.expert_names import BASE, name_fault
 
 EXPERTS = "experts.safetensors"
 """The file of an artefact that holds them."""
@@ -184,10 +184,11 @@ def read_experts(folder: str | Path, manifest: Mapping[str, Any]) -> list[Expert
     described = entry(manifest, "experts", list, folder)
     tensors = read_tensors(folder, EXPERTS, manifest)
     names = [one.get("name") if isinstance(one, dict) else None for one in described]
-    wrong = [n for n in names if not isinstance(n, str) or not n or n in (BASE, AUTO) or names.count(n) > 1]
+    wrong = [f"{n!r:.120} {name_fault(n) or 'is there twice'}" for n in names if name_fault(n) or names.count(n) > 1]
     if wrong or not names:
         raise ArtifactError(
-            f"The manifest of {str(folder)!r} names the experts {names!r:.200}; each needs a name of its own. Build it anew."
+            f"The manifest of {str(folder)!r} names {len(names)} experts, and each needs a name of its own"
+            f"{': ' + wrong[0] if wrong else ''}. Build it anew."
         )
     owners = {key.rsplit("|", 2)[0] for key in tensors}
     if strangers := sorted(owners - set(names)):

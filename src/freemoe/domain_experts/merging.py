@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.expert import require_zeros_say
-from freemoe.domain_experts.hosting.combining import label, parse
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.merging import require_units, write_shrunk
-from freemoe.evals.engine.answering import BASE
 from freemoe.models.checkpoints.gguf_header import is_gguf
 from freemoe.models.checkpoints.gguf_writing import require_file_type, write_gguf
 from freemoe.models.checkpoints.placement import Placement
+from freemoe.recipes.expert_names import BASE, SIGNS, ExpertRef, Operation
 from freemoe.results.build import KIND
 
 
@@ -57,7 +56,7 @@ def merge(
     """
     found = outlook(artefact, expert, output, op=op, base=base, gguf=gguf, shrink=shrink, pad=pad, overwrite=overwrite)
     moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
-    name = _combined(moe, *_asked(expert, op, moe.experts))
+    name = _load_parts(moe, _read_names(expert, op, moe.experts))
     if shrink:
         folder = write_shrunk(moe, name, output, pad=pad, overwrite=overwrite)
         return {**found, "weights_off": None, "bytes": _written(folder)}
@@ -71,26 +70,35 @@ def merge(
     return {**found, "weights_off": off, "bytes": _written(folder)}
 
 
-def _asked(expert: str | Sequence[str], op: str | None, known: Sequence[str]) -> tuple[list[str], str | None]:
-    """The experts that are named, and how they are combined; also where one name says both: ``a+b``."""
-    names = [expert] if isinstance(expert, str) else list(expert)
-    if len(names) == 1 and op is None and names[0] not in (BASE, *known):
-        operation, parts = parse(names[0], known) or (None, names)
-        return parts, operation
-    return names, op
+def _read_names(expert: str | Sequence[str], op: str | None, known: Sequence[str]) -> ExpertRef:
+    """The experts that are named, and how they are combined; also where one name says both: ``a+b``.
 
-
-def _combined(moe: FreeMoE, names: list[str], op: str | None) -> str:
-    """The name of one expert, or of a new one that combines several, those of other artefacts loaded first."""
+    Raises:
+        RecipeError: Several are combined in no way that there is, or one is combined.
+    """
+    names = (expert,) if isinstance(expert, str) else tuple(expert)
+    if len(names) == 1 and op is not None:
+        raise RecipeError(
+            f"--op {op} combines several experts, and {names[0]!r} is one. Name at least 2, or leave --op out."
+        )
     if len(names) == 1:
-        return names[0]
-    own = []
-    for name in names:
+        # The path of another artefact may hold any sign.
+        return ExpertRef(names) if _elsewhere(names[0], known)[0] else ExpertRef.parse(names[0])
+    if op not in SIGNS.values():
+        how = "Say how they are combined" if op is None else f"--op is {op!r}"
+        raise RecipeError(
+            f"{len(names)} experts are named. {how}: --op union (what any of them has off is off) or --op intersection."
+        )
+    return ExpertRef(names, cast("Operation", op))
+
+
+def _load_parts(moe: FreeMoE, ref: ExpertRef) -> str:
+    """Load the experts of other artefacts; returns the name under which all are one expert of the mixture."""
+    names = []
+    for number, name in enumerate(ref.names):
         folder, other = _elsewhere(name, moe.experts)
-        own += [name] if folder is None else moe.load_expert(folder, other, prefix=f"{folder}:")
-    parts, combination = list(dict.fromkeys(own)), label(op or "", own)
-    moe.add_expert(combination, **{str(op): parts})
-    return combination
+        names += [name] if folder is None else moe.load_expert(folder, other, prefix=f"part {number}:")
+    return str(ExpertRef(tuple(names), ref.operation))
 
 
 def _elsewhere(name: str, known: Sequence[str]) -> tuple[str | None, str]:
@@ -120,7 +128,7 @@ def outlook(
 ) -> dict[str, Any]:
     """Check a merge before any weight is loaded, and say what it would write; see `merge`."""
     manifest = read_manifest(artefact)
-    names, op = _asked(expert, op, [described["name"] for described in manifest.get("experts", [])])
+    ref = _read_names(expert, op, [described["name"] for described in manifest.get("experts", [])])
     if pad and not shrink:
         raise RecipeError("--pad fills up what --shrink leaves; give both, or neither.")
     if shrink and gguf is not None:
@@ -128,8 +136,7 @@ def outlook(
             "--shrink and --gguf exclude each other: a base's GGUF file says sizes that the smaller model no longer has. Merge "
             "with --shrink alone, and convert the folder with llama.cpp's convert_hf_to_gguf.py."
         )
-    _check_operation(names, op)
-    chosen = _described(artefact, manifest, names)
+    chosen = _described(artefact, manifest, ref.names)
     _check_units(chosen, shrink)
     if Path(output).exists() and not overwrite:
         raise ArtifactError(f"{str(output)!r} exists already. Choose another -o, or --overwrite to replace it.")
@@ -147,28 +154,13 @@ def outlook(
     return {
         "folder": str(output),
         "gguf": None if gguf is None else str(Path(output) / _name(gguf)),
-        "expert": names[0] if len(names) == 1 else label(op or "", names),
+        "expert": str(ref),
         "base": str(source),
         "shrink": shrink,
     }
 
 
-def _check_operation(names: list[str], op: str | None) -> None:
-    """Raise unless several experts are combined in a way that there is, and one is not."""
-    if len(names) == 1 and op is not None:
-        raise RecipeError(
-            f"--op {op} combines several experts, and {names[0]!r} is one. Name at least 2, or leave --op out."
-        )
-    if len(names) > 1 and op is None:
-        raise RecipeError(
-            f"{len(names)} experts are named. Say how they are combined: --op union (what any of them has off is off) or --op "
-            "intersection."
-        )
-    if len(names) > 1:
-        label(op or "", names)
-
-
-def _described(artefact: str | Path, manifest: dict[str, Any], names: list[str]) -> dict[str, dict[str, Any]]:
+def _described(artefact: str | Path, manifest: dict[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What the artefacts say of the experts that are merged, by name.
 
     Raises:

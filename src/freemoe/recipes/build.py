@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from freemoe.core.registry import check_name
 from freemoe.recipes import limits
 from freemoe.recipes.data import DataSection
+from freemoe.recipes.expert_names import name_fault
 from freemoe.recipes.sections import (
     BatchTokens,
     Devices,
@@ -299,13 +300,15 @@ def _task_lists(value: object) -> object:
 def _named_domains(value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     for name, tasks in value.items():
         if not name.replace("-", "").replace("_", "").isalnum():
-            raise ValueError(f"domain name {name!r} may hold letters, digits, '-' and '_' only")
-        if not tasks:
-            raise ValueError(f"domain {name!r} names no task")
+            raise ValueError(f"domain name {name!r:.80} may hold letters, digits, '-' and '_' only")
         if len(name) > limits.NAME:
             raise ValueError(
-                f"domain name {name[:20]!r}... has {len(name):,} characters; at most {limits.NAME} are allowed"
+                f"domain name {name!r:.20}... has {len(name):,} characters; at most {limits.NAME} are allowed"
             )
+        if fault := name_fault(name):
+            raise ValueError(f"domain name {name!r} {fault}; its experts are called by it")
+        if not tasks:
+            raise ValueError(f"domain {name!r} names no task")
     return value
 
 

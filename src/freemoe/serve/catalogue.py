@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 from freemoe.core.artifacts import read_manifest
-from freemoe.core.errors import DataError, FreeMoEError
+from freemoe.core.errors import FreeMoEError
 from freemoe.core.registry import unknown_name
-from freemoe.evals.engine.answering import AUTO, BASE
+from freemoe.recipes.expert_names import ExpertRef, require_new_names
 from freemoe.serve.engine.engine import Engine
 
 log = logging.getLogger(__name__)
@@ -131,17 +130,12 @@ class Catalogue:
         """The next catalogue, with all experts of an artefact.
 
         Raises:
-            DataError: A name is taken.
+            DataError: A name is taken or cannot be one, or there are too many experts.
             ArtifactError: There is no artefact.
         """
         version = self._next()
         names = [str(expert["name"]) for expert in read_manifest(folder, check=False).get("experts", ())]
-        taken = [prefix + name for name in names if prefix + name in (BASE, AUTO, *self.names)]
-        if taken:
-            raise DataError(
-                f"There is an expert {', '.join(map(repr, taken))} already. Load it under another name (prefix), or drop the one "
-                "that is there."
-            )
+        require_new_names([prefix + name for name in names], self.names)
         return Catalogue(version, self.entries + tuple(Entry(prefix + n, str(folder), n, version) for n in names))
 
     def without(self, name: str) -> Catalogue:
@@ -207,8 +201,7 @@ class OnDemand:
         Raises:
             NotLoadedError: Its files are not what they were.
         """
-        parts = [name] if self.catalogue.entry(name) else [part.strip() for part in re.split("[+&]", name)]
-        for part in dict.fromkeys(parts):
+        for part in dict.fromkeys(ExpertRef.parse(name).names):
             async with self._locks[part]:
                 await self._bring(part)
 

@@ -195,7 +195,7 @@ def test_a_long_prompt_does_not_stall_who_is_writing(moe):
 
 
 def test_what_is_refused(moe):
-    with engine_on(moe, queue=2, batch=1, combinations=1) as engine:
+    with engine_on(moe, queue=2, batch=1) as engine:
         for bad, error in [
             (Ask((), "base", 1), ContextError),
             (Ask((5,) * 120, "base", 10), ContextError),
@@ -206,15 +206,31 @@ def test_what_is_refused(moe):
                 engine.submit([bad])
         with pytest.raises(QueueFullError, match="queue of 2"):
             engine.submit([ask(moe, "x")] * 4)
-        read(engine.submit([ask(moe, "x", "a+b")])[0])
-        with pytest.raises(DataError, match=r"combinations.*a\+b"):
-            engine.submit([ask(moe, "x", "a+c")])
         assert idle(engine)
         engine.close()
         with pytest.raises(StoppingError):
             engine.submit([ask(moe, "x")])
         with pytest.raises(UnknownNameError):
             engine.drop("nobody")
+
+
+def test_any_number_of_combinations_is_answered_and_those_used_last_are_held(moe):
+    """One after the other, with room for a few masks alone: the ones that nobody uses go."""
+    names = [sign.join(some) for sign in "+&" for n in (2, 3, 4) for some in itertools.permutations("abcd", n)]
+    board = moe._mixed_board, moe._board
+    limits = [(b, b._most_bytes) for b in board]
+    try:
+        for one, _ in limits:
+            one._most_bytes = 1
+        with engine_on(moe) as engine:
+            for name in names[:70]:
+                answer = read(engine.submit([ask(moe, "x", name, 1)])[0])
+                assert answer.error is None or "is the base itself" in str(answer.error)
+        assert len(set(moe._board.known) & set(names)) <= 2
+        assert len(set(moe._mixed_board.known) & set(names)) <= 2
+    finally:
+        for one, most in limits:
+            one._most_bytes = most
 
 
 def test_experts_go_when_those_who_asked_for_them_have_their_answers(moe):

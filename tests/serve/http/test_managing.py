@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 import time
+from urllib.parse import quote
 
 import pytest
 
@@ -47,6 +48,24 @@ def test_experts_are_listed_loaded_and_dropped(there, host, folders):
     error_of(there.client.post(TEXT, json={**GOOD, "model": "c"}), 404)
     error_of(there.client.delete(f"{EXPERTS}/c"), 404)
     error_of(there.client.delete(f"{EXPERTS}/base"), 404)
+    assert names(there) == ["a", "b"]
+
+
+@pytest.mark.parametrize("before", ["x-", "x:", "Süd ost/", "100%2F", "C#?/", "数", "a|", "%0A"])
+def test_what_can_be_loaded_can_be_asked_for_and_deleted_by_its_name(there, folders, before):
+    loaded = there.client.post(EXPERTS, json={"path": str(folders.more), "prefix": before})
+    assert loaded.json()["loaded"] == [f"{before}c", f"{before}d"]
+    answer = there.client.post(TEXT, json={**GOOD, "model": f"base:{before}c", "max_tokens": 1})
+    assert answer.json()["usage"]["freemoe"]["expert"] == f"{before}c"
+    assert there.client.delete(f"{EXPERTS}/{quote(before + 'c', safe='')}").status_code == 200
+    assert names(there) == ["a", "b", f"{before}d"]
+
+
+@pytest.mark.parametrize("before", ["base:", "a+", "a&", "x\n", "\u202e", " ", "../", "/", "x\x00"])
+def test_names_that_mean_something_else_are_refused(there, folders, before):
+    for path in (folders.own, folders.more):
+        error = error_of(there.client.post(EXPERTS, json={"path": str(path), "prefix": before}), 400)
+        assert "The name " in error["message"] or "invalid_json" in error["code"]
     assert names(there) == ["a", "b"]
 
 

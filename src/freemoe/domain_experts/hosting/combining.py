@@ -3,63 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from freemoe.core.errors import DataError, RecipeError
-from freemoe.core.registry import unknown_name
+from freemoe.core.errors import DataError
 from freemoe.domain_experts.expert import Expert, Lines, switch_expert, unit_expert
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.weights import Weight
-
-Operation = Literal["union", "intersection"]
-
-SIGNS: dict[str, Operation] = {"+": "union", "&": "intersection"}
-"""How a combination is written where a name is expected."""
+from freemoe.recipes.expert_names import Operation
 
 
-def label(operation: str, names: Sequence[str]) -> str:
-    """How a combination is written: ``a+b``, ``a&b``.
-
-    Raises:
-        RecipeError: For an operation that there is not.
-    """
-    for sign, known in SIGNS.items():
-        if known == operation:
-            return sign.join(names)
-    raise RecipeError(f"Experts are combined by {' or '.join(SIGNS.values())}, not by {operation!r}.")
-
-
-def parse(name: str, known: Collection[str]) -> tuple[Operation, list[str]] | None:
-    """The operation and the experts that a name such as ``a+b`` stands for; None where it has neither sign.
-
-    Args:
-        name: What was asked for; no name of an expert by itself.
-        known: Names of the experts.
-
-    Raises:
-        UnknownNameError: One of the parts is no expert.
-    """
-    unknown = None
-    for sign, operation in SIGNS.items():
-        parts = [part.strip() for part in name.split(sign)]
-        wrong = [part for part in parts if part not in known]
-        if not wrong:
-            return operation, parts
-        if len(wrong) < len(parts):
-            unknown = wrong[0]
-    if unknown is None:
-        return None
-    raise unknown_name(
-        "expert", unknown, list(known), f"It stands in {name!r}; a+b is a union and a&b an intersection of experts."
-    )
-
-
-def combined_mask(operation: Operation, masks: Sequence[Mask]) -> Mask:
-    """What is off in any of several masks, or in all of them."""
+def combined_mask(operation: Operation | None, masks: Sequence[Mask]) -> Mask:
+    """What is off in any of several masks, or in all of them; of one the mask itself."""
     if operation == "union":
         return masks[0].union(*masks[1:])
     return functools.reduce(lambda a, b: a.difference(a.difference(b)), masks)

@@ -17,12 +17,11 @@ from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.registry import unknown_name
 from freemoe.core.threads import Threads, require_threads, turn_of
 from freemoe.domain_experts.expert import Expert, read_experts, require_zeros_say
-from freemoe.domain_experts.hosting.combining import combine, combined_mask, label, parse
+from freemoe.domain_experts.hosting.combining import combine, combined_mask
 from freemoe.domain_experts.hosting.conversion import require_same_values
 from freemoe.domain_experts.hosting.mixing import MixingHost
 from freemoe.domain_experts.hosting.standing import standing_of
 from freemoe.domain_experts.hosting.summary import as_table, expert_row, measured
-from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.hub.fetch import fetch_artefact
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
@@ -32,6 +31,7 @@ from freemoe.models.mixed.board import MixedBoard, Tiles
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.switching import switch_off
 from freemoe.models.weights import find_weights
+from freemoe.recipes.expert_names import AUTO, BASE, ExpertRef, Operation, require_new_names
 from freemoe.results.build import KIND
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -69,6 +69,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
         self.model = model
         self.tokenizer = tokenizer
         self.training = model.training
+        require_new_names([e.name for e in experts], ())
         self._experts = {e.name: e for e in experts}
         # What builds say of their experts, by name.
         self._told: dict[str, dict[str, Any]] = {}
@@ -106,8 +107,8 @@ class ExpertHost(torch.nn.Module, MixingHost):
         """
         if name == AUTO:
             raise DataError("'auto' depends on the prompt and cannot be set; pass expert='auto' with the prompt.")
-        if name != BASE and name not in self._experts and parse(name, self._experts) is None:
-            raise unknown_name("expert", name, [BASE, AUTO, *self._experts])
+        if name != BASE:
+            ExpertRef.parse(name).require_known(self._experts, (BASE, AUTO))
 
     def expert_mask(self, name: str) -> Mask:
         """Weights that an expert switches off, regenerated from the untouched base."""
@@ -123,12 +124,8 @@ class ExpertHost(torch.nn.Module, MixingHost):
         """The same while the base is switched in."""
         if name == BASE:
             return Mask()
-        if name in self._experts:
-            return self._experts[name].mask(self._weights)
-        combination = parse(name, self._experts)
-        assert combination is not None
-        operation, parts = combination
-        return combined_mask(operation, [self._experts[part].mask(self._weights) for part in parts])
+        ref = ExpertRef.parse(name)
+        return combined_mask(ref.operation, [self._experts[part].mask(self._weights) for part in ref.names])
 
     def described(self, name: str) -> Expert:
         """An expert, or a combination as an expert of its own.
@@ -139,13 +136,10 @@ class ExpertHost(torch.nn.Module, MixingHost):
         """
         with self.expert(BASE):
             self.require(name)
-            if name in self._experts:
-                return self._experts[name]
-            combination = parse(name, self._experts)
-            if combination is None:
-                return Expert(BASE)
-            operation, parts = combination
-            return combine(name, operation, [self._experts[part] for part in parts], self._weights)
+            ref = ExpertRef.parse(name)
+            if ref.operation is None:
+                return self._experts.get(name, Expert(BASE))
+            return combine(name, ref.operation, [self._experts[part] for part in ref.names], self._weights)
 
     # -------------------------------------------------------------- switching
 
@@ -209,7 +203,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
         Raises:
             ArtifactError: The artefact is damaged, holds something else, or was made for another base.
             UnknownNameError: It has no expert of that name.
-            DataError: A name is taken already.
+            DataError: A name is taken already or cannot be one, or there are too many (`recipes.expert_names`).
         """
         root = fetch_artefact(artefact, required=True)
         manifest = read_manifest(root)
@@ -220,7 +214,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
             raise unknown_name("expert", name, list(held))
         wanted = list(held) if name is None else [name]
         with self.expert(BASE):
-            self._require_free([prefix + n for n in wanted])
+            require_new_names([prefix + n for n in wanted], self._experts)
             require_base(manifest, self.model, self.tokenizer)
             told = measured(root)
             for old in wanted:
@@ -241,20 +235,20 @@ class ExpertHost(torch.nn.Module, MixingHost):
             intersection: Experts; what is off in all of them is off.
 
         Raises:
-            DataError: The name is taken, neither or both are given, or the combination is the base.
+            DataError: As `load_expert` of the name; neither or both are given, or the combination is the base.
             UnknownNameError: One of them is no expert here.
         """
         if (union is None) == (intersection is None):
             raise DataError("An expert combines others by union=[...] or by intersection=[...]: give one of the two.")
-        operation, parts = ("intersection", intersection) if union is None else ("union", union)
+        parts = intersection if union is None else union
+        operation: Operation = "intersection" if union is None else "union"
         assert parts is not None
         with self.expert(BASE):
-            self._require_free([name])
-            for part in parts:
-                if part not in self._experts:
-                    raise unknown_name("expert", part, self.experts)
+            require_new_names([name], self._experts)
+            ref = ExpertRef(tuple(parts), operation)
+            ref.require_known(self._experts)
             self._experts[name] = combine(name, operation, [self._experts[p] for p in parts], self._weights)
-            self._told[name] = {"verdict": f"{label(operation, parts)}: measured by nobody yet"}
+            self._told[name] = {"verdict": f"{ref}: measured by nobody yet"}
             self._board.forget(name)
             self._mixed_board.forget(name)
 
@@ -267,11 +261,10 @@ class ExpertHost(torch.nn.Module, MixingHost):
         with self.expert(BASE):
             if name not in self._experts:
                 raise unknown_name("expert", name, self.experts)
-            known = list(self._experts)
 
             def gone(other: str) -> bool:
                 # Combinations with it are forgotten too.
-                return other == name or (other not in (BASE, *known) and name in (parse(other, known) or ((), ()))[1])
+                return name in ExpertRef.parse(other).names
 
             standing_of(self.model).let_go(self, gone)
             for board in (self._board, self._mixed_board):
@@ -279,14 +272,6 @@ class ExpertHost(torch.nn.Module, MixingHost):
                     board.forget(other)
             del self._experts[name]
             self._told.pop(name, None)
-
-    def _require_free(self, names: Sequence[str]) -> None:
-        taken = [n for n in names if n in self._experts or n in (BASE, AUTO)]
-        if taken:
-            raise DataError(
-                f"There is an expert {', '.join(map(repr, taken))} already. Load it under another name (prefix='NAME-'), or "
-                "delete_expert the one that is there."
-            )
 
     # ---------------------------------------------------------------- telling
 

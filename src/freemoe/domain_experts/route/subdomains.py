@@ -17,6 +17,7 @@ from torch import Tensor
 from freemoe.core.errors import DataError
 from freemoe.evals.tasks.documents import Document, ReferenceSplit, require_reference
 from freemoe.recipes import SubdomainSection
+from freemoe.recipes.expert_names import make_names
 
 _DOCUMENTS_PER_CLUSTER = 40
 _MOST_CLUSTERS = 8
@@ -138,7 +139,7 @@ def divide(domain: str, split: ReferenceSplit, feature: Tensor, section: Subdoma
     }
     return Subdomains(
         domain,
-        tuple(f"{domain}/{kept[k]}" for k in range(len(kept))),
+        tuple(f"{domain}/{name}" for name in make_names(kept)),
         tuple(int(x) for x in labels),
         centroids,
         section.by,

@@ -17,9 +17,7 @@ from freemoe.core.registry import unknown_name
 from freemoe.core.threads import turn_of
 from freemoe.evals.engine.scorer import context_length
 from freemoe.hub.shipped import Shipped
-
-BASE, AUTO = "base", "auto"
-"""The names of the base itself, and of what the artefact picks."""
+from freemoe.recipes.expert_names import AUTO, BASE
 
 
 class Opened(Protocol):
@@ -117,7 +115,7 @@ class Answering(Shipped):
 
     model: Any
     tokenizer: Any
-    ways: Mapping[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=lambda: {"base": nullcontext})
+    ways: Mapping[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=lambda: {BASE: nullcontext})
     folder: Path | None = None
 
     @property

@@ -50,6 +50,10 @@ class MixedBoard:
         """Memory that is held for an expert, in bytes; 0 for one that was not used yet."""
         return sum(part.bytes for part in self._experts.get(name, {}).values())
 
+    def holds(self, experts: Mapping[str, Parts]) -> bool:
+        """Whether all of these are still held as they are."""
+        return all(self._experts.get(name) is parts for name, parts in experts.items())
+
     def forget(self, name: str) -> None:
         """Let go of an expert, so that it is learned anew when it is used next."""
         self._experts.pop(name, None)

@@ -75,6 +75,8 @@ class Mixed:
         known, plans = self._known.get(tuple(names), ({}, {}))
         if known.keys() != parts.keys() or any(known[name] is not own for name, own in parts.items()):
             plans = self._planned(Assignment(names), parts)
+            # What the board forgot meanwhile is not held here either.
+            self._known = {k: v for k, v in self._known.items() if self._board.holds(v[0])}
             while len(self._known) >= _MOST_KNOWN:
                 del self._known[next(iter(self._known))]
             self._known[tuple(names)] = parts, plans

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from freemoe.core.errors import DataError
 from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.hosting.batches import special_tokens
 from freemoe.evals.engine.answering import AUTO, BASE
@@ -46,7 +45,6 @@ class Engine:
         self._lock = threading.Condition()
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._leaving: dict[str, Future[None]] = {}
-        self._combinations: set[str] = set()
         self._ending = self._closed = False
         self._thread = threading.Thread(target=self._work, name="freemoe engine", daemon=True)
 
@@ -82,7 +80,7 @@ class Engine:
 
         Raises:
             UnknownNameError: There is no such expert.
-            DataError: A sequence does not fit the context (`ContextError`), or there are too many combinations of experts.
+            ContextError: A sequence does not fit the context.
             QueueFullError: Too many wait already.
             StoppingError: No more requests are taken.
         """
@@ -109,14 +107,6 @@ class Engine:
         if going is not None:
             raise unknown_name("expert", name, [BASE, AUTO, *self.experts])
         self.host.require(name)
-        if name in (BASE, *self.host.experts) or name in self._combinations:
-            return
-        if len(self._combinations) >= self.limits.combinations:
-            raise DataError(
-                f"{len(self._combinations)} different combinations of experts are in use, the most that is held. Ask for one of "
-                f"them: {', '.join(sorted(self._combinations)[:8])}."
-            )
-        self._combinations.add(name)
 
     def call(self, work: Callable[[], Found]) -> Future[Found]:
         """Have something done that needs the base, between two steps."""
@@ -190,7 +180,6 @@ class Engine:
             _settle(self._leaving[name], lambda name=name: self.host.delete_expert(name))
             with self._lock:
                 del self._leaving[name]
-                self._combinations = {c for c in self._combinations if not Ask((0,), c, 0).uses(name)}
 
     def _end(self) -> None:
         error = StoppingError("The server has ended before this answer did.")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from freemoe.core.errors import BusyError, DataError
 from freemoe.evals.engine.sampling import GREEDY, Sampling
+from freemoe.recipes.expert_names import ExpertRef
 
 
 class ContextError(DataError):
@@ -35,7 +35,6 @@ class Limits:
         queue: Sequences that may wait for a slot.
         prefill: Tokens of prompts that are read per step, so that running sequences do not stall.
         pieces: Events of a stream that are kept for a reader that does not read.
-        combinations: Different combinations of experts (``a+b``) that are held.
     """
 
     context: int
@@ -43,7 +42,6 @@ class Limits:
     queue: int = 256
     prefill: int = 256
     pieces: int = 1024
-    combinations: int = 32
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class Ask:
 
     def uses(self, name: str) -> bool:
         """Whether an expert is, or is part of, the one that was asked for."""
-        return self.expert == name or name in (part.strip() for part in re.split("[+&]", self.expert))
+        return name in ExpertRef.parse(self.expert).names
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from freemoe.core.registry import unknown_name
-from freemoe.evals.engine.answering import AUTO, BASE, require_tokenizer, text_ids
+from freemoe.evals.engine.answering import require_tokenizer, text_ids
 from freemoe.evals.engine.sampling import Sampling
+from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, ExpertRef
 from freemoe.serve.catalogue import Experts
 from freemoe.serve.engine.engine import Engine, require_fit
 from freemoe.serve.engine.requests import Ask, ContextError
@@ -22,7 +23,6 @@ from freemoe.serve.http.reading import Bounds
 from freemoe.text.chat import as_prompt, has_template, plain_prompt
 
 Found = TypeVar("Found")
-PREFIX = f"{BASE}:"
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,11 @@ def expert_of(model: str, experts: Sequence[str], auto: bool) -> str:
     name = model.removeprefix(PREFIX).strip()
     if name == AUTO:
         return AUTO
-    if name not in (BASE, *experts):
-        for sign in "+&":
-            parts = [part.strip() for part in name.split(sign)]
-            if len(parts) > 1 and all(part in experts for part in parts):
-                return sign.join(sorted(set(parts)))
+    ref = ExpertRef.parse(name)
+    if name != BASE and not set(ref.names) <= set(experts):
         error = unknown_name("model", model, model_names(experts, auto), "Experts are combined as base:a+b.")
         raise RequestError(404, str(error), param="model", code="model_not_found")
-    return name
+    return str(ExpertRef(tuple(sorted(set(ref.names))), ref.operation))
 
 
 class Preparing:

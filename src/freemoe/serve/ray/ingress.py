@@ -15,12 +15,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from freemoe.core.errors import FreeMoEError
+from freemoe.recipes.expert_names import PREFIX
 from freemoe.serve.catalogue import Catalogue
 from freemoe.serve.http.app import failed, no_such_path
 from freemoe.serve.http.errors import SERVER, Said
 from freemoe.serve.http.gate import Gate
 from freemoe.serve.http.metrics import CONTENT_TYPE, Metrics
-from freemoe.serve.http.preparing import PREFIX
 from freemoe.serve.http.reading import Bounds, read_bytes
 from freemoe.serve.page import page
 from freemoe.serve.ray import counts

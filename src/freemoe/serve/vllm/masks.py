@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from freemoe.core.errors import ArtifactError
-from freemoe.domain_experts.hosting.combining import combined_mask, parse
+from freemoe.domain_experts.hosting.combining import combined_mask
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.models.mask import Mask, TensorMask
+from freemoe.recipes.expert_names import BASE, ExpertRef
 from freemoe.serve.vllm.step import Off, Parts
 
 # Above this share the product with what is off reads more than a copy of the weight with zeros does.
@@ -105,13 +106,10 @@ class ExpertMasks:
 
     def mask(self, name: str) -> Mask:
         """What is off under an expert, or a combination of experts."""
-        if name in self._masks:
-            return self._masks[name]
-        combination = parse(name, self._masks)
-        if combination is None:
+        if name == BASE:
             return Mask()
-        operation, parts = combination
-        return combined_mask(operation, [self._masks[part] for part in parts])
+        ref = ExpertRef.parse(name)
+        return combined_mask(ref.operation, [self._masks[part] for part in ref.names])
 
     def parts(self, name: str) -> Parts:
         """The same by linear, ready to be applied."""

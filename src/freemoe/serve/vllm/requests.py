@@ -10,8 +10,7 @@ from typing import Any
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor as LogitsProcessorV1
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as LogitsProcessorV2
 
-from freemoe.core.errors import DataError
-from freemoe.core.registry import unknown_name
+from freemoe.core.errors import DataError, UnknownNameError
 from freemoe.serve.vllm.settings import BASE
 
 EXPERT = "expert"
@@ -44,14 +43,12 @@ def require_expert(name: str, known: Collection[str]) -> None:
     if name == BASE or name in known:
         return
     # Loaded for combinations alone.
-    from freemoe.domain_experts.hosting.combining import parse
+    from freemoe.recipes.expert_names import ExpertRef
 
     try:
-        if parse(name, known) is not None:
-            return
-    except KeyError as error:
+        ExpertRef.parse(name).require_known(sorted(known), (BASE,))
+    except UnknownNameError as error:
         raise DataError(str(error)) from None
-    raise DataError(str(unknown_name("expert", name, [BASE, *sorted(known)])))
 
 
 def salt_of(name: str, given: str | None) -> str | None:
