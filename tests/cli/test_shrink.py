@@ -89,7 +89,7 @@ def test_refused_before_anything_is_loaded(artefact: Path, freemoe: Freemoe, mon
     check_refusal(freemoe("merge", out, "base", "--shrink"), ["of kind 'base'", "nothing can be cut out"])
     combine = ("merge", out, "law/all", "law/single")
     check_refusal(freemoe(*combine), ["2 experts are named", "--op union"])
-    check_refusal(freemoe(*combine, "--op", "sum"), ["by union or intersection, not by 'sum'"])
+    check_refusal(freemoe(*combine, "--op", "sum"), ["--op is 'sum': --op union", "--op intersection"])
     check_refusal(freemoe(*combine, "--op", "union", "--shrink"), ["'law/single' is of kind 'switch'"])
     check_refusal(freemoe(*combine, "law/sngle", "--op", "union"), ["Unknown expert 'law/sngle'", "'law/single'"])
     check_refusal(freemoe(*combine, "base", "--op", "union"), ["Unknown expert 'base'"])

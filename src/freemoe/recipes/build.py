@@ -299,14 +299,13 @@ def _task_lists(value: object) -> object:
 
 def _named_domains(value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     for name, tasks in value.items():
+        fault = name_fault(name)
         if not name.replace("-", "").replace("_", "").isalnum():
-            raise ValueError(f"domain name {name!r:.80} may hold letters, digits, '-' and '_' only")
-        if len(name) > limits.NAME:
-            raise ValueError(
-                f"domain name {name!r:.20}... has {len(name):,} characters; at most {limits.NAME} are allowed"
-            )
-        if fault := name_fault(name):
-            raise ValueError(f"domain name {name!r} {fault}; its experts are called by it")
+            fault = "may hold letters, digits, '-' and '_' only"
+        elif len(name) > limits.NAME:
+            fault = f"has {len(name):,} characters; at most {limits.NAME} are allowed"
+        if fault:
+            raise ValueError(f"domain name {name!r:.80} {fault}")
         if not tasks:
             raise ValueError(f"domain {name!r} names no task")
     return value
