@@ -6,10 +6,10 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -39,25 +39,25 @@ Threads = Literal["wait", "raise"]
 _POLL = 0.05
 
 
-@dataclass(frozen=True, eq=False)
-class _User:
-    """A thread, and the asyncio task that runs on it now or None."""
+class _Place(weakref.ref[bytearray]):
+    """Where a thread stands in the queue, and the asyncio task that ran on it or None; ends with what it refers to."""
+
+    __slots__ = ("task", "thread")
 
     thread: threading.Thread
     task: Any
 
-    @classmethod
-    def current(cls) -> _User:
-        asyncio = sys.modules.get("asyncio")
-        try:
-            task = None if asyncio is None else asyncio.current_task()
-        except RuntimeError:  # no loop runs on this thread
-            task = None
-        return cls(threading.current_thread(), task)
 
-    def within(self, other: _User) -> bool:
-        """Whether what the other has open is open for this one; a loop that a thread starts is part of what it does."""
-        return self.thread is other.thread and other.task in (None, self.task)
+class _Alive(bytearray):
+    """A byte that can be referred to weakly; it lives exactly as long as a place in the queue is needed."""
+
+
+def _current_task() -> Any:
+    asyncio = sys.modules.get("asyncio")
+    try:
+        return None if asyncio is None else asyncio.current_task()
+    except RuntimeError:  # no loop runs on this thread
+        return None
 
 
 class Turn:
@@ -65,26 +65,42 @@ class Turn:
 
     A turn may end on another thread than the one that has it, as a generator's does that is collected elsewhere.
 
+    A ctrl-C can raise between any two bytecodes, so no lock is taken or given back by Python code here. The queue holds weak
+    references, the first one alive has the turn, and each step on it is a single call into C. What keeps a place alive is a
+    `memoryview`, whose ``with`` block is entered and left in C: the turn ends with the block, and even where the block was
+    never entered the turn ends with the frames that knew of it.
+
     Attributes:
         kept: What users keep beside it, by name.
     """
 
     def __init__(self) -> None:
         self.kept: dict[str, Any] = {}
-        self._changed = threading.Condition()
-        self._waiting: list[object] = []
-        # Of every block that is open, outermost first: one thread, but maybe several tasks of it.
-        self._users: list[_User] = []
+        # The blocks that are open, innermost first, all of one thread; behind them those that wait.
+        self._places: list[_Place] = []
         self._lost = False
+
+    def _first(self) -> _Place | None:
+        """Whoever has the turn."""
+        for place in tuple(self._places):
+            if place() is not None:
+                return place
+            with suppress(ValueError):  # another thread took it out
+                self._places.remove(place)
+        return None
 
     def mine(self) -> bool:
         """Whether whoever asks has the turn."""
-        with self._changed:
-            return bool(self._users) and _User.current().within(self._users[-1])
+        return self._is_open(self._first(), _current_task())
 
-    @contextmanager
-    def held(self, threads: Threads = "wait", given_up: threading.Event | None = None) -> Iterator[None]:
-        """Have the turn inside a ``with`` block; it nests.
+    def _is_open(self, first: _Place | None, task: Any) -> bool:
+        """Whether what has the turn is open for this thread and task; a loop that a thread starts is part of what it does."""
+        return first is not None and first.thread is threading.current_thread() and first.task in (None, task)
+
+    def held(
+        self, threads: Threads = "wait", given_up: threading.Event | None = None
+    ) -> AbstractContextManager[object]:
+        """Wait for the turn, and have it until the end of a ``with`` block over what is returned; it nests.
 
         Args:
             threads: Whether to wait for it.
@@ -94,55 +110,62 @@ class Turn:
             BusyError: Another thread has it and ``threads`` is ``raise``; another asyncio task of this very thread has it;
                 ``given_up`` was set; this process was forked while another thread had it.
         """
-        user = self._take(threads, given_up)
+        alive = _Alive(1)
         try:
-            yield
-        finally:
-            self._leave(user)
+            place = _Place(alive)
+            place.thread, place.task = threading.current_thread(), _current_task()
+            if not self._nest(place):
+                self._places.append(place)
+                self._wait(place, threads, given_up)
+            return memoryview(alive)
+        except BaseException:
+            # The traceback keeps this frame, for as long as somebody keeps the error.
+            del alive
+            raise
 
-    def _take(self, threads: Threads, given_up: threading.Event | None) -> _User:
-        me, ticket = _User.current(), object()
-        with self._changed:
-            if self._lost:
-                raise BusyError(
-                    "This process was forked while another thread was using the model, so what it holds here may be half of one "
-                    "expert and half of another. Load it anew in this process, or start processes by 'spawn'."
-                )
-            if self._users and me.within(self._users[-1]):
-                self._users.append(me)
-                return me
-            if self._users and self._users[-1].thread is me.thread:
-                raise BusyError(
-                    "Another asyncio task of this thread uses the model across an await, so waiting for it would never end. Leave "
-                    "`with moe.expert(...)` before awaiting, or name the expert in the call and run it by asyncio.to_thread."
-                )
-            if threads == "raise" and (self._users or self._waiting):
+    def _nest(self, place: _Place) -> bool:
+        """Have the turn once more; False where this thread does not have it."""
+        first = self._first()
+        if self._lost:
+            raise BusyError(
+                "This process was forked while another thread was using the model, so what it holds here may be half of one "
+                "expert and half of another. Load it anew in this process, or start processes by 'spawn'."
+            )
+        if first is None or first.thread is not place.thread:
+            return False
+        if not self._is_open(first, place.task):
+            raise BusyError(
+                "Another asyncio task of this thread uses the model across an await, so waiting for it would never end. Leave "
+                "`with moe.expert(...)` before awaiting, or name the expert in the call and run it by asyncio.to_thread."
+            )
+        self._places.insert(0, place)
+        if first() is not None:
+            return True
+        # The block around this one was ended by another thread in this very moment, and the next in line may be in.
+        self._places.remove(place)
+        return False
+
+    def _wait(self, place: _Place, threads: Threads, given_up: threading.Event | None) -> None:
+        ended = SimpleQueue[object]()
+        while (first := self._first()) is not None and first.thread is not place.thread:
+            if threads == "raise":
                 raise BusyError(
                     "Another thread is using this model, and threads is 'raise'. Call it again later, or open it with "
                     "threads='wait' to wait for a turn."
                 )
-            self._waiting.append(ticket)
-            try:
-                while self._users or self._waiting[0] is not ticket:
-                    if given_up is not None and given_up.is_set():
-                        raise BusyError("The text was closed before the model was free to begin it.")
-                    self._changed.wait(None if given_up is None else _POLL)
-                self._users.append(me)
-                return me
-            finally:
-                self._waiting.remove(ticket)
-                self._changed.notify_all()
-
-    def _leave(self, user: _User) -> None:
-        with self._changed:
-            # Not always the last: generators end when they like.
-            self._users.remove(user)
-            self._changed.notify_all()
+            if given_up is not None and given_up.is_set():
+                raise BusyError("The text was closed before the model was free to begin it.")
+            # Nothing here may keep the other's place alive: it is on the stack while it is referred to, in no variable.
+            watch = weakref.ref(first() or self, ended.put)
+            if watch() is not self:
+                with suppress(Empty):
+                    ended.get(timeout=_POLL)
 
     def _forked(self) -> None:
         """In the child of a fork only the thread that forked goes on."""
-        self._lost = self._lost or any(user.thread is not threading.current_thread() for user in self._users)
-        self._changed, self._waiting = threading.Condition(), []
+        me, first = threading.current_thread(), self._first()
+        self._lost = self._lost or (first is not None and first.thread is not me)
+        self._places = [place for place in self._places if place.thread is me]
 
 
 def require_threads(value: str) -> Threads:
@@ -159,20 +182,15 @@ def require_threads(value: str) -> Threads:
 
 
 _TURNS: weakref.WeakKeyDictionary[Any, Turn] = weakref.WeakKeyDictionary()
-_LOCK = threading.RLock()
 
 
 def turn_of(model: Any) -> Turn:
     """The one turn of a model, whoever asks; it goes with the model."""
-    with _LOCK:
-        if model not in _TURNS:
-            _TURNS[model] = Turn()
-        return _TURNS[model]
+    # A dictionary's setdefault is one step, also for two threads.
+    return _TURNS.setdefault(model, Turn())
 
 
 def _after_fork() -> None:
-    global _LOCK
-    _LOCK = threading.RLock()
     for turn in list(_TURNS.values()):
         turn._forked()
 

@@ -143,7 +143,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
 
     # -------------------------------------------------------------- switching
 
-    def turn(self) -> contextlib.AbstractContextManager[None]:
+    def turn(self) -> contextlib.AbstractContextManager[object]:
         """Have the base for this thread alone inside a ``with`` block, as every call here does for itself; it nests.
 
         Raises:

@@ -40,7 +40,7 @@ class Ways:
         if name != BASE and name not in self._ways:
             raise unknown_name("expert", name, [BASE, *self.experts])
 
-    def turn(self) -> AbstractContextManager[None]:
+    def turn(self) -> AbstractContextManager[object]:
         """Have the model for this thread alone."""
         return turn_of(self.model).held()
 
