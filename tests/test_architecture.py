@@ -286,9 +286,17 @@ def test_names_that_recipes_allow_are_the_registries() -> None:
 
 
 def hooks_by_hand(tree: ast.AST) -> list[int]:
-    """Lines that name one of torch's own ways to register a hook, or the places where torch keeps them."""
-    attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
-    return [n.lineno for n in attributes if HOOKS_BY_HAND.fullmatch(n.attr)]
+    """Lines that name one of torch's own ways to register a hook, or the places where torch keeps them, or exchange a forward."""
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) if HOOKS_BY_HAND.fullmatch(name):
+                found.append(node.lineno)
+            case ast.Attribute(attr="forward", ctx=to) | ast.Subscript(slice=ast.Constant("forward"), ctx=to):
+                found += [] if isinstance(to, ast.Load) else [node.lineno]
+            case ast.Call(func=ast.Attribute(attr="pop"), args=[ast.Constant("forward"), *_]):
+                found.append(node.lineno)
+    return found
 
 
 def test_hooks_stay_with_the_models() -> None:
@@ -308,7 +316,12 @@ def test_hooks_stay_with_the_models() -> None:
         ("w.register_post_accumulate_grad_hook(see)", True),
         ("m.register_full_backward_hook(see)", True),
         ("gate._forward_hooks.clear()", True),
+        ("layer.forward = partial(run, layer.forward)", True),
+        ("vars(layer)['forward'] = run", True),
+        ("del layer.__dict__['forward']", True),
+        ("layer.__dict__.pop('forward', None)", True),
         ("stack.enter_context(after(layer, see))", False),
+        ("own = layer.forward", False),
         ("register_model('freemoe')", False),
         ("self.register_buffer('mask', mask)", False),
     ],

@@ -20,7 +20,7 @@ from freemoe.domain_experts.purify.activations import bytes_per_token, fits, is_
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.purify.strongest import strongest
 from freemoe.domain_experts.rank.importance import METRICS
-from freemoe.models.hooks import accumulated
+from freemoe.models.hooks import accumulated, hooked, instead
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.spec import family_of, find_layers
 from freemoe.models.weights import Weight, find_weights
@@ -115,13 +115,8 @@ def _checkpointed_layers(model: nn.Module, always: bool) -> Iterator[None]:
         # Nothing random runs in evaluation mode, so no generator's state need be kept for the second run.
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
-    try:
-        for number, layer in enumerate(layers):
-            layer.forward = partial(run, layer.forward, number == 0)
+    with hooked(*(instead(layer, partial(run, layer.forward, not i)) for i, layer in enumerate(layers))):
         yield
-    finally:
-        for layer in layers:
-            layer.__dict__.pop("forward", None)
 
 
 def backward(model: Any, batches: Sequence[AnswerBatch]) -> float:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.compat.peft import unwrapped
-from freemoe.models.hooks import after, before, has_hooks, has_hooks_after, hooked, resting
+from freemoe.models.hooks import after, before, has_hooks, has_hooks_after, hooked, instead, resting
 
 CHUNK = 1 << 24
 """Logits alive at one time, about: 64 MiB in fp32."""
@@ -126,22 +126,15 @@ def _logits(causal: Any, decoder: nn.Module, decoded: Any, head: nn.Module, rows
     """Logits ``(n, V)`` of the head's inputs ``rows``, by the model's own forward, its decoder left out."""
     # Hooks in front of the model were told of this run already; hooks behind it may change its logits.
     run = causal if has_hooks_after(causal) else causal.forward
-    with _answering(decoder, decoded), before(head, lambda module, args: (rows[None], *args[1:])):
+    with output_replayed(decoder, decoded), before(head, lambda module, args: (rows[None], *args[1:])):
         return run(**inputs).logits[0]
 
 
 @contextlib.contextmanager
-def _answering(decoder: nn.Module, output: Any) -> Iterator[None]:
-    """Inside, a module returns what it returned before; hooks are not told again of a run that was one."""
-    replaced = decoder.__dict__.get("forward")
-    with resting(decoder):
-        try:
-            decoder.__dict__["forward"] = lambda *args, **kwargs: output
-            yield
-        finally:
-            del decoder.__dict__["forward"]
-            if replaced is not None:
-                decoder.__dict__["forward"] = replaced
+def output_replayed(decoder: nn.Module, output: Any) -> Iterator[None]:
+    """Inside, a module returns what it returned before; its hooks are not called again for a run that was one."""
+    with resting(decoder), instead(decoder, lambda *args, **kwargs: output):
+        yield
 
 
 def summed_loss(ending: Ending, targets: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """A transformers decoder layer as the kernels take it; None where it holds anything that they do not know.
 
-What is read here is the layout that Mixtral, OLMoE and Qwen3-MoE share. Nothing is taken on trust: `quick` holds the first
-tokens of every layer against the layer's own forward.
+What is read here is the layout that Mixtral, OLMoE and Qwen3-MoE share. Nothing is taken on trust: `quick` holds some tokens of
+every layer against the layer's own forward.
 """
 
 from __future__ import annotations

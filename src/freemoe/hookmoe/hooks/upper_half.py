@@ -7,7 +7,7 @@ masks, rotary embeddings and layer types keep their places.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from freemoe.core.run.progress import Progress, Quiet
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.layers import decoder_layers
-from freemoe.models.hooks import before
+from freemoe.models.hooks import before, hooked, instead
 from freemoe.text.blocks import Blocks
 from freemoe.training.states import State
 
@@ -57,11 +57,7 @@ def inputs_of(
 @contextmanager
 def upper(model: Any, layer: int) -> Iterator[None]:
     """While open, ``inputs_embeds`` enter the model at ``layer``; the layers below pass them on."""
-    with ExitStack() as stack:
-        for module in decoder_layers(model)[:layer]:
-            replaced = vars(module).get("forward")
-            vars(module)["forward"] = _pass_on
-            stack.callback(_put_back, module, replaced)
+    with hooked(*(instead(module, _pass_on) for module in decoder_layers(model)[:layer])):
         yield
 
 
@@ -76,15 +72,6 @@ def remade(model: Any, first: int = 0) -> Iterator[None]:
     It must still be open then, and whatever else changes the model too. The model's own way needs training mode, in which some
     routers add noise.
     """
-    with ExitStack() as stack:
-        for module in decoder_layers(model)[first:]:
-            stack.callback(_put_back, module, vars(module).get("forward"))
-            vars(module)["forward"] = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False)
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    with hooked(*(instead(module, partial(again, module.forward)) for module in decoder_layers(model)[first:])):
         yield
-
-
-def _put_back(module: nn.Module, replaced: Any) -> None:
-    if replaced is None:
-        del vars(module)["forward"]
-    else:
-        vars(module)["forward"] = replaced
