@@ -20,6 +20,8 @@ def test_experts_made_by_hand_are_inspected_scored_and_merged(freemoe: Freemoe, 
     scores = freemoe("eval", saved, "-d", f"law={tmp_path / 'law.jsonl'}", "-e", "base", "-e", "law/all", "--json")
     assert {"base", "law/all"} <= json.loads(scores.out)["domains"][0]["rows"].keys()
     freemoe("merge", saved, "law/all", "-o", str(tmp_path / "plain"))
+    files = [path for folder in (saved, tmp_path / "plain") for path in Path(folder).iterdir()]
+    assert len({path.stat().st_mode for path in files}) == 1, files
     moe = FreeMoE.from_pretrained(saved, device="cpu")
     merged = type(moe.model).from_pretrained(tmp_path / "plain")
     ids = torch.arange(3, 40)[None]

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils.peft_utils import find_adapter_config_file
 
-from freemoe.core.artifacts import write_manifest
+from freemoe.core.artifacts import read_manifest, write_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.evals.engine.answering import Answering
 from freemoe.hookmoe.adapter import Trimmed, load_adapter, save_adapter
-from freemoe.hookmoe.artefact_files import KIND
+from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS
 from freemoe.hookmoe.exports import write_exports
 from freemoe.hookmoe.hooks.hook import new_hooks
+from freemoe.hookmoe.inspection import inspect_trimmed
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import Plan, uniform
@@ -82,6 +85,23 @@ def test_the_rule_for_router_weights_is_part_of_the_artefact(mixtral: Any, tmp_p
         assert torch.equal(logits(mixtral), wanted)
 
 
+def test_the_folder_is_no_adapter_of_pefts_and_one_with_its_names_still_loads(mixtral: Any, tmp_path: Path) -> None:
+    trimmed = trimmed_of(mixtral)
+    folder = written(mixtral, trimmed, tmp_path / "a")
+    assert find_adapter_config_file(folder) is None
+    with pytest.raises(ValueError, match=r"Unrecognized model .*config\.json"):
+        AutoModelForCausalLM.from_pretrained(folder)
+    for name, older in ((CONFIG, "adapter_config.json"), (WEIGHTS, "adapter_model.safetensors")):
+        (folder / name).rename(folder / older)
+    said = read_manifest(folder, check=False)
+    said |= {"freemoe_version": "0.1.0", "created": "2026-01-01T00:00:00+00:00"}
+    write_manifest(folder, {k: v for k, v in said.items() if k not in ("format", "files", "checksum")})
+    tensors = load_adapter(folder, mixtral).tensors()
+    assert tensors.keys() == trimmed.tensors().keys()
+    assert all(torch.equal(value, tensors[name]) for name, value in trimmed.tensors().items())
+    assert inspect_trimmed(folder)["bytes"] > 0
+
+
 def test_a_plan_alone_is_an_artefact_too(mixtral: Any, tmp_path: Path) -> None:
     loaded = load_adapter(written(mixtral, Trimmed(Plan((1, 2, 1))), tmp_path / "a"), mixtral)
     assert loaded.hooks is None
@@ -96,7 +116,7 @@ def test_another_base_family_shape_or_kind_is_refused(mixtral: Any, tmp_path: Pa
         load_adapter(folder, tiny_model("olmoe", num_hidden_layers=3))
     with pytest.raises(ArtifactError, match="num hidden layers 3, and the model has 2"):
         load_adapter(folder, tiny_model("mixtral"))
-    (folder / "adapter_model.safetensors").write_bytes(b"cut")
+    (folder / "hookmoe.safetensors").write_bytes(b"cut")
     with pytest.raises(ArtifactError, match="cut short or edited"):
         load_adapter(folder, mixtral)
     other = tmp_path / "b"

@@ -121,7 +121,7 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
     assert done.code == 0, done.err
     assert document(done, "trim")["plans"] == "again/plans.svg"
     assert numbers_are_numbers(document(freemoe("inspect", "out", "--json"), "inspect"))
-    for name in ("adapter_model.safetensors", "plan.json"):
+    for name in ("hookmoe.safetensors", "plan.json"):
         assert Path("out", name).read_bytes() == Path("again", name).read_bytes()
 
 

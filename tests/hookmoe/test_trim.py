@@ -51,7 +51,7 @@ def recipe(saved: Path, output: Path, training: dict[str, Any] | None = None, **
 def test_a_trim_writes_an_artefact_that_is_the_measured_model(saved: Path, tmp_path: Path) -> None:
     folder = trim(recipe(saved, tmp_path / "out", plan={"act": 1.0}))
     names = {p.name for p in folder.iterdir()}
-    assert {"adapter_config.json", "adapter_model.safetensors", "plan.json", "recipe.yaml", "README.md"} <= names
+    assert {"hookmoe_config.json", "hookmoe.safetensors", "plan.json", "recipe.yaml", "README.md"} <= names
     result = json.loads((folder / "result.json").read_text())
     assert result["plan"]["top_k"] == [1, 1, 1]
     assert len(result["plan"]["profile"]) == 3
@@ -92,7 +92,7 @@ def test_plans_that_workers_measure_elsewhere_are_the_same(
     monkeypatch.setattr(elsewhere, "work_ahead", work_ahead)
     there = trim(recipe(saved, tmp_path / "there", place="local:2", **asked))
     assert len(measured) >= 3
-    for name in ("adapter_config.json", "plan.json"):
+    for name in ("hookmoe_config.json", "plan.json"):
         assert (there / name).read_bytes() == (alone / name).read_bytes()
     results = [json.loads((f / "result.json").read_text()) for f in (alone, there)]
     assert results[0]["plan"] == results[1]["plan"]
@@ -131,7 +131,7 @@ def test_a_killed_trim_goes_on_to_the_same_artefact(
     monkeypatch.undo()
     folder = trim(asked)
     assert json.loads((folder / "result.json").read_text())["cost"]["units_reused"] > 0
-    for name in ("adapter_model.safetensors", "adapter_config.json", "plan.json"):
+    for name in ("hookmoe.safetensors", "hookmoe_config.json", "plan.json"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
     rows = [json.loads((f / "result.json").read_text())["test"]["rows"] for f in (whole, folder)]
     assert rows[0] == rows[1]
@@ -332,7 +332,7 @@ def test_a_loaded_model_and_texts_in_memory_give_the_same_hooks(saved: Path, tmp
     folder = trim(
         model=model, tokenizer=tokenizer, text=texts, output=tmp_path / "out", training=QUICK, plan="uniform:1"
     )
-    for name in ("adapter_model.safetensors", "plan.json"):
+    for name in ("hookmoe.safetensors", "plan.json"):
         assert (folder / name).read_bytes() == (own / name).read_bytes()
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(p.requires_grad for p in model.parameters())

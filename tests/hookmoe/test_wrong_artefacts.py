@@ -51,11 +51,11 @@ SETTINGS: dict[str, tuple[Any, str]] = {
     "a hook less": (lambda c: c["hook_layers"].pop("1"), "belongs to no hook"),
     "no hooks": (lambda c: c.update(hook_layers={}), "belongs to no hook"),
     "a hook more": (lambda c: c["hook_layers"].update({"2": 4}), "KeyError"),
-    "a wider hook": (lambda c: c["hook_layers"].update({"1": 8}), "not what adapter_config.json says"),
-    "a hook at a word": (lambda c: c["hook_layers"].update(x=4), "not what adapter_config.json says"),
+    "a wider hook": (lambda c: c["hook_layers"].update({"1": 8}), "not what hookmoe_config.json says"),
+    "a hook at a word": (lambda c: c["hook_layers"].update(x=4), "not what hookmoe_config.json says"),
     "no bias": (lambda c: c.update(bias=False), "belongs to no hook"),
-    "another scope": (lambda c: c.update(scope="all"), "not what adapter_config.json says"),
-    "another position": (lambda c: c.update(position="beside"), "not what adapter_config.json says"),
+    "another scope": (lambda c: c.update(scope="all"), "not what hookmoe_config.json says"),
+    "another position": (lambda c: c.update(position="beside"), "not what hookmoe_config.json says"),
     "another plan": (lambda c: c.update(top_k=[2, 2]), r"has the plan \[2, 2\], and the manifest has \[1, 1\]"),
     "a plan that is a word": (lambda c: c.update(top_k="1,1"), "has top_k = '1,1'"),
     "no plan": (lambda c: c.pop("top_k"), "KeyError: 'top_k'"),
@@ -68,13 +68,13 @@ SETTINGS: dict[str, tuple[Any, str]] = {
 def test_settings_that_are_others(trimmed: Path, base: Any, tmp_path: Path, case: str) -> None:
     edit, message = SETTINGS[case]
     with pytest.raises(ArtifactError, match=message):
-        load_adapter(rewritten(trimmed, tmp_path / "copy", adapter_config=edit), base)
+        load_adapter(rewritten(trimmed, tmp_path / "copy", hookmoe_config=edit), base)
 
 
 @pytest.mark.parametrize("ks", [[0, 1], [3, 9], [1], [1, None], [1, "1"], [1.5, 1]])
 def test_plans_that_the_base_cannot_run(trimmed: Path, base: Any, tmp_path: Path, ks: list[Any]) -> None:
     copy = rewritten(
-        trimmed, tmp_path / "copy", manifest=lambda m: m.update(plan=ks), adapter_config=lambda c: c.update(top_k=ks)
+        trimmed, tmp_path / "copy", manifest=lambda m: m.update(plan=ks), hookmoe_config=lambda c: c.update(top_k=ks)
     )
     with pytest.raises(FreeMoEError):
         load_adapter(copy, base)
@@ -88,7 +88,7 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "NaN as its scale": (lambda t: t["layers.0.r"].fill_(NAN), r"infinity in 'layers\.0\.r'"),
     "infinity": (lambda t: t["layers.0.down.bias"].fill_(float("inf")), "NaN or infinity"),
     "integers": (lambda t: t.update({"layers.0.up.weight": t["layers.0.up.weight"].to(torch.int8)}), "integers where"),
-    "another shape": (lambda t: t.update({"layers.0.r": torch.ones(2)}), "not what adapter_config.json says"),
+    "another shape": (lambda t: t.update({"layers.0.r": torch.ones(2)}), "not what hookmoe_config.json says"),
     "a tensor less": (lambda t: t.pop("layers.0.r"), "KeyError"),
     "a tensor more": (lambda t: t.update({"layers.7.r": torch.ones(())}), "belongs to no hook"),
     "another name": (lambda t: rename(t, "layers.0.r", "layers.0.s"), "KeyError"),
@@ -100,7 +100,7 @@ TENSORS: dict[str, tuple[Any, str]] = {
 def test_tensors_that_are_others(trimmed: Path, base: Any, tmp_path: Path, case: str) -> None:
     edit, message = TENSORS[case]
     with pytest.raises(ArtifactError, match=message):
-        load_adapter(rewritten(trimmed, tmp_path / "copy", adapter_model=edit), base)
+        load_adapter(rewritten(trimmed, tmp_path / "copy", hookmoe=edit), base)
 
 
 def test_another_base_config_or_tokenizer(trimmed: Path, base: Any, tmp_path: Path) -> None:

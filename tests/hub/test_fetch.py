@@ -244,7 +244,7 @@ def test_offline_says_so(hub: FakeHub, cut: Callable[[], None]) -> None:
 
 def test_a_download_that_was_edited_is_refused(hub: FakeHub, kinds: SimpleNamespace) -> None:
     files = {p.name: p.read_bytes() for p in kinds.trimmed.iterdir()}
-    hub.add("owner/edited", {**files, "adapter_config.json": b"{}"})
+    hub.add("owner/edited", {**files, "hookmoe_config.json": b"{}"})
     with pytest.raises(ArtifactError, match="its checksum is not the manifest's"):
         freemoe.load("owner/edited")
     # A card may be edited, as the hub's page lets its owner do.
@@ -252,7 +252,7 @@ def test_a_download_that_was_edited_is_refused(hub: FakeHub, kinds: SimpleNamesp
     hub.add("owner/better", {**files, "README.md": b"# Better words"})
     assert freemoe.load("owner/better", device="cpu").experts
     hub.add("owner/cut", {name: data for name, data in files.items() if not name.endswith(".safetensors")})
-    with pytest.raises(ArtifactError, match=r"lacks 'adapter_model\.safetensors'"):
+    with pytest.raises(ArtifactError, match=r"lacks 'hookmoe\.safetensors'"):
         freemoe.load("owner/cut")
     hub.add("owner/odd", {**files, MANIFEST: b"[]"})
     with pytest.raises(ArtifactError, match="is damaged"):

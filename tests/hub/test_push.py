@@ -229,7 +229,7 @@ def test_only_whole_artefacts_are_pushed_or_copied(kinds: SimpleNamespace, tmp_p
     with pytest.raises(ArtifactError, match="is not an artefact"):
         push(kinds.dense, "owner/plain", dry=True)
     copy_artefact(kinds.trimmed, tmp_path / "copy")
-    (tmp_path / "copy" / "adapter_config.json").write_text("{}")
+    (tmp_path / "copy" / "hookmoe_config.json").write_text("{}")
     with pytest.raises(ArtifactError, match="was cut short or edited"):
         push(tmp_path / "copy", "owner/trimmed", dry=True)
     with pytest.raises(ArtifactError, match="was cut short or edited"):

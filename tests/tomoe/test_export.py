@@ -149,7 +149,9 @@ def test_the_folder_loads_and_generates_without_freemoe(
 import sys, torch
 for name in {["freemoe", *([] if numba else ["numba"])]!r}:
     sys.modules[name] = None  # importing it fails
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
+assert AutoTokenizer.from_pretrained({str(folder)!r}, trust_remote_code=False)("a")["input_ids"]
+assert not any(n.startswith("transformers_modules") for n in sys.modules)
 model = AutoModelForCausalLM.from_pretrained({str(folder)!r}, trust_remote_code=True)
 assert type(model).__module__.startswith("transformers_modules"), type(model)
 ids = torch.tensor({IDS[:1].tolist()!r})
@@ -168,6 +170,7 @@ model.save_pretrained({str(tmp_path / "again")!r})
     # The folder alone is as fast: its compiled loops lie in it.
     assert f"LOOPS {numba} " in done.stdout
     assert done.stdout.split("SEEN")[1].split() == [str(n) for n in want[0].tolist()]
+    assert "custom code" not in done.stdout, "the tokenizer asks whether the model's code may run"
     assert (tmp_path / "again" / CODE).exists()
 
 

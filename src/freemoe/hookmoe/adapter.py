@@ -1,7 +1,7 @@
-"""The artefact of `trim`: a plan and hooks, kept like a PEFT adapter, outside of the base.
+"""The artefact of `trim`: a plan and hooks, kept outside of the base.
 
-    adapter_config.json        plan, scope, position, rescale, family, hidden size
-    adapter_model.safetensors  layers.N.up.weight, layers.N.down.weight, layers.N.r
+    hookmoe_config.json        plan, scope, position, rescale, family, hidden size
+    hookmoe.safetensors        layers.N.up.weight, layers.N.down.weight, layers.N.r
     plan.json, exports/        what other engines can use
 
 It is bound to its base by a fingerprint; `Trimmed.attached` puts it on and takes it off again, bit for bit.
@@ -24,7 +24,7 @@ from freemoe.core.artifacts import read_manifest, read_tensors
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import write_atomic
 from freemoe.core.threads import turn_of
-from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS, read_config
+from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS, name_in, read_config
 from freemoe.hookmoe.decoding.quick import quick_decoding
 from freemoe.hookmoe.hooks.hook import Hook, Hooks
 from freemoe.hookmoe.plans.apply import RESCALES, applied, plan_of, probe
@@ -158,7 +158,7 @@ def load_adapter(folder: str | Path, model: Any, tokenizer: Any = None) -> Trimm
         raise ArtifactError(
             f"{str(root)!r} holds {manifest.get('kind')!r}, not a trimmed mixture. freemoe trim writes those."
         )
-    config, tensors = read_config(root, manifest), read_tensors(root, WEIGHTS, manifest)
+    config, tensors = read_config(root, manifest), read_tensors(root, name_in(manifest, WEIGHTS), manifest)
     _check_shape(config, model)
     require_base(manifest, model, tokenizer)
     probe(model)
@@ -173,7 +173,7 @@ def load_adapter(folder: str | Path, model: Any, tokenizer: Any = None) -> Trimm
         hooks = _hooks(config, tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ArtifactError(
-            f"The hooks of {str(root)!r} are not what {CONFIG} says ({type(error).__name__}: {error}). Copy the artefact again."
+            f"The hooks of {str(root)!r} are not what {name_in(manifest, CONFIG)} says ({type(error).__name__}: {error}). Copy the artefact again."
         ) from None
     return Trimmed(plan, hooks if hooks is None else hooks.beside(model), config["rescale"])
 

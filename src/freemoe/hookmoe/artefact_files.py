@@ -11,7 +11,10 @@ from freemoe.core.errors import ArtifactError
 from freemoe.core.untrusted import read_json
 
 KIND = "trimmed-moe"
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = "hookmoe_config.json", "hookmoe.safetensors"
+
+_OLDER = {CONFIG: "adapter_config.json", WEIGHTS: "adapter_model.safetensors"}
+"""Names that earlier artefacts have. They are PEFT's: transformers takes such a folder for one of its adapters."""
 
 _SETTINGS: dict[str, type | tuple[type, ...]] = {
     "family": str,
@@ -26,28 +29,36 @@ _SETTINGS: dict[str, type | tuple[type, ...]] = {
 }
 
 
+def name_in(manifest: Mapping[str, Any], name: str) -> str:
+    """What a file, ``CONFIG`` or ``WEIGHTS``, is called in the artefact that a manifest describes."""
+    older = _OLDER[name]
+    return older if older in manifest.get("files", {}) else name
+
+
 def read_config(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of an artefact.
 
     Raises:
         ArtifactError: The manifest does not vouch for them, they lack an entry, or their plan is not the manifest's.
     """
-    if CONFIG not in entry(manifest, "files", dict, folder):
-        raise ArtifactError(f"The manifest of {str(folder)!r} does not list {CONFIG!r}. Copy the artefact again.")
+    listed = entry(manifest, "files", dict, folder)
+    name = name_in(manifest, CONFIG)
+    if name not in listed:
+        raise ArtifactError(f"The manifest of {str(folder)!r} does not list {name!r}. Copy the artefact again.")
     try:
-        found = read_json(folder / CONFIG)
-        wrong = [name for name, kind in _SETTINGS.items() if not isinstance(found[name], kind)]
+        found = read_json(folder / name)
+        wrong = [key for key, kind in _SETTINGS.items() if not isinstance(found[key], kind)]
         if not wrong and not all(k is None or type(k) is int for k in found["top_k"]):
             wrong = ["top_k"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ArtifactError(
-            f"{CONFIG!r} in {str(folder)!r} cannot be read ({type(error).__name__}: {error}). Copy the artefact again."
+            f"{name!r} in {str(folder)!r} cannot be read ({type(error).__name__}: {error}). Copy the artefact again."
         ) from None
     if wrong:
-        raise ArtifactError(f"{CONFIG!r} in {str(folder)!r} has {wrong[0]} = {found[wrong[0]]!r:.80}. Make it anew.")
+        raise ArtifactError(f"{name!r} in {str(folder)!r} has {wrong[0]} = {found[wrong[0]]!r:.80}. Make it anew.")
     if found["top_k"] != manifest.get("plan", found["top_k"]):
         raise ArtifactError(
-            f"{CONFIG!r} in {str(folder)!r} has the plan {found['top_k']}, and the manifest has {manifest['plan']}. Copy the "
+            f"{name!r} in {str(folder)!r} has the plan {found['top_k']}, and the manifest has {manifest['plan']}. Copy the "
             "artefact again or make it anew."
         )
     return found

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.artifacts import about, read_manifest
-from freemoe.hookmoe.artefact_files import WEIGHTS, read_config
+from freemoe.hookmoe.artefact_files import WEIGHTS, name_in, read_config
 
 
 def inspect_trimmed(folder: Path, base: str | None = None) -> dict[str, Any]:
@@ -31,5 +31,5 @@ def inspect_trimmed(folder: Path, base: str | None = None) -> dict[str, Any]:
         "rescale": config["rescale"],
         "position": config["position"],
         "scope": config["scope"],
-        "bytes": (folder / WEIGHTS).stat().st_size,
+        "bytes": (folder / name_in(manifest, WEIGHTS)).stat().st_size,
     }

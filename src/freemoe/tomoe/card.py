@@ -99,7 +99,8 @@ def model_card(result: dict[str, Any]) -> str:
         f"(base fingerprint `{base['fingerprint'][:16]}`).",
         "",
         *loading(result, "model", 'text, way = model.generate_text("...")'),
-        f'Without freemoe: `AutoModelForCausalLM.from_pretrained("{HERE}", trust_remote_code=True)`.',
+        f'Without freemoe: `AutoModelForCausalLM.from_pretrained("{HERE}", trust_remote_code=True)`, and of the tokenizer, which '
+        f'needs no code, `AutoTokenizer.from_pretrained("{HERE}", trust_remote_code=False)`.',
         "",
         *base_note(result),
         "## On held-out text",

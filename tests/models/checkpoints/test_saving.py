@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,15 @@ def test_only_a_plain_checkpoint_is_replaced(tmp_path: Path, held: dict[str, str
         return
     with pytest.raises(ArtifactError, match=why):
         require_free(tmp_path / "out", overwrite=True)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_whom_the_umask_lets_read_the_configuration_may_read_the_weights(umask, tmp_path):
+    before = os.umask(umask)
+    try:
+        save_checkpoint(tiny_model("llama"), tmp_path, "50KB")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert len(modes) > 3
+    assert set(modes.values()) == {0o666 & ~umask}, modes

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from freemoe.core.artifacts import read_manifest, write_manifest
 from freemoe.core.errors import ArtifactError
-from freemoe.core.files import CARD
+from freemoe.core.files import CARD, write_atomic
 from freemoe.core.run.folder import require_replaceable
 from freemoe.core.version import __version__
 from freemoe.domain_experts.expert import EXPERTS, Expert, read_experts
@@ -121,9 +121,9 @@ class SavedExperts(ExpertHost, Shipped):
     def _write(self, folder: Path, body: Mapping[str, Any], experts: Sequence[Expert]) -> None:
         folder.mkdir(parents=True)
         # Two that were loaded from one artefact may share tensors, which the format has no way to say.
-        save_file({k: v.clone() for e in experts for k, v in e.to_tensors().items()}, folder / EXPERTS)
+        write_atomic(folder / EXPERTS, save({k: v.clone() for e in experts for k, v in e.to_tensors().items()}))
         if self.router is not None:
-            save_file(self.router.to_tensors(), folder / ROUTER)
+            write_atomic(folder / ROUTER, save(self.router.to_tensors()))
         base = {"name": body["base_model_name_or_path"], "fingerprint": body["base_fingerprint"]}
         (folder / CARD).write_text(unmeasured_card(base, [e.name for e in experts]), encoding="utf-8")
         write_manifest(folder, body)

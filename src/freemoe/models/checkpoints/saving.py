@@ -142,6 +142,9 @@ def _write_part(model: Any, part: Path, tensors: dict[str, Tensor], max_shard_si
         # It warns of what it would read by itself.
         warnings.filterwarnings("ignore", "Attempting to save a model with offloaded modules")
         model.save_pretrained(unfinished, state_dict=tensors, max_shard_size=max_shard_size)
+    # safetensors writes for the owner's eyes alone; every other file is what the umask allows.
+    for shard in unfinished.glob("*.safetensors"):
+        shard.chmod((unfinished / "config.json").stat().st_mode)
     tell("half", f"model {part.name}")
     unfinished.replace(part)
     tell("done", f"model {part.name}")

@@ -21,6 +21,7 @@ from freemoe.bench.fuzz.editing import apply, read_plain
 from freemoe.bench.fuzz.material import Material, copied, logits, write_again
 from freemoe.bench.fuzz.reference import off_of
 from freemoe.core.artifacts import MANIFEST
+from freemoe.hookmoe.artefact_files import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -29,7 +30,7 @@ IDENTITY = ("base_fingerprint", "base_identity")
 """Of the manifest: what says which base it is."""
 
 
-_FILES = {"experts": ("experts.safetensors", "router.safetensors"), "trimmed": ("adapter_model.safetensors",)}
+_FILES = {"experts": ("experts.safetensors", "router.safetensors"), "trimmed": (WEIGHTS,)}
 _KINDS = ("base", "band", "switch", "unit")
 
 
@@ -43,7 +44,7 @@ def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
         folder = material.folder / name
         manifest = json_edits(folder, MANIFEST)
         ours = st.one_of(*(tensor_edits(folder, file) for file in _FILES[name]))
-        more = [json_edits(folder, "adapter_config.json")] * 2 if name == "trimmed" else []
+        more = [json_edits(folder, CONFIG)] * 2 if name == "trimmed" else []
         anything = st.one_of(*(byte_edits(folder, file) for file in (MANIFEST, *_FILES[name])))
         edits = st.lists(st.one_of(manifest, manifest, ours, ours, *more, anything), min_size=1, max_size=3)
         again = rarely(10).map(lambda seldom: not seldom)
@@ -224,8 +225,8 @@ def _trimmed(folder: Path, material: Material) -> None:
 
     model, _, trimmed = load_trimmed(folder, str(material.folder / "mixture"), "auto", "cpu")
     before = logits(model, material.probes)
-    told = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    held = read_plain(folder / "adapter_model.safetensors")
+    told = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    held = read_plain(folder / WEIGHTS)
     require(_alike(list(trimmed.plan.ks), told["top_k"]), f"the plan {told['top_k']} was read as {trimmed.plan.ks}")
     require(trimmed.rescale == told["rescale"], "another rule for router weights")
     layers: Sequence[str] = list(told["hook_layers"] or {})
