@@ -330,6 +330,22 @@ def test_the_look_for_hooks_itself(code: str, expected: bool) -> None:
     assert bool(hooks_by_hand(ast.parse(code))) is expected
 
 
+COMPUTES = ("models", "kernels", "hookmoe/decoding", "tomoe/modules.py", "serve/engine/acting.py")
+CLOCKS = {"models/precision.py": "decided once per run, and written down in its journal and its result"}
+
+
+def test_no_way_to_compute_is_chosen_by_a_stopwatch() -> None:
+    # The same input is computed alike in every run.
+    for path in MODULES:
+        name = str(path.relative_to(PACKAGE))
+        if name.startswith(COMPUTES) and name not in CLOCKS:
+            heads = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            clocks = [
+                n for n in heads if isinstance(n, ast.Import) and any(a.name in ("time", "timeit") for a in n.names)
+            ]
+            assert not clocks, f"{name} reads a clock: choose by shapes and types, or write down what was chosen"
+
+
 def test_indices_of_masks_stay_with_the_models() -> None:
     # As int64 they take 64 times what a mask's bits do; elsewhere masks are joined, picked with and counted.
     for path in MODULES:

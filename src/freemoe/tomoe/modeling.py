@@ -62,13 +62,6 @@ class _Converted:
             layer.mlp = MixtureMLP(config, number, layer.mlp)
         self.post_init()  # pyright: ignore[reportAttributeAccessIssue]
 
-    def tune(self) -> None:
-        """Measure, once per shape of a layer, at how many tokens it is computed in which way, and keep it."""
-        seen: dict[tuple[int, ...], Any] = {}
-        for layer in self.model.layers:  # pyright: ignore[reportAttributeAccessIssue]
-            shape = (*layer.mlp.up.shape, *layer.mlp.experts.shape)
-            seen[shape] = layer.mlp._crossover = seen.get(shape) or layer.mlp.tune()
-
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # pyright: ignore[reportAttributeAccessIssue]
         initialise(module, self.config.initializer_range)  # pyright: ignore[reportAttributeAccessIssue]

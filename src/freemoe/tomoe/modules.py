@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
 
 from freemoe.kernels.attention import narrow_applies, narrow_causal
-from freemoe.kernels.crossover import Crossover, known_crossover, measure_crossover
+from freemoe.kernels.crossover import Crossover, default_crossover
 from freemoe.kernels.experts import Plan, Weights, can_read_rows, few, grouped, index_mask, masked
 from freemoe.kernels.gates import route, top_k_mask, value_scores
 from freemoe.kernels.rows import heads_sum, heads_times, rows_available
@@ -310,14 +310,9 @@ class MixtureMLP(nn.Module):
         return masked(x, expert, weights, self.plan().mask(x.dtype, x.device))
 
     def crossover(self) -> Crossover:
-        """At how many tokens this layer changes its way: as measured on this machine, or the default."""
+        """At how many tokens this layer changes its way."""
         if self._crossover is None:
-            self._crossover = known_crossover(self.weights(), self.plan())
-        return self._crossover
-
-    def tune(self) -> Crossover:
-        """Measure ``crossover`` on this machine and keep it for every layer of this shape."""
-        self._crossover = measure_crossover(self.weights(), self.plan())
+            self._crossover = default_crossover(self.plan())
         return self._crossover
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

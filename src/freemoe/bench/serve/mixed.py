@@ -88,8 +88,6 @@ def _contest(moe: FreeMoE, settings: Settings) -> dict[str, Any]:
     lora = with_lora_adapters(
         copy.deepcopy(model), [w.name.removesuffix(".weight") for w in find_weights(model)], RANK, sorted(set(names))
     ).eval()
-    if not settings.quick:
-        moe.measure_mixed()
 
     def each(run: Callable[[Tensor, Any], Any]) -> Callable[[], None]:
         def sequence_by_sequence() -> None:

@@ -13,7 +13,7 @@ import copy
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,9 +176,6 @@ def run(settings: Settings) -> Outcome:
                 torch.set_num_threads(own)
                 title = f"{name}, 1 thread" if own != threads else name
                 try:
-                    if sizes and not settings.quick and settings.device == "cpu":
-                        new.tune()
-                    more[f"crossovers, {own} threads"] = [asdict(layer.mlp.crossover()) for layer in new.model.layers]
                     for count in sizes:
                         figure, seconds = _contest(dense, new, structure, count, settings)
                         figures.append(replace(figure, name=f"{figure.name}, {title}"))

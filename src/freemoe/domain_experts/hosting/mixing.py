@@ -11,7 +11,6 @@ from freemoe.domain_experts.hosting.standing import Host, standing_of
 from freemoe.evals.engine.answering import BASE
 from freemoe.models.mask import Mask
 from freemoe.models.mixed.board import MixedBoard, Tiles
-from freemoe.models.mixed.cost import measure_costs
 from freemoe.models.mixed.running import Mixed, Strategy, running
 from freemoe.models.weights import Weight
 
@@ -75,17 +74,3 @@ class MixingHost(Host):
     def mixed_bytes(self, name: str) -> int:
         """Memory that mixed batches hold for an expert, in bytes; 0 before its first use."""
         return self._mixed_board.held_bytes(name)
-
-    def measure_mixed(self, repeats: int = 3) -> dict[str, dict[str, int]]:
-        """Time all ways of running several experts on this machine, for every shape of the base's weights.
-
-        The answers are kept for ``strategy="auto"``, by processor, threads, type and shape.
-
-        Args:
-            repeats: How often each way is timed.
-
-        Returns:
-            Shape and type -> see `models.mixed.cost.Cost`.
-        """
-        with self.expert(BASE):
-            return measure_costs(self.mixable(), repeats)

@@ -14,7 +14,7 @@ from freemoe.core.errors import RecipeError
 from freemoe.models.hooks import instead
 from freemoe.models.mask import Mask
 from freemoe.models.mixed.board import MixedBoard, Parts, Tiles
-from freemoe.models.mixed.cost import known_cost
+from freemoe.models.mixed.cost import MAX_WALKED_ROWS
 from freemoe.models.mixed.linear import Plan, mixed
 from freemoe.models.mixed.rows import Assignment
 
@@ -53,7 +53,6 @@ class Mixed:
         self._names: tuple[str, ...] = ()
         # A server's batches come back to the same names.
         self._known: dict[tuple[str, ...], tuple[dict[str, Parts], dict[str, Plan]]] = {}
-        self._few: dict[tuple[Any, ...], int] = {}
         self._modules = {name: model.get_submodule(name.rpartition(".")[0]) for name in board.weights}
 
     @property
@@ -95,16 +94,12 @@ class Mixed:
         plan = self._plans.get(name)
         if plan is None or not self._rules():
             return base(x)
-        return mixed(plan, x, base, self._walks(plan, x), self._board.scratch)
+        return mixed(plan, x, base, self._walks(x), self._board.scratch)
 
-    def _walks(self, plan: Plan, x: Tensor) -> bool:
+    def _walks(self, x: Tensor) -> bool:
         if self.strategy != "auto":
             return self.strategy == "fused"
-        weight = plan.weight
-        kind = weight.shape, weight.layout, weight.parameter.dtype
-        if kind not in self._few:
-            self._few[kind] = known_cost(weight).few
-        return x.numel() // x.shape[-1] <= self._few[kind]
+        return x.numel() // x.shape[-1] <= MAX_WALKED_ROWS
 
 
 @contextmanager
