@@ -136,6 +136,25 @@ def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) ->
             assert read(engine.submit([ask(host, "court?", name)])[0]).text == alone(host, "court?")
 
 
+def test_a_server_whose_engine_fails_ends_with_the_error(
+    folders: SimpleNamespace,  # noqa: F811
+    any_freemoe: Freemoe,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from freemoe.serve.engine.engine import Engine
+
+    def fail(engine: Engine) -> bool:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(Engine, "_wait", fail)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    done = any_freemoe("serve", str(folders.own), "--port", str(port))
+    assert done.code == 70
+    assert "RuntimeError: planted" in " ".join(done.err.split())
+
+
 def test_it_serves_and_ends_at_a_signal(folders: SimpleNamespace, tmp_path: Path) -> None:  # noqa: F811
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

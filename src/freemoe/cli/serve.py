@@ -242,3 +242,5 @@ def _serve(settings: Settings, served: Served, key: str | None, port: int) -> No
         Server(app, engine, settings.host, port, settings.drain_seconds).run()
     finally:
         engine.stop()
+    if engine.failure is not None:
+        raise engine.failure

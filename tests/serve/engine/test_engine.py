@@ -8,19 +8,23 @@ import time
 import pytest
 import torch
 
+from freemoe import FreeMoE
 from freemoe.core.errors import DataError, NumericError, UnknownNameError
 from freemoe.evals.engine.sampling import Sampling
 from freemoe.serve.engine.engine import Engine
 from freemoe.serve.engine.requests import (
     Ask,
     ContextError,
+    EngineError,
     Limits,
     QueueFullError,
     SlowReaderError,
     StoppingError,
 )
 from tests.domain_experts.test_mixture import bits, unchanged
+from tests.domain_experts.test_threads import experts_on
 from tests.serve.conftest import NAN, alone, ask, engine_on, idle, read
+from tests.tiny import tiny_model, tiny_tokenizer
 
 NAMES = ["base", "a", "b", "c+d", "b&d"]
 PROMPTS = ["court?", "12+7=", "a treaty of 1919", "x", "the longest prompt of them all, read in several parts"]
@@ -158,6 +162,47 @@ def test_an_error_of_the_model_ends_what_it_touches_and_the_engine_goes_on(moe):
         assert read(engine.submit([ask(moe, "x", "a")])[0]).text == alone(moe, "x", "a")
 
 
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [("_scheduler", "admit"), ("_scheduler", "step"), ("_scheduler", "tell"), ("runner", "open"), ("runner", "rest")],
+)
+def test_an_engine_that_fails_tells_all_who_wait_and_takes_nobody_else(caplog, part, method, error):
+    model = tiny_model("llama", num_hidden_layers=1, max_position_embeddings=128)
+    own = FreeMoE(model, experts_on(model, "ab"), None, tiny_tokenizer())
+    before, begun, go_on = bits(model), threading.Event(), threading.Event()
+    engine = Engine(own, Limits(128, batch=1)).start()
+    blocked = engine.call(lambda: (begun.set(), go_on.wait(20)))
+    begun.wait(20)
+    boxes = engine.submit([ask(own, "x", "a", 90)] * 3)
+    futures = [engine.drop("b"), engine.call(lambda: 1)]
+    true = getattr(getattr(engine, part), method)
+
+    def fail(*arguments):
+        # Once, so that what has to be put back can be.
+        setattr(getattr(engine, part), method, true)
+        raise error("planted")
+
+    setattr(getattr(engine, part), method, fail)
+    go_on.set()
+    blocked.result(20)
+    answers = [read(box, 20) for box in boxes]
+    assert any(isinstance(answer.error, EngineError) for answer in answers)
+    assert all(answer.reason or isinstance(answer.error, EngineError) for answer in answers)
+    for future in futures:
+        assert isinstance(future.exception(20), EngineError | None)
+    engine.stop()
+    assert (engine.is_alive, engine.busy, str(engine.failure)) == (False, 0, "planted")
+    with pytest.raises(EngineError):
+        engine.submit([ask(own, "x")])
+    with pytest.raises(EngineError):
+        engine.drop("a")
+    assert isinstance(engine.call(lambda: 1).exception(1), EngineError)
+    assert "planted" in caplog.text
+    assert own.active == "base"
+    assert unchanged(model, before)
+
+
 def test_who_is_gone_frees_the_slot(moe):
     with engine_on(moe, batch=1) as engine:
         [first] = engine.submit([ask(moe, "x", tokens=100)])
@@ -234,9 +279,6 @@ def test_any_number_of_combinations_is_answered_and_those_used_last_are_held(moe
 
 
 def test_experts_go_when_those_who_asked_for_them_have_their_answers(moe):
-    from freemoe import FreeMoE
-    from tests.domain_experts.test_threads import experts_on
-
     own = FreeMoE(moe.model, experts_on(moe.model, "ab"), None, moe.tokenizer)
     with engine_on(own) as engine:
         boxes = engine.submit([ask(own, "court?", "a", 40), ask(own, "court?", "a+b", 40)])

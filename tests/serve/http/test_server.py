@@ -1,16 +1,22 @@
 """A server that is told to end lets those finish who have begun, and takes nobody else."""
 
+import asyncio
+import contextlib
 import json
 import signal
 import threading
 import time
 
+import httpx
 import pytest
 
 from freemoe.core.errors import RecipeError
+from freemoe.serve.engine.engine import Engine
 from freemoe.serve.engine.requests import Limits
+from freemoe.serve.http.app import make_app
+from freemoe.serve.http.metrics import Metrics
 from freemoe.serve.listening import require_free
-from tests.serve.conftest import alone, served
+from tests.serve.conftest import alone, ask, read, served
 from tests.serve.http.test_hostile import GOOD, TEXT, error_of
 
 LONG = {**GOOD, "prompt": "court?", "max_tokens": 60, "stream": True}
@@ -64,6 +70,55 @@ def test_what_takes_too_long_is_ended_with_an_error(moe, twice):
                 return
             chunks = streamed(lines)
         assert chunks[-1]["error"]["code"] == "stopping"
+
+
+def break_engine(engine):
+    """Let its next step raise what no request is to blame for."""
+
+    def fail():
+        raise RuntimeError("planted")
+
+    engine._scheduler.step = fail
+
+
+def test_a_server_whose_engine_fails_says_so_and_ends(moe):
+    with served(moe, Limits(128, batch=1)) as there:
+        slow(there, 0.01)
+        with there.client.stream("POST", TEXT, json=LONG) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            break_engine(there.engine)
+            assert streamed(lines)[-1]["error"]["code"] == "engine_failed"
+        until = time.monotonic() + 20
+        with contextlib.suppress(httpx.TransportError):
+            while time.monotonic() < until:
+                assert there.client.get("/health").status_code == 503
+                assert error_of(there.client.post(TEXT, json=GOOD), 503)["code"] == "engine_failed"
+        assert time.monotonic() < until
+
+
+def test_a_failed_engine_is_not_healthy(moe):
+    engine = Engine(moe, Limits(128)).start()
+    transport = httpx.ASGITransport(make_app(engine, Metrics()))
+
+    async def get(path):
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get(path)
+
+    assert asyncio.run(get("/health")).status_code == 200
+    break_engine(engine)
+    with pytest.raises(RuntimeError, match="planted"):
+        raise failure_of(engine, moe)
+    for path in ("/health", "/ready"):
+        assert asyncio.run(get(path)).status_code == 503
+    assert "failed" in asyncio.run(get("/health")).json()["error"]["message"]
+
+
+def failure_of(engine, moe):
+    """What ended it, after one more request."""
+    read(engine.submit([ask(moe, "x")])[0])
+    engine.stop()
+    return engine.failure
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_loaded(there):

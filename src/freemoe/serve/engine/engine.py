@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,14 +11,17 @@ from typing import Any, TypeVar
 
 import torch
 
+from freemoe.core.errors import FreeMoEError
 from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.hosting.batches import special_tokens
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.serve.engine.outbox import Outbox
-from freemoe.serve.engine.requests import Ask, ContextError, Limits, QueueFullError, StoppingError, Watch
+from freemoe.serve.engine.requests import Ask, ContextError, EngineError, Limits, QueueFullError, StoppingError, Watch
 from freemoe.serve.engine.runner import Runner, runner_for
 from freemoe.serve.engine.scheduler import Scheduler
 from freemoe.serve.engine.sequence import Running
+
+log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
 
@@ -32,6 +36,9 @@ class Engine:
         limits: What is taken on.
         watch: Is told what happens.
         runner: Runs the steps; the best for the model if absent.
+
+    Attributes:
+        failure: What ended it, where it was no `stop`: it takes no more requests.
     """
 
     def __init__(self, host: Any, limits: Limits, watch: Watch | None = None, runner: Runner | None = None) -> None:
@@ -46,6 +53,7 @@ class Engine:
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._leaving: dict[str, Future[None]] = {}
         self._ending = self._closed = False
+        self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="freemoe engine", daemon=True)
 
     # ----------------------------------------------------------- for every thread
@@ -68,7 +76,7 @@ class Engine:
     @property
     def is_alive(self) -> bool:
         """Whether it works."""
-        return self._thread.is_alive()
+        return self.failure is None and self._thread.is_alive()
 
     @property
     def busy(self) -> int:
@@ -83,13 +91,14 @@ class Engine:
             ContextError: A sequence does not fit the context.
             QueueFullError: Too many wait already.
             StoppingError: No more requests are taken.
+            EngineError: It has failed.
         """
         for ask in asks:
             require_fit(ask, self.limits.context)
         sequences = [Running(ask, Outbox(self.limits.pieces), self.host.tokenizer, self._ends) for ask in asks]
         with self._lock:
             if self._closed:
-                raise StoppingError("The server is about to end and takes no more requests. Ask again in a moment.")
+                raise self._ended("is about to end and takes no more requests. Ask again in a moment")
             for name in dict.fromkeys(ask.expert for ask in asks):
                 self._require(name)
             free = self.limits.batch - len(self._scheduler.running)
@@ -113,7 +122,7 @@ class Engine:
         future: Future[Found] = Future()
         with self._lock:
             if self._ending:
-                future.set_exception(StoppingError("The server has ended."))
+                future.set_exception(self._ended("has ended"))
                 return future
             self._jobs.append((future, work))
             self._lock.notify_all()
@@ -124,8 +133,12 @@ class Engine:
 
         Raises:
             UnknownNameError: There is no such expert.
+            StoppingError: No expert can be let go of any more.
+            EngineError: It has failed.
         """
         with self._lock:
+            if self._ending:
+                raise self._ended("has ended")
             if name in self._leaving:
                 return self._leaving[name]
             if name not in self.host.experts:
@@ -147,19 +160,29 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
 
+    def _ended(self, what: str) -> FreeMoEError:
+        if self.failure is not None:
+            return EngineError("The engine has failed and answers nothing any more: its log says why. Start it anew.")
+        return StoppingError(f"The server {what}.")
+
     # ------------------------------------------------------------ its own thread
 
     def _work(self) -> None:
-        while self._wait():
-            with self._lock:
-                self._scheduler.admit()
-            if self._scheduler.running:
-                with torch.no_grad():
-                    self._scheduler.step()
-                self._scheduler.tell()
-            self._do_jobs()
-        self._end()
-        self.runner.rest()
+        failure = None
+        try:
+            while self._wait():
+                with self._lock:
+                    self._scheduler.admit()
+                if self._scheduler.running:
+                    with torch.no_grad():
+                        self._scheduler.step()
+                    self._scheduler.tell()
+                self._do_jobs()
+        except BaseException as error:
+            failure = error
+            log.critical("The engine has failed; every request gets an error.", exc_info=error)
+        finally:
+            self._end(failure)
 
     def _wait(self) -> bool:
         """Wait for something to do; False at the end."""
@@ -169,27 +192,32 @@ class Engine:
 
     def _do_jobs(self) -> None:
         with self._lock:
-            jobs = list(self._jobs)
-            self._jobs.clear()
+            jobs = len(self._jobs)
             gone = [n for n in self._leaving if not any(s.ask.uses(n) for s in self._scheduler.all)]
             if jobs or gone or not self.busy:
                 self.runner.rest()
-        for future, work in jobs:
-            _settle(future, work)
+        for _ in range(jobs):
+            _settle(*self._jobs.popleft())
         for name in gone:
             _settle(self._leaving[name], lambda name=name: self.host.delete_expert(name))
             with self._lock:
                 del self._leaving[name]
 
-    def _end(self) -> None:
-        error = StoppingError("The server has ended before this answer did.")
+    def _end(self, failure: BaseException | None) -> None:
+        """Tell everybody who waits; nobody can be added any more."""
         with self._lock:
-            jobs = [future for future, _ in self._jobs] + list(self._leaving.values())
+            self._closed = self._ending = True
+            self.failure = failure
+            error = self._ended("has ended before this answer did")
+            futures = [future for future, _ in self._jobs] + list(self._leaving.values())
             self._jobs.clear()
+        try:
             self._scheduler.fail_all(error)
-        for future in jobs:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
+        finally:
+            for future in futures:
+                if not future.done() and future.set_running_or_notify_cancel():
+                    future.set_exception(error)
+            self.runner.rest()
 
 
 def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
@@ -199,8 +227,10 @@ def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
     try:
         with torch.no_grad():
             future.set_result(work())
-    except Exception as error:
+    except BaseException as error:
         future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
 
 
 def require_fit(ask: Ask, context: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from freemoe.core.errors import BusyError, DataError
+from freemoe.core.errors import BusyError, DataError, WorkerError
 from freemoe.evals.engine.sampling import GREEDY, Sampling
 from freemoe.recipes.expert_names import ExpertRef
 
@@ -23,6 +23,10 @@ class SlowReaderError(BusyError):
 
 class StoppingError(BusyError):
     """The engine takes no more requests: it is about to end."""
+
+
+class EngineError(WorkerError):
+    """The engine itself has failed: nothing is answered until it is started anew."""
 
 
 @dataclass(frozen=True)

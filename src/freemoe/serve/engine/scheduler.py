@@ -50,10 +50,11 @@ class Scheduler:
             self.waiting.remove(sequence)
             self._watch.ended(sequence.ask.expert, "gone", 0, 0)
         while self.waiting and len(self.running) < self._limits.batch:
-            sequence = self.waiting.popleft()
+            sequence = self.waiting[0]
             sequence.number = next(self._numbers)
             self._runner.open(sequence.number)
-            self.running.append(sequence)
+            # Not before: whatever fails, it is in one of the two.
+            self.running.append(self.waiting.popleft())
             if sequence.finish_unread():
                 self._end(sequence, "length")
         self.tell()
@@ -77,14 +78,14 @@ class Scheduler:
         self._run(reading, rows)
 
     def fail_all(self, error: Exception) -> None:
-        """End every sequence with an error."""
-        for sequence in self.running:
+        """End every sequence with an error; all readers know before anything else is done."""
+        for sequence in self.all:
             sequence.fail(error)
-            self._end(sequence, "error", keep=True)
-        for sequence in self.waiting:
-            sequence.fail(error)
+        waiting, self.waiting = self.waiting, deque()
+        for sequence in list(self.running):
+            self._end(sequence, "error")
+        for sequence in waiting:
             self._watch.ended(sequence.ask.expert, "error", 0, 0)
-        self.running, self.waiting = [], deque()
 
     def _run(self, sequences: list[Running], rows: Sequence[Row]) -> None:
         """Run rows and hand on what they say; an error ends the sequences that it touches."""
@@ -140,8 +141,7 @@ class Scheduler:
         if sequence.ended:
             self._end(sequence, sequence.ended)
 
-    def _end(self, sequence: Running, how: str, keep: bool = False) -> None:
+    def _end(self, sequence: Running, how: str) -> None:
         self._runner.close(sequence.number)
-        if not keep:
-            self.running.remove(sequence)
+        self.running.remove(sequence)
         self._watch.ended(sequence.ask.expert, how, sequence.fed, len(sequence.written))

@@ -105,7 +105,8 @@ def _add_signs(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     async def health() -> Response:
         if engine.is_alive:
             return JSONResponse({"status": "ok"})
-        return Said(503, "The engine has ended.", SERVER, code="not_alive").response()
+        what = "ended" if engine.failure is None else "failed: the log says why"
+        return Said(503, f"The engine has {what}.", SERVER, code="not_alive").response()
 
     @app.get("/ready")
     async def ready() -> Response:

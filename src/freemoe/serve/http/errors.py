@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from freemoe.core.errors import ArtifactError, BusyError, DataError, FreeMoEError, NumericError, UnknownNameError
-from freemoe.serve.engine.requests import ContextError, QueueFullError, SlowReaderError, StoppingError
+from freemoe.serve.engine.requests import ContextError, EngineError, QueueFullError, SlowReaderError, StoppingError
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,8 @@ def said_of(error: BaseException) -> Said:
             return Said(429, str(error), "rate_limit_error", code="queue_full", headers=_RETRY)
         case StoppingError():
             return Said(503, str(error), SERVER, code="stopping", headers=_RETRY)
+        case EngineError():
+            return Said(503, str(error), SERVER, code="engine_failed", headers=_RETRY)
         case SlowReaderError():
             return Said(408, str(error), code="slow_reader")
         case BusyError():

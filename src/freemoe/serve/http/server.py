@@ -20,7 +20,8 @@ _LAST_WORDS = 5
 class Server(uvicorn.Server):
     """Listens until a signal; then it takes no more requests, and ends when those that run have their answers.
 
-    Meanwhile ``/ready`` says 503, so that a load balancer goes elsewhere. A second signal ends it at once.
+    Meanwhile ``/ready`` says 503, so that a load balancer goes elsewhere. A second signal ends it at once. Where the engine has
+    failed it ends too, once those who wait have been told.
 
     Args:
         app: What answers.
@@ -56,6 +57,11 @@ class Server(uvicorn.Server):
     def port(self) -> int:
         """Where it listens."""
         return self.servers[0].sockets[0].getsockname()[1]
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second; whether to end."""
+        self.should_exit = self.should_exit or self.engine.failure is not None
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """What a signal does."""
