@@ -142,6 +142,6 @@ def test_what_needs_one_device_says_which_there_are():
     model = tiny_model("llama")
     model.model.layers[1].to("meta")
     weights = find_weights(model, layers=(0, 1))
-    elsewhere = replace(weights[0], parameter=model.model.layers[1].self_attn.q_proj.weight)
+    elsewhere = replace(weights[0], module=model.model.layers[1].self_attn.q_proj)
     with pytest.raises(FamilyError, match="--unit neuron needs all weights on one device; they lie on cpu, meta"):
         require_in_memory([weights[0], elsewhere], "--unit neuron", together=True)

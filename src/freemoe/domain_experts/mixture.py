@@ -27,6 +27,7 @@ from freemoe.domain_experts.hosting.batches import (
     with_positions,
 )
 from freemoe.domain_experts.hosting.host import alone
+from freemoe.domain_experts.hosting.protection import method_of_base
 from freemoe.domain_experts.hosting.saving import Origin, SavedExperts
 from freemoe.domain_experts.hosting.several import Several, forward_several, generate_several, require_strategy
 from freemoe.domain_experts.hosting.standing import untouched
@@ -49,7 +50,9 @@ class FreeMoE(SavedExperts):
     Use ``FreeMoE.from_pretrained(artefact)``. ``forward`` and ``generate`` take what the base's take, and
     ``expert=``: the name of an expert, ``"base"``, ``"auto"`` (the router decides, per sequence), ``"a+b"`` (a union) or
     ``"a&b"`` (an intersection), a list with one name per sequence, or nothing for the expert that is set. What else a
-    transformers model has (``generation_config``, ``dtype``, ``get_input_embeddings`` ...) is the base's.
+    transformers model has (``generation_config``, ``dtype``, ``get_input_embeddings`` ...) is the base's; what would edit it
+    (``load_adapter``, ``resize_token_embeddings`` ...) is refused, as every expert is bound to it. While an expert is switched in,
+    ``moe.model`` cannot be saved, deep-copied or pickled; its ``state_dict`` shows the expert's zeros.
 
     **Threads.** The experts are switched in the one copy of the weights, so calls on one base run one after the other, also those
     of several `FreeMoE` on the same base: each call, from reading its prompt to its last token, has the base for itself and
@@ -323,13 +326,13 @@ class FreeMoE(SavedExperts):
         return self.model.can_generate()
 
     def __getattr__(self, name: str) -> Any:
-        """What is not here is the base's: ``dtype``, ``generation_config``, ``get_input_embeddings``."""
+        """What is not here is the base's: ``dtype``, ``generation_config``, ``get_input_embeddings``; not what would edit it."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             if name == "model":  # not there yet
                 raise
-            return getattr(self.model, name)
+            return method_of_base(self.model, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FreeMoE:
         """An independent copy with the same experts, the same one switched in; what is never changed is shared."""

@@ -101,16 +101,21 @@ def resting(module: nn.Module, *, inputs: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """While open, a module calls ``forward`` instead of its own; its hooks are called as before. It nests."""
-    before = module.__dict__.get("forward")
-    module.forward = forward
+def instead(module: nn.Module, method: Callable[..., Any], name: str = "forward") -> Iterator[None]:
+    """While open, ``method`` is called instead of a module's own of that name; its hooks are called as before. It nests.
+
+    The module itself is not kept alive by what is open.
+    """
+    attributes = module.__dict__
+    del module
+    before = attributes.get(name)
+    attributes[name] = method
     try:
         yield
     finally:
-        del module.forward
+        del attributes[name]
         if before is not None:
-            module.forward = before
+            attributes[name] = before
 
 
 def has_hooks(module: nn.Module) -> bool:

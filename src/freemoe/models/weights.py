@@ -50,7 +50,8 @@ class Weight:
         layer: Number of the decoder layer, from 0.
         sublayer: ``"attention"`` or ``"mlp"``.
         tap: Name of the input that it multiplies; weights with equal tap share one input.
-        parameter: The parameter itself.
+        module: The module whose parameter it is.
+        own: The parameter's name there.
         layout: Order in memory: ``"rows"`` (out, in), ``"columns"`` (in, out), ``"experts"`` (experts, out,
             in) or ``"experts_columns"`` (experts, in, out).
         gate: The router of fused experts, where the family's row names it.
@@ -61,10 +62,16 @@ class Weight:
     layer: int
     sublayer: str
     tap: str
-    parameter: nn.Parameter
+    module: nn.Module
+    own: str
     layout: str
     gate: Routing | None = None
     stored: Stored | None = None
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter that stands in the model now, also where others have put another one there."""
+        return getattr(self.module, self.own)
 
     @property
     def device(self) -> torch.device:
@@ -283,15 +290,9 @@ def _layer_weights(layer: nn.Module, path: str, number: int, family: Family, nam
             for relative in present:
                 full = f"{path}.{relative}"
                 module = _child(layer, relative)
-                parameter = _plain(module, "weight", full)
-                yield Weight(
-                    names[id(parameter)],
-                    number,
-                    sublayer,
-                    f"{path}.{present[0]}",
-                    parameter,
-                    _layout(module, full),
-                )
+                assert module is not None
+                parameter, layout = _plain(module, "weight", full), _layout(module, full)
+                yield Weight(names[id(parameter)], number, sublayer, f"{path}.{present[0]}", module, "weight", layout)
     experts = family.experts
     # A dense layer of a mixture model, and a mixture block that keeps a list of plain linears, have no such
     # module.
@@ -309,7 +310,7 @@ def _expert_weights(
                 f"{path}.{own} of {type(module).__name__} has shape {tuple(parameter.shape)}; fused experts "
                 "need three dimensions (experts, rows, columns)."
             )
-        yield Weight(names[id(parameter)], number, "mlp", f"{path}.{own}", parameter, experts.layout, gate)
+        yield Weight(names[id(parameter)], number, "mlp", f"{path}.{own}", module, own, experts.layout, gate)
 
 
 def _routing(layer: nn.Module, family: Family) -> Routing | None:

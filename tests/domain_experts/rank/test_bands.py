@@ -31,7 +31,9 @@ EDGES = [(0.0, 0.1), (0.4, 0.55), (0.9, 1.0), (0.0, 1.0)]
 def one(matrix, layer=0, sublayer="mlp"):
     """A weight of its own from a matrix (rows, columns) or (experts, rows, columns)."""
     layout = "rows" if matrix.ndim == 2 else "experts"
-    return Weight("w", layer, sublayer, "tap", nn.Parameter(matrix.clone()), layout)
+    module = nn.Module()
+    module.weight = nn.Parameter(matrix.clone())
+    return Weight("w", layer, sublayer, "tap", module, "weight", layout)
 
 
 def norms_of(weights, seed=0):

@@ -22,7 +22,9 @@ def weight_of(size: tuple[int, int], seed: int = 0, steps: float = 4) -> Weight:
     """A weight of few different values, so that many importances are equal."""
     values = torch.randn(size, generator=torch.Generator().manual_seed(seed))
     values = (values * steps).round() / steps
-    return Weight("w", 0, "mlp", "tap", nn.Parameter(values, requires_grad=False), "rows")
+    linear = nn.Linear(1, 1)
+    linear.weight = nn.Parameter(values, requires_grad=False)
+    return Weight("w", 0, "mlp", "tap", linear, "weight", "rows")
 
 
 def tile_of(

@@ -42,7 +42,7 @@ def masks_of(weights: list) -> dict[str, Mask]:
 def opened(model: Any, strategy: str, rules: Callable[[], bool] = lambda: True) -> Iterator[Any]:
     weights = find_weights(model)
     with running.running(
-        model, MixedBoard(weights), mask_of=masks_of(weights).__getitem__, strategy=strategy, rules=rules
+        MixedBoard(weights), mask_of=masks_of(weights).__getitem__, strategy=strategy, rules=rules
     ) as run:
         yield run
 

@@ -18,14 +18,15 @@ from freemoe.core.registry import unknown_name
 from freemoe.core.threads import Threads, require_threads, turn_of
 from freemoe.domain_experts.expert import Expert, read_experts, require_zeros_say
 from freemoe.domain_experts.hosting.combining import combine, combined_mask
-from freemoe.domain_experts.hosting.conversion import require_same_values
 from freemoe.domain_experts.hosting.mixing import MixingHost
+from freemoe.domain_experts.hosting.protection import refuse_copy, require_same_values
 from freemoe.domain_experts.hosting.standing import standing_of
 from freemoe.domain_experts.hosting.summary import as_table, expert_row, measured
 from freemoe.hub.fetch import fetch_artefact
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
 from freemoe.models.gates import left_out
+from freemoe.models.hooks import hooked, instead
 from freemoe.models.mask import Mask
 from freemoe.models.mixed.board import MixedBoard, Tiles
 from freemoe.models.switchboard import Switchboard
@@ -182,6 +183,10 @@ class ExpertHost(torch.nn.Module, MixingHost):
     def way_back(self) -> Callable[[], None]:
         """What makes the weights the base's again."""
         return functools.partial(self._board.switch, None)
+
+    def guard_base(self) -> contextlib.AbstractContextManager[None]:
+        """Refuse copies of the base while an expert is in its weights: they would be neither the base nor said to be an expert."""
+        return hooked(*(instead(self.model, refuse_copy, name) for name in ("save_pretrained", "__reduce_ex__")))
 
     def disable_expert(self) -> contextlib.AbstractContextManager[Self]:
         """Use the base inside a ``with`` block, then go back to the expert before."""

@@ -56,7 +56,6 @@ class MixingHost(Host):
             block = standing.open(self, BASE)
             try:
                 with running(
-                    self.model,
                     self._mixed_board,
                     mask_of=self.expert_mask,
                     tiles_of=self.expert_tiles,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,10 @@ class Host:
 
     def way_back(self) -> Callable[[], None]:
         """What puts the base back, also half way; it does not hold the host, and a second call does nothing."""
+        raise NotImplementedError
+
+    def guard_base(self) -> AbstractContextManager[None]:
+        """What is open while an expert of this host is in the weights; it holds neither host nor base."""
         raise NotImplementedError
 
 
@@ -57,6 +62,7 @@ class Standing:
         self._set_by: weakref.ref[Host] | None = None
         # Whose expert is in the weights, which, and the way back.
         self._now: tuple[weakref.ref[Host], str, Callable[[], None]] | None = None
+        self._guard = ExitStack()
         self._settling = False
 
     def name_of(self, host: Host) -> str:
@@ -95,7 +101,7 @@ class Standing:
             if block is not None:
                 block.name = name
             else:
-                host.set_to, self._set_by = name, weakref.ref(host)
+                host.set_to, self._set_by = name, weakref.ref(host, self._host_died)
             try:
                 self._settle()
             except BaseException:
@@ -121,20 +127,33 @@ class Standing:
             while True:
                 host, name = self._wanted()
                 if self._now is not None and (name == BASE or self._now[0]() is not host):
-                    self._now[2]()
-                    self._now = None
+                    self._restore()
                 elif name != BASE and host is not None and (self._now is None or self._now[1] != name):
+                    is_guarded = self._now is not None
                     self._now = weakref.ref(host), name, host.way_back()
                     host.switch_in(name)
+                    if not is_guarded:
+                        self._guard.enter_context(host.guard_base())
                 else:
                     return
         except BaseException:
-            if self._now is not None:
-                self._now[2]()
-                self._now = None
+            self._restore()
             raise
         finally:
             self._settling = False
+
+    def _restore(self) -> None:
+        """Make the weights the base's again."""
+        if self._now is not None:
+            self._now[2]()
+            self._guard.close()
+            self._now = None
+
+    def _host_died(self, _: object) -> None:
+        """The host whose expert is set is gone, and nobody else could put the base back."""
+        if not sys.is_finalizing():
+            with self._lock:
+                self._settle()
 
     def let_go(self, host: Host, gone: Callable[[str], bool]) -> None:
         """Use the base wherever a host uses an expert that is ``gone``."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from freemoe.kernels.sparse import bands
@@ -30,7 +30,6 @@ class Plan:
 
     Attributes:
         weight: The weight.
-        module: Whose it is.
         assignment: Of the batch.
         parts: Experts of the batch that have something off here.
         walked: Those of them of which something scattered is off, and their places for the loops; None where those cannot.
@@ -38,19 +37,18 @@ class Plan:
     """
 
     weight: Weight
-    module: nn.Module
     assignment: Assignment
     parts: dict[str, Part]
     walked: tuple[tuple[str, ...], sparse.Experts | None]
     tiled: tuple[tuple[str, ...], bands.BandTiles] | None = None
 
     @classmethod
-    def of(cls, weight: Weight, module: nn.Module, assignment: Assignment, parts: dict[str, Part]) -> Plan:
+    def of(cls, weight: Weight, assignment: Assignment, parts: dict[str, Part]) -> Plan:
         """Of a weight of which at least one expert has something off."""
         names = tuple(name for name, part in parts.items() if part.scattered)
         tiles = {name: part.tile for name, part in parts.items() if part.tile is not None}
         return cls(
-            weight, module, assignment, parts,
+            weight, assignment, parts,
             (names, _experts(weight, [parts[name] for name in names])),
             (tuple(tiles), bands.BandTiles.of(list(tiles.values()))) if tiles else None,
         )  # fmt: skip
@@ -101,7 +99,7 @@ def mixed(plan: Plan, x: Tensor, base: Callable[[Tensor], Tensor], loops: bool, 
         return base(x)
     flat = _without_columns(plan, flat)
     names, experts = plan.walked
-    bias: Tensor | None = getattr(plan.module, "bias", None)
+    bias: Tensor | None = getattr(plan.weight.module, "bias", None)
     if plan.tiled is not None and all(name in plan.tiled[0] for name in plan.assignment.of):
         y = flat.new_empty(len(flat), plan.weight.rows, dtype=plan.weight.parameter.dtype)
     elif not names:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from freemoe.core.errors import RecipeError
 from freemoe.models.hooks import instead
@@ -28,8 +28,7 @@ class Mixed:
     """Which expert each sequence of the batch acts under, from `assign` on until the next one; at first the base.
 
     Args:
-        model: The base.
-        board: What its experts have off.
+        board: What the base's experts have off.
         mask_of: Makes the mask of an expert by name, from the untouched base; raises for one that is not there.
         strategy: ``fused`` leaves out what is off while it multiplies, ``scratch`` multiplies by masked copies of the weights,
             ``auto`` takes the quicker one for each size of input.
@@ -39,7 +38,6 @@ class Mixed:
 
     def __init__(
         self,
-        model: nn.Module,
         board: MixedBoard,
         mask_of: Callable[[str], Mask],
         strategy: Strategy,
@@ -53,7 +51,6 @@ class Mixed:
         self._names: tuple[str, ...] = ()
         # A server's batches come back to the same names.
         self._known: dict[tuple[str, ...], tuple[dict[str, Parts], dict[str, Plan]]] = {}
-        self._modules = {name: model.get_submodule(name.rpartition(".")[0]) for name in board.weights}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,7 +83,7 @@ class Mixed:
         for name, weight in self._board.weights.items():
             own = {expert: held[name] for expert, held in parts.items() if name in held}
             if own:
-                plans[name] = Plan.of(weight, self._modules[name], assignment, own)
+                plans[name] = Plan.of(weight, assignment, own)
         return plans
 
     def forward(self, name: str, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -103,12 +100,11 @@ class Mixed:
 
 
 @contextmanager
-def running(model: nn.Module, board: MixedBoard, **given: Any) -> Iterator[Mixed]:
-    """Open a model for mixed batches; behind the block every module's forward is its own again. Gradients are off inside.
+def running(board: MixedBoard, **given: Any) -> Iterator[Mixed]:
+    """Open a base for mixed batches; behind the block every module's forward is its own again. Gradients are off inside.
 
     Args:
-        model: The base.
-        board: What its experts have off.
+        board: What the base's experts have off.
         given: What else `Mixed` is told.
 
     Raises:
@@ -118,11 +114,10 @@ def running(model: nn.Module, board: MixedBoard, **given: Any) -> Iterator[Mixed
     if given["strategy"] not in STRATEGIES:
         raise RecipeError(f"Unknown strategy {given['strategy']!r} of a mixed batch. Allowed: {', '.join(STRATEGIES)}.")
     board.require_mixable()
-    run = Mixed(model, board, **given)
+    run = Mixed(board, **given)
     with ExitStack() as stack:
         for name, weight in board.weights.items():
             if not weight.fused:
-                module: Any = model.get_submodule(name.rpartition(".")[0])
-                stack.enter_context(instead(module, partial(run.forward, name, module.forward)))
+                stack.enter_context(instead(weight.module, partial(run.forward, name, weight.module.forward)))
         stack.enter_context(torch.no_grad())
         yield run
