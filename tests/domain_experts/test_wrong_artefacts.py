@@ -11,6 +11,7 @@ import torch
 
 from freemoe.core.artifacts import MANIFEST, _own_checksum
 from freemoe.core.errors import ArtifactError, FreeMoEError, NumericError
+from freemoe.domain_experts.inspection import inspect_artefact
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.models.checkpoints.loading import load_tokenizer
 from freemoe.systems import load
@@ -217,6 +218,25 @@ def test_a_router_that_cannot_decide(artefact: Path, tmp_path: Path, world: Any,
     )
     with pytest.raises(ArtifactError, match=message):
         FreeMoE.from_pretrained(world.model, copy)
+    if "the base's have 32" not in message:
+        with pytest.raises(ArtifactError, match=message):
+            inspect_artefact(copy)
+
+
+@pytest.mark.parametrize(
+    ("stem", "edit", "message"),
+    [
+        ("result", lambda r: r.pop("domains"), "The result of .* is not whole: domains"),
+        ("result", lambda r: r["domains"][0].update(metric=7), r"domains\.0\.metric"),
+        ("seen", lambda t: t.pop("about"), "hashes of seen documents cannot be read"),
+    ],
+)
+def test_nothing_is_called_whole_that_cannot_be_read(
+    artefact: Path, tmp_path: Path, stem: str, edit: Any, message: str
+) -> None:
+    assert inspect_artefact(artefact)["whole_files"] > 5
+    with pytest.raises(ArtifactError, match=message):
+        inspect_artefact(rewritten(artefact, tmp_path / "copy", **{stem: edit}))
 
 
 def test_a_router_of_another_type_is_no_router(artefact: Path, tmp_path: Path, world: Any) -> None:

@@ -59,7 +59,7 @@ SETTINGS: dict[str, tuple[Any, str]] = {
     "another plan": (lambda c: c.update(top_k=[2, 2]), r"has the plan \[2, 2\], and the manifest has \[1, 1\]"),
     "a plan that is a word": (lambda c: c.update(top_k="1,1"), "has top_k = '1,1'"),
     "no plan": (lambda c: c.pop("top_k"), "KeyError: 'top_k'"),
-    "another width": (lambda c: c.update(hidden_size=16), "hidden size 16, and the model has 32"),
+    "another width": (lambda c: c.update(hidden_size=16), "not what hookmoe_config.json says"),
     "another family": (lambda c: c.update(family="olmoe"), "family 'olmoe', and the model has 'mixtral'"),
 }
 
@@ -101,6 +101,8 @@ def test_tensors_that_are_others(trimmed: Path, base: Any, tmp_path: Path, case:
     edit, message = TENSORS[case]
     with pytest.raises(ArtifactError, match=message):
         load_adapter(rewritten(trimmed, tmp_path / "copy", hookmoe=edit), base)
+    with pytest.raises(ArtifactError, match=message):
+        inspect_trimmed(tmp_path / "copy")
 
 
 def test_another_base_config_or_tokenizer(trimmed: Path, base: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from freemoe.core.artifacts import read_manifest
-from freemoe.core.errors import ArtifactError, DataError, FamilyError, NumericError, RecipeError
+from freemoe.core.errors import ArtifactError, DataError, FamilyError, FreeMoEError, NumericError, RecipeError
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.skeleton import NOT_DECIDING
 from freemoe.models.checkpoints.loading import load_base
@@ -32,6 +32,7 @@ from freemoe.tomoe.material import read_text
 from freemoe.tomoe.measure import score_text
 from freemoe.tomoe.structures import methods as decide
 from freemoe.tomoe.structures.rivals import activities
+from tests.artefacts import rewritten
 from tests.core.run.away import SerialAway
 from tests.tiny import save_base_and_text, tiny_model, tiny_tokenizer
 
@@ -286,6 +287,26 @@ def test_a_half_written_folder_is_no_model(done: Path, tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(ArtifactError, match="cut short or edited"):
         inspect_converted(half)
+
+
+@pytest.mark.parametrize(
+    ("stem", "edit", "message"),
+    [
+        ("structure", lambda t: t.pop("0.qk"), "is no structure"),
+        ("structure", lambda t: t["1.experts"].fill_(False), "keeps nothing of a layer"),
+        ("structure", lambda t: t["1.experts"].fill_(True), "keeps other neurons or dimensions than its result"),
+        ("structure", lambda t: t.update({"x.qk": t["0.qk"].clone()}), "is no structure"),
+        ("config", lambda c: c["tomoe"].update(layers=[]), "could not be loaded"),
+        ("config", lambda c: c["tomoe"].pop("mode"), "could not be loaded"),
+        ("model", lambda t: t.pop("model.layers.0.mlp.up"), "could not be loaded"),
+        ("model", lambda t: t["model.layers.0.mlp.experts"].fill_(99), "could not be loaded"),
+    ],
+)
+def test_nothing_is_called_whole_that_cannot_be_read(
+    done: Path, tmp_path: Path, stem: str, edit: Any, message: str
+) -> None:
+    with pytest.raises(FreeMoEError, match=message):
+        inspect_converted(rewritten(done, tmp_path / "copy", **{stem: edit}))
 
 
 def test_another_base_is_told(done: Path, tmp_path: Path) -> None:

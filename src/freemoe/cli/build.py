@@ -77,17 +77,17 @@ def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, shown: Sho
     from freemoe.domain_experts.build import build
     from freemoe.domain_experts.prove.card import headlines
     from freemoe.report.experts import write_report
+    from freemoe.report.page import REPORT
     from freemoe.report.tables import summary_table
 
     try:
-        folder = build(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume)
-        report = write_report(folder)
+        folder = build(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume, page=write_report)
     except KeyboardInterrupt:
         raise stopped(interrupted(recipe.output)) from None
     from freemoe.results import read_result
 
     result = read_result(folder)
-    made = {"folder": folder, "report": report}
+    made = {"folder": folder, "report": folder / REPORT}
     shown.tell("build", made, headlines(result), result, lambda: [summary_table(result)])
     return folder
 

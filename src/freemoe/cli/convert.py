@@ -67,21 +67,22 @@ def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, shown: S
     calm_libraries()
     from freemoe.core.run.folder import interrupted
     from freemoe.report.conversion import write_conversion_report
+    from freemoe.report.page import REPORT
     from freemoe.tomoe.card import below_table, headlines
     from freemoe.tomoe.convert import convert
     from freemoe.tomoe.devices import Devices
 
     try:
-        folder = convert(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume)
+        drawn = {"page": write_conversion_report, "progress": shown.progress()}
+        folder = convert(recipe, overwrite=overwrite, resume=resume, **drawn)
         if Devices.found().rank:
             return folder  # the first of several processes writes and prints
-        report = write_conversion_report(folder)
     except KeyboardInterrupt:
         raise stopped(interrupted(recipe.output)) from None
     from freemoe.results import read_result
 
     result = read_result(folder)
-    made, said = {"folder": folder, "report": report}, headlines(result)
+    made, said = {"folder": folder, "report": folder / REPORT}, headlines(result)
     shown.tell("convert", made, said, result, lambda: [_table(result)], below_table(result))
     return folder
 

@@ -114,19 +114,20 @@ def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: Show
     calm_libraries()
     from freemoe.core.run.folder import interrupted
     from freemoe.hookmoe.trim import trim
-    from freemoe.report.figures.plan_figures import write_pareto
-    from freemoe.report.trimmed import write_trimmed_report
+    from freemoe.report.figures.plan_figures import PLANS
+    from freemoe.report.page import REPORT
+    from freemoe.report.trimmed import write_pages
 
     try:
-        folder = trim(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume)
+        folder = trim(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume, page=write_pages)
     except KeyboardInterrupt:
         raise stopped(interrupted(recipe.output)) from None
     from freemoe.results import read_result
     from freemoe.systems import SYSTEMS
 
     result = read_result(folder)
-    picture, report = write_pareto(result, folder), write_trimmed_report(folder)
-    made = {"folder": folder, "report": report, "plans": picture}
+    picture = folder / PLANS
+    made = {"folder": folder, "report": folder / REPORT, "plans": picture if picture.exists() else None}
     tables, lines = SYSTEMS.get(result["kind"]).tables(result)
     shown.tell("trim", made, lines, result, lambda: tables)
     return folder

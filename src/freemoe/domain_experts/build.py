@@ -10,7 +10,7 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from freemoe.domain_experts.candidates import (
     shrink_all,
 )
 from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.inspection import inspect_artefact
 from freemoe.domain_experts.prove.card import model_card
 from freemoe.domain_experts.prove.evidence import overall
 from freemoe.domain_experts.prove.results import reported_evidence
@@ -53,7 +54,7 @@ from freemoe.models.checkpoints.identity import IDENTITY, SETTINGS
 from freemoe.models.checkpoints.loading import origin
 from freemoe.models.precision import compute_dtype, is_measured
 from freemoe.recipes import BuildRecipe, dump, recipe_from
-from freemoe.results.build import KIND, BuildResult
+from freemoe.results.build import KIND
 
 # Batches of a calibration after which its sums are written down.
 CALIBRATION_PART = 32
@@ -65,6 +66,7 @@ def build(
     progress: Progress | None = None,
     overwrite: bool = False,
     resume: bool = True,
+    page: Callable[[Path], Any] | None = None,
     tokenizer: Any = None,
     **fields: Any,
 ) -> Path:
@@ -81,6 +83,7 @@ def build(
         progress: Where to report.
         overwrite: Replace a finished artefact of the same name.
         resume: Go on with an unfinished run of the same recipe.
+        page: Draws a page into the folder that it is given, before that appears (`freemoe.report.experts.write_report`).
         tokenizer: Of a loaded model; the one beside its files if absent.
         fields: In place of the recipe.
 
@@ -96,8 +99,9 @@ def build(
             made,
             dump(made),
             functools.partial(_steps, made),
-            BuildResult,
+            functools.partial(inspect_artefact, exact=True),
             model_card,
+            page=page,
             progress=progress,
             overwrite=overwrite,
             resume=resume,

@@ -6,13 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.artifacts import about, read_manifest
+from freemoe.core.artifacts import about
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.expert import read_experts
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
 from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.curvature import super_weights as largest_disturbances
+from freemoe.domain_experts.route.reading import read_router
 from freemoe.evals.engine.tokens import context_length
+from freemoe.evals.held_out import read_shared
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer, origin
 from freemoe.models.weights import describe, find_weights
@@ -45,20 +47,27 @@ persuaded the council to remove its handle. The map did not explain the disease,
 """Ordinary English of several kinds, some 330 words: what super weights are measured on where no text is given."""
 
 
-def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
-    """Check an artefact and describe its experts; with a base, also count what each switches off.
+def inspect_artefact(folder: Path, base: str | None = None, *, exact: bool = False) -> dict[str, Any]:
+    """Check an artefact, open all its files and describe its experts; with a base, also count what each switches off.
+
+    Args:
+        folder: The artefact.
+        base: A base that it must fit.
+        exact: As of `read_result`.
 
     Raises:
-        ArtifactError: When it is damaged, or made for another base.
+        ArtifactError: When it is damaged, cannot be read, or was made for another base.
     """
-    manifest = read_manifest(folder)
+    manifest = read_shared(folder, exact)
+    held = read_experts(folder, manifest)
+    router = read_router(folder, manifest, held)
     weights = None
     if base is not None:
         model, tokenizer = load_base(base)
         require_base(manifest, model, tokenizer)
         weights = find_weights(model)
     experts = []
-    for expert in read_experts(folder, manifest):
+    for expert in held:
         size = sum(t.numel() * t.element_size() for t in expert.to_tensors().values())
         row = {
             "name": expert.name,
@@ -73,8 +82,8 @@ def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
     return {
         **about(folder, manifest, base),
         "experts": experts,
-        "router_domains": list(manifest["router"]["domains"]) if manifest.get("router") else [],
-        "router_abstains_below": manifest["router"]["threshold"] if manifest.get("router") else None,
+        "router_domains": list(router.domain.classes) if router else [],
+        "router_abstains_below": router.threshold if router else None,
     }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core import neutral
-from freemoe.core.artifacts import MANIFEST, read_manifest
+from freemoe.core.artifacts import MANIFEST, Manifest, read_manifest
 from freemoe.core.errors import DataError
 from freemoe.core.files import write_atomic
 from freemoe.core.numbers import percent
@@ -21,6 +21,7 @@ from freemoe.evals.seen import WHY, Seen
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.task import DomainData
 from freemoe.recipes import EvalRecipe, load_recipe
+from freemoe.results import read_result
 
 SEEN_FILE = "seen.safetensors"
 
@@ -73,16 +74,37 @@ def keep_record(folder: Path, seen: Seen) -> dict[str, Any]:
     return {"file": SEEN_FILE, **seen.describe(), "bytes": len(data)}
 
 
-def read_record(folder: str | Path) -> Record | None:
+def read_shared(folder: Path, exact: bool = False) -> Manifest:
+    """Check an artefact's files, and open those that every system writes: result, recipe, record of what was seen.
+
+    Args:
+        folder: The artefact; one that was put together by hand has none of them.
+        exact: As of `read_result`.
+
+    Raises:
+        FreeMoEError: One of them is not what its reader takes.
+    """
+    manifest = read_manifest(folder)
+    read_record(folder, manifest)
+    if "result.json" in manifest["files"]:
+        read_result(folder, exact)
+    return manifest
+
+
+def read_record(folder: str | Path, manifest: Manifest | None = None) -> Record | None:
     """The record of an artefact; None for a folder or a name that is none, such as a plain model.
+
+    Args:
+        folder: The artefact.
+        manifest: Its manifest, where its files were checked already.
 
     Raises:
         ArtifactError: A damaged artefact.
     """
     root = Path(folder)
-    if not (root / MANIFEST).is_file():
+    if manifest is None and not (root / MANIFEST).is_file():
         return None
-    manifest = read_manifest(root)
+    manifest = manifest or read_manifest(root)
     seed = int(getattr(load_recipe(root / "recipe.yaml"), "seed", 0) or 0) if (root / "recipe.yaml").is_file() else 0
     said = manifest.get("seen")
     seen = None if said is None else Seen.from_bytes((root / said["file"]).read_bytes())

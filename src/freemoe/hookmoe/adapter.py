@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from freemoe.core.artifacts import read_manifest, read_tensors
+from freemoe.core.artifacts import Manifest, read_manifest, read_tensors
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import write_atomic
 from freemoe.core.threads import turn_of
@@ -158,24 +158,34 @@ def load_adapter(folder: str | Path, model: Any, tokenizer: Any = None) -> Trimm
         raise ArtifactError(
             f"{str(root)!r} holds {manifest.get('kind')!r}, not a trimmed mixture. freemoe trim writes those."
         )
-    config, tensors = read_config(root, manifest), read_tensors(root, name_in(manifest, WEIGHTS), manifest)
+    config, hooks = read_hooks(root, manifest)
     _check_shape(config, model)
     require_base(manifest, model, tokenizer)
     probe(model)
     counts = {layer.number: layer.count for layer in moe_layers(model)}
     text = Plan(tuple(config["top_k"])).text()
     plan = parse_plan(text, plan_of(model), [counts.get(i) for i in range(config["num_hidden_layers"])])
+    return Trimmed(plan, hooks if hooks is None else hooks.beside(model), config["rescale"])
+
+
+def read_hooks(folder: Path, manifest: Manifest) -> tuple[dict[str, Any], Hooks | None]:
+    """The settings of an artefact and its hooks, None where it has none.
+
+    Raises:
+        ArtifactError: They are damaged, or hooks are not what the settings say.
+    """
+    config, tensors = read_config(folder, manifest), read_tensors(folder, name_in(manifest, WEIGHTS), manifest)
     if config["rescale"] not in RESCALES:
         raise ArtifactError(
-            f"{str(root)!r} has the rule {config['rescale']!r} for router weights; known: {', '.join(RESCALES)}."
+            f"{str(folder)!r} has the rule {config['rescale']!r} for router weights; known: {', '.join(RESCALES)}."
         )
     try:
-        hooks = _hooks(config, tensors)
+        return config, _hooks(config, tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ArtifactError(
-            f"The hooks of {str(root)!r} are not what {name_in(manifest, CONFIG)} says ({type(error).__name__}: {error}). Copy the artefact again."
+            f"The hooks of {str(folder)!r} are not what {name_in(manifest, CONFIG)} says ({type(error).__name__}: {error}). Copy the "
+            "artefact again."
         ) from None
-    return Trimmed(plan, hooks if hooks is None else hooks.beside(model), config["rescale"])
 
 
 def _hooks(config: dict[str, Any], tensors: dict[str, Tensor]) -> Hooks | None:

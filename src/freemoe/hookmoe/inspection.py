@@ -1,26 +1,31 @@
-"""What a trimmed mixture holds, read from its folder; no torch is loaded unless a base is given to check against."""
+"""What a trimmed mixture holds, as plain data for `freemoe inspect`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.artifacts import about, read_manifest
-from freemoe.hookmoe.artefact_files import WEIGHTS, name_in, read_config
+from freemoe.core.artifacts import about
+from freemoe.evals.held_out import read_shared
+from freemoe.hookmoe.adapter import load_adapter, read_hooks
+from freemoe.hookmoe.artefact_files import WEIGHTS, name_in
+from freemoe.models.checkpoints.loading import load_base
 
 
-def inspect_trimmed(folder: Path, base: str | None = None) -> dict[str, Any]:
-    """Check an artefact and describe it; with a base, also that it fits and that the base's router does what its k says.
+def inspect_trimmed(folder: Path, base: str | None = None, *, exact: bool = False) -> dict[str, Any]:
+    """Check an artefact, open all its files and describe it; with a base, also that its router does what its k says.
+
+    Args:
+        folder: The artefact.
+        base: A base that it must fit.
+        exact: As of `read_result`.
 
     Raises:
-        ArtifactError: When it is damaged, or made for another base.
+        ArtifactError: When it is damaged, cannot be read, or was made for another base.
     """
-    manifest = read_manifest(folder)
-    config = read_config(folder, manifest)
+    manifest = read_shared(folder, exact)
+    config, _ = read_hooks(folder, manifest)
     if base is not None:
-        from freemoe.hookmoe.adapter import load_adapter
-        from freemoe.models.checkpoints.loading import load_base
-
         load_adapter(folder, *load_base(base))
     counts = [k for k in config["top_k"] if k is not None]
     return {

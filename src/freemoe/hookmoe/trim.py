@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, ridge_start
 from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
 from freemoe.hookmoe.hooks.teacher import Teacher, teach
 from freemoe.hookmoe.hooks.training import Material, Schedule, train
+from freemoe.hookmoe.inspection import inspect_trimmed
 from freemoe.hookmoe.material import TextParts, inputs, prepare
 from freemoe.hookmoe.measure import Quality, as_json, measure, recovered
 from freemoe.hookmoe.metrics import act_equivalent, act_per_layer, agreement, count_parameters, load_cv, routes, speed
@@ -53,7 +54,6 @@ from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.identity import IDENTITY, identity
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe, dump
-from freemoe.results.trim import TrimResult
 from freemoe.text.blocks import Blocks
 from freemoe.training.loop import Store
 
@@ -64,6 +64,7 @@ def trim(
     progress: Progress | None = None,
     overwrite: bool = False,
     resume: bool = True,
+    page: Callable[[Path], Any] | None = None,
     tokenizer: Any = None,
     **fields: Any,
 ) -> Path:
@@ -80,6 +81,7 @@ def trim(
         progress: Where to report.
         overwrite: Replace a finished artefact of the same name.
         resume: Go on with an unfinished run of the same recipe.
+        page: Draws a page into the folder that it is given, before that appears (`freemoe.report.trimmed`).
         tokenizer: Of a loaded model; the one beside its files if absent.
         fields: In place of the recipe.
 
@@ -95,8 +97,9 @@ def trim(
             made,
             dump(made),
             partial(_steps, made),
-            TrimResult,
+            partial(inspect_trimmed, exact=True),
             model_card,
+            page=page,
             progress=progress,
             overwrite=overwrite,
             resume=resume,

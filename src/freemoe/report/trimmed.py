@@ -12,9 +12,10 @@ from matplotlib.ticker import MaxNLocator
 from freemoe.hookmoe.card import ABOUT, HEADER, headlines, share_text, table
 from freemoe.report.figures.all_figures import Picture
 from freemoe.report.figures.drawing import WIDE, heading, is_narrow, legend_above, new_figure, styled
-from freemoe.report.figures.plan_figures import pareto_figure
+from freemoe.report.figures.plan_figures import pareto_figure, write_pareto
 from freemoe.report.page import Group, Page, Table, Verdict, common_facts, made, record_lines, render, write_page
 from freemoe.report.palette import colour, role
+from freemoe.results import read_result
 
 _COLUMNS = ("row", *HEADER[1:-1])
 _OURS = ("hooks", "rescaled")
@@ -23,6 +24,12 @@ _OURS = ("hooks", "rescaled")
 def write_trimmed_report(source: str | Path) -> Path:
     """Read a trimmed mixture's ``result.json`` and write ``report.html`` beside it."""
     return write_page(source, page)
+
+
+def write_pages(folder: Path) -> Path:
+    """Write ``plans.svg``, where plans were searched, and ``report.html`` into an artefact."""
+    write_pareto(read_result(folder), folder)
+    return write_trimmed_report(folder)
 
 
 def page(result: dict[str, Any]) -> str:

@@ -27,10 +27,12 @@ _TYPES: dict[str, type[common.Result]] = {
 }
 
 
-def read_result(folder: str | Path) -> dict[str, Any]:
+def read_result(folder: str | Path, exact: bool = False) -> dict[str, Any]:
     """The ``result.json`` of a folder, or that file itself, as plain data; of a kind that is known, what its type says.
 
-    Keys that are not known here may stand in it: a newer freemoe writes more of them under the same format.
+    Args:
+        folder: The artefact, or the file.
+        exact: Refuse keys that are not known here too: a newer freemoe writes more of them under the same format.
 
     Raises:
         ArtifactError: There is none, it is damaged or not what its type says, of another kind than the artefact, or a newer
@@ -47,7 +49,7 @@ def read_result(folder: str | Path) -> dict[str, Any]:
             # From JSON, where a list may be a tuple, but a text no number.
             _TYPES[kind].model_validate_json(json.dumps(found), strict=True)
         except ValidationError as error:
-            wrong = [fault for fault in error.errors() if fault["type"] != "extra_forbidden"]
+            wrong = [fault for fault in error.errors() if exact or fault["type"] != "extra_forbidden"]
             if wrong:
                 raise ArtifactError(f"The result of {str(folder)!r} is not whole: {_told(wrong)}. {_ADVICE}") from None
     return found

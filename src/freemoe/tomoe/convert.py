@@ -33,26 +33,25 @@ from freemoe.models.checkpoints.lending import lent_model
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.hooks import before, hooked
 from freemoe.recipes import ConvertRecipe, dump, recipe_from
-from freemoe.results.convert import KIND, ConvertResult
+from freemoe.results.convert import KIND
 from freemoe.tomoe.agreement import layer_inputs, require_agreement, tokens_apart
 from freemoe.tomoe.card import model_card
 from freemoe.tomoe.devices import Devices
 from freemoe.tomoe.export import export
 from freemoe.tomoe.gates.train import History
+from freemoe.tomoe.inspection import read_files
 from freemoe.tomoe.material import Bench, inputs, prepare
 from freemoe.tomoe.measure import TextScore, score_text
 from freemoe.tomoe.structures.masked import masked
 from freemoe.tomoe.structures.methods import GATHERED, best_variant, decide, follow, gather, scored
 from freemoe.tomoe.structures.rivals import RIVALS
 from freemoe.tomoe.structures.structure import (
+    STRUCTURE,
     Structure,
     active_parameters,
     dense_parameters,
     to_tensors,
 )
-
-STRUCTURE = "structure.safetensors"
-"""What the conversion decided, beside the model that it was written as."""
 
 COMPARED = 1024
 """Tokens at most on which the exported model is held against the masks on the dense one."""
@@ -64,6 +63,7 @@ def convert(
     progress: Progress | None = None,
     overwrite: bool = False,
     resume: bool = True,
+    page: Callable[[Path], Any] | None = None,
     tokenizer: Any = None,
     **fields: Any,
 ) -> Path:
@@ -80,6 +80,7 @@ def convert(
         progress: Where to report.
         overwrite: Replace a finished folder of the same name.
         resume: Go on with an unfinished run of the same recipe.
+        page: Draws a page into the folder that it is given, before that appears (`freemoe.report.conversion`).
         tokenizer: Of a loaded model; the one beside its files if absent.
         fields: In place of the recipe.
 
@@ -99,8 +100,9 @@ def convert(
             made,
             dump(made),
             functools.partial(_steps, made, devices),
-            ConvertResult,
+            functools.partial(read_files, exact=True),
             model_card,
+            page=page,
             progress=progress,
             overwrite=overwrite,
             resume=resume,

@@ -5,23 +5,48 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.artifacts import about, read_manifest
+from freemoe.core.artifacts import Manifest, about
+from freemoe.core.errors import ArtifactError
+from freemoe.evals.held_out import read_shared
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.results import read_result
 from freemoe.tomoe.card import rows
+from freemoe.tomoe.structures.structure import STRUCTURE, read_structure
+
+
+def read_files(folder: Path, exact: bool = False) -> tuple[Manifest, dict[str, Any]]:
+    """Open the files of a converted model, its weights left out.
+
+    Args:
+        folder: The model.
+        exact: As of `read_result`.
+
+    Returns:
+        Its manifest and its result.
+
+    Raises:
+        ArtifactError: One is damaged, or the structure is not the result's.
+    """
+    manifest = read_shared(folder, exact)
+    result, structure = read_result(folder), read_structure(folder, manifest)
+    told = [(layer["widths"], layer["union"], layer["value_dims"]) for layer in result["layers"]]
+    if told != [(own.widths, own.union, own.value_width) for own in structure]:
+        raise ArtifactError(f"{STRUCTURE!r} in {str(folder)!r} keeps other neurons or dimensions than its result says.")
+    return manifest, result
 
 
 def inspect_converted(folder: Path, base: str | None = None) -> dict[str, Any]:
-    """Check a converted model's files and describe it.
+    """Check a converted model, load it and describe it.
 
     Raises:
-        ArtifactError: When it is damaged, or made from another base than the one given.
+        ArtifactError: When it is damaged, cannot be read, or was made from another base than the one given.
+        DataError: When it cannot be loaded.
     """
-    manifest = read_manifest(folder)
+    manifest, result = read_files(folder)
+    load_base(folder, device="cpu")
     if base is not None:
         require_base(manifest, *load_base(base))
-    result = read_result(folder)
     parameters, length = result["parameters"], result["blocks"]["length"]
     return {
         **about(folder, manifest, base),

@@ -6,33 +6,17 @@ What a result or a structure says needs no model; which expert a token goes to i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from freemoe.core.errors import ArtifactError, DataError
+from freemoe.core.errors import DataError
 from freemoe.kernels.gates import route
 from freemoe.models.hooks import before, hooked
 from freemoe.text.blocks import Blocks
-from freemoe.tomoe.convert import STRUCTURE
 from freemoe.tomoe.measure import TOKENS
-from freemoe.tomoe.structures.structure import Structure, from_tensors
-
-
-def read_structure(folder: str | Path) -> Structure:
-    """What a conversion decided, from its folder.
-
-    Raises:
-        ArtifactError: There is no such file; says where it was looked for.
-    """
-    path = Path(folder) / STRUCTURE
-    if not path.is_file():
-        raise ArtifactError(f"{path} is not there: no folder of freemoe convert, or one that lost this file.")
-    return from_tensors(load_file(path))
-
+from freemoe.tomoe.structures.structure import Structure
 
 # ------------------------------------------------------------------------------------------- widths
 

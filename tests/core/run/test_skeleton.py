@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError
@@ -29,13 +28,6 @@ class Plain:
 
     def model_dump(self, *, mode: str) -> dict[str, Any]:
         return asdict(self)
-
-
-class Doubled(BaseModel):
-    """What is checked of its result."""
-
-    kind: Literal["doubled"]
-    sum: int
 
 
 class System:
@@ -59,20 +51,47 @@ class System:
         return Made("fingerprint", {"sum": sum(numbers)}, {"numbers": numbers}, {"documents": 0}, {"bytes": 1})
 
     def run(self, **how: Any) -> Path:
-        return carry_out("doubled", self.recipe, "number: 1\n", self.steps, Doubled, lambda r: f"sum {r['sum']}", **how)
+        return carry_out(
+            "doubled", self.recipe, "number: 1\n", self.steps, readable, lambda r: f"sum {r['sum']}", **how
+        )
 
 
-def test_a_result_of_another_type_is_said_and_written_all_the_same(
+def readable(folder: Path) -> None:
+    """Odd numbers cannot be read."""
+    found = json.loads((folder / "result.json").read_text())
+    assert read_manifest(folder)["kind"] == found["kind"] == "doubled"
+    if found["recipe"]["number"] % 2 == 0:
+        raise ArtifactError(f"sum: {found['sum']} is not allowed.")
+
+
+def test_what_its_own_reader_refuses_is_not_published_and_no_work_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Doubled, "model_validate", Halved.model_validate)
-    with pytest.warns(UserWarning, match=r"(?s)not what `freemoe schema doubled` says.*half"):
-        folder = System(Plain(str(tmp_path / "out"))).run()
-    assert json.loads((folder / "result.json").read_text())["sum"] == 2
+    recipe = Plain(str(tmp_path / "out"), number=2)
+    with pytest.raises(ArtifactError, match=r"is not published, as its own readers refuse it: sum: 4 is not allowed"):
+        System(recipe).run()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
+    monkeypatch.setitem(globals(), "readable", lambda folder: None)
+    mended = System(recipe)
+    assert (mended.run() / "numbers.txt").read_text() == "4"
+    assert mended.did == 0
 
 
-class Halved(BaseModel):
-    half: float
+def test_a_run_that_is_killed_while_its_page_is_drawn_goes_on(tmp_path: Path) -> None:
+    def killed(folder: Path) -> None:
+        (folder / ".report.html.lock").touch()
+        (folder / "report.html").write_text("ha")
+        raise KeyboardInterrupt
+
+    recipe = Plain(str(tmp_path / "out"))
+    with pytest.raises(KeyboardInterrupt):
+        System(recipe).run(page=killed)
+    again = System(recipe)
+    folder = again.run(page=lambda folder: (folder / "report.html").write_text("whole"))
+    assert again.did == 0
+    assert (folder / "report.html").read_text() == "whole"
+    assert not {"report.html", ".report.html.lock"} & {*read_manifest(folder)["files"]}
+    assert not (folder / ".report.html.lock").exists()
 
 
 def test_everything_is_written_and_vouched_for(tmp_path: Path) -> None:
@@ -128,6 +147,6 @@ def test_a_finished_one_is_replaced_only_when_asked(tmp_path: Path) -> None:
     recipe = Plain(str(tmp_path / "out"))
     System(recipe).run()
     with pytest.raises(ArtifactError, match="exists already"):
-        System(replace(recipe, number=2)).run()
-    folder = System(replace(recipe, number=2)).run(overwrite=True)
-    assert (folder / "numbers.txt").read_text() == "4"
+        System(replace(recipe, number=3)).run()
+    folder = System(replace(recipe, number=3)).run(overwrite=True)
+    assert (folder / "numbers.txt").read_text() == "6"

@@ -132,7 +132,7 @@ class RunFolder:
     def _tidy(self) -> None:
         """Remove what a kill left behind that nobody will read: halves of files, states of units that were finished."""
         for folder in (self.partial, self.partial / "units", self.partial / "states"):
-            for path in folder.glob(f"*{TEMPORARY}"):
+            for path in (*folder.glob(f"*{TEMPORARY}"), *folder.glob(".*.lock")):
                 path.unlink(missing_ok=True)
         finished = {digest(name) for name in self.journal.names()} if self._states() else set()
         for path in self._states():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.environment import environment
-from freemoe.core.errors import DiskError, FreeMoEError
+from freemoe.core.errors import ArtifactError, DiskError, FreeMoEError
 from freemoe.core.files import CARD, as_disk_error, write_atomic
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run.folder import RunFolder, finished
@@ -28,14 +27,6 @@ NOT_DECIDING = ("workers", "place", "unit_seconds")
 
 RESULT_FORMAT = 1
 """Of ``result.json``; raised when an entry that was there is called otherwise or means something else."""
-
-
-class ResultType(Protocol):
-    """The type of a ``result.json`` (`freemoe.results`)."""
-
-    def model_validate(self, obj: Any) -> Any:
-        """Raise a ``ValueError`` unless plain data is of this type."""
-        ...
 
 
 class Recipe(Protocol):
@@ -85,9 +76,10 @@ def carry_out(
     recipe: Recipe,
     spelled: str,
     steps: Callable[[RunFolder, Progress], Made],
-    result_type: ResultType,
+    check: Callable[[Path], Any],
     card: Callable[[dict[str, Any]], str],
     *,
+    page: Callable[[Path], Any] | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
     resume: bool = True,
@@ -99,8 +91,9 @@ def carry_out(
         recipe: Everything that decides the result.
         spelled: The recipe as YAML.
         steps: Do the work, and write tensors into the run's working folder.
-        result_type: What the result must be. Where it is not, that is said, and the work of hours is written all the same.
+        check: Opens everything that was written, as its readers do: what they refuse is not published.
         card: The model card, from the result.
+        page: Draws `PAGES` into the folder that it is given, before that appears under its name.
         progress: Where to report.
         overwrite: Replace a finished artefact of the same name.
         resume: Go on with an unfinished run of the same recipe.
@@ -109,7 +102,7 @@ def carry_out(
         The artefact's folder.
 
     Raises:
-        FreeMoEError: What the steps raise; no folder named like the output is left half written.
+        FreeMoEError: What the steps raise, or the readers; no folder named like the output is left half written.
     """
     started = time.time()
     identity = {name: value for name, value in recipe.model_dump(mode="json").items() if name not in NOT_DECIDING}
@@ -117,7 +110,10 @@ def carry_out(
         return Path(recipe.output)
     run = RunFolder(recipe.output, identity, overwrite=overwrite, resume=resume)
     try:
-        return _written(kind, recipe, spelled, steps(run, progress or Quiet()), result_type, card, run, started)
+        made = steps(run, progress or Quiet())
+        _write(kind, recipe, spelled, made, card, run, started)
+        _require_readable(run.partial, check, page)
+        return run.publish()
     except BaseException as error:
         full = as_disk_error(error, run.partial)
         run.discard_if_idle(refused=isinstance(error, FreeMoEError) and not isinstance(error, DiskError))
@@ -126,17 +122,16 @@ def carry_out(
         raise
 
 
-def _written(
+def _write(
     kind: str,
     recipe: Recipe,
     spelled: str,
     made: Made,
-    result_type: ResultType,
     card: Callable[[dict[str, Any]], str],
     run: RunFolder,
     started: float,
-) -> Path:
-    """Write result, card and manifest of what the steps made, and let the folder appear."""
+) -> None:
+    """Write result, card and manifest of what the steps made."""
     result = {
         "format": RESULT_FORMAT,
         "kind": kind,
@@ -163,13 +158,22 @@ def _written(
         **made.manifest,
         "seen": made.seen,
     }
-    written = json.dumps(result, indent=1) + "\n"
-    try:
-        result_type.model_validate(json.loads(written))
-    except ValueError as error:
-        warnings.warn(f"result.json is not what `freemoe schema {kind}` says: {error}", stacklevel=2)
     write_atomic(run.partial / "recipe.yaml", spelled.encode())
-    write_atomic(run.partial / "result.json", written.encode())
+    write_atomic(run.partial / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     write_atomic(run.partial / CARD, card(result).encode())
     write_manifest(run.partial, manifest)
-    return run.publish()
+
+
+def _require_readable(folder: Path, check: Callable[[Path], Any], page: Callable[[Path], Any] | None) -> None:
+    """Raise unless the readers of a folder take it; where they do, its pages are drawn."""
+    try:
+        check(folder)
+        if page is not None:
+            page(folder)
+    except DiskError:
+        raise
+    except FreeMoEError as error:
+        raise ArtifactError(
+            f"What was made stands in {str(folder)!r} and is not published, as its own readers refuse it: {error} That is a defect "
+            "of freemoe, or of a package that extends it, and no unit of work is lost: once it is mended, run the same command again."
+        ) from error

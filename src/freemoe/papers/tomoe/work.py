@@ -181,7 +181,8 @@ def conversion_record(
         score and gain; ``parameters``, ``layers``, ``boxes``, ``similarity``, ``usage``, ``dynamics``, ``tokens``, ``speed``.
     """
     from freemoe.tomoe.convert import convert
-    from freemoe.tomoe.usage import expert_similarity, expert_widths, layer_widths, read_structure, training_dynamics
+    from freemoe.tomoe.structures.structure import read_structure
+    from freemoe.tomoe.usage import expert_similarity, expert_widths, layer_widths, training_dynamics
 
     file = Path(recipe.output) / "result.json"
     if not file.is_file():
@@ -224,7 +225,7 @@ def _both(recipe: ConvertRecipe) -> Subject:
     from freemoe.evals.evaluation import Subject, under
     from freemoe.models.checkpoints.loading import load_base
     from freemoe.tomoe.structures.masked import masked
-    from freemoe.tomoe.usage import read_structure
+    from freemoe.tomoe.structures.structure import read_structure
 
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
     structure = read_structure(recipe.output)

@@ -11,6 +11,8 @@ from matplotlib.ticker import MaxNLocator
 from freemoe.report.figures.drawing import WIDE, heading, is_narrow, new_figure, plain, style, styled
 from freemoe.report.palette import BASE, EXPERT, INK, RIVAL, SOFT
 
+PLANS = "plans.svg"
+
 COLOURS = {"knapsack": EXPERT, "tlnle": RIVAL, "full": BASE}
 _OF_K = "osd^vP"
 MARKERS = {"knapsack": "o", "tlnle": "^", "full": "s"}
@@ -70,7 +72,7 @@ def write_pareto(result: dict[str, Any], folder: Path) -> Path | None:
     figure = pareto_figure(result["plan"])
     if figure is None:
         return None
-    path = folder / "plans.svg"
+    path = folder / PLANS
     with style():
         figure.savefig(path, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
     return path

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from freemoe.core.errors import DataError
+from freemoe.core.artifacts import Manifest, read_manifest, read_tensors
+from freemoe.core.errors import ArtifactError, DataError
 from freemoe.kernels.gates import top_k_mask, value_scores
 from freemoe.models.sublayers import Sublayers
 
@@ -90,6 +92,9 @@ class LayerStructure:
 
 Structure = list[LayerStructure]
 """One entry per decoder layer."""
+
+STRUCTURE = "structure.safetensors"
+"""What the conversion decided, beside the model that it was written as."""
 
 
 def whole(sublayers: Sequence[Sublayers], experts: int = 2) -> Structure:
@@ -179,6 +184,29 @@ def to_tensors(structure: Structure) -> dict[str, Tensor]:
         if layer.heads is not None:
             found[f"{number}.heads"] = layer.heads
     return found
+
+
+def read_structure(folder: str | Path, manifest: Manifest | None = None) -> Structure:
+    """What a conversion decided, from its folder.
+
+    Args:
+        folder: The converted model's.
+        manifest: Its manifest, where its files were checked already.
+
+    Raises:
+        ArtifactError: There is none, or it is damaged.
+    """
+    tensors = read_tensors(folder, STRUCTURE, manifest or read_manifest(folder))
+    try:
+        structure = from_tensors(tensors)
+        sound = all(min(own.widths) > 0 and own.union and own.value_width > 0 and own.head_share for own in structure)
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        raise ArtifactError(
+            f"{STRUCTURE!r} in {str(folder)!r} is no structure ({type(error).__name__}: {error}). Copy the artefact again."
+        ) from None
+    if not sound or to_tensors(structure).keys() != tensors.keys():
+        raise ArtifactError(f"{STRUCTURE!r} in {str(folder)!r} keeps nothing of a layer, or holds more than layers.")
+    return structure
 
 
 def from_tensors(tensors: Mapping[str, Tensor]) -> Structure:
