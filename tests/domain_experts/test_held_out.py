@@ -17,10 +17,10 @@ from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.run.progress import Quiet
 from freemoe.domain_experts.build import build
 from freemoe.evals.held_out import SEEN_FILE, read_record
-from freemoe.evals.seen import words
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.recipes import recipe_from
 from freemoe.systems import evaluate
+from freemoe.text.words import words
 from tests.domain_experts.conftest import task_recipe, write_jsonl
 from tests.tiny import tiny_model, tiny_tokenizer
 

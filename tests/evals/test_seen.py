@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.evals.held_out import Record, set_aside
-from freemoe.evals.seen import RUN, Seen, own_words, run_hashes, text_hashes, words
+from freemoe.evals.seen import RUN, Seen, run_hashes, text_hashes
 from freemoe.evals.tasks.documents import Document, FrozenChoice, ReferenceSplit, ReportedSplit
 from freemoe.evals.tasks.task import DomainData
+from freemoe.text.words import words
 
 
 def prose(count: int, seed: int = 0) -> list[str]:
@@ -86,17 +88,14 @@ def test_a_question_is_found_by_key_and_by_its_words_with_the_same_answer() -> N
 def test_a_question_out_of_seen_text_is_found_but_few_shot_examples_are_not() -> None:
     passage = " ".join(prose(40))
     seen = Seen.of_texts([passage])
-    inside = [question(f"{passage} What is meant {n}?", "x", f"i{n}") for n in range(2)]
-    # Both begin alike: that is an example, or a template.
-    assert seen.reasons(inside) == ["", ""]
-    assert seen.reasons([inside[0], question("Who goes there by night?", "y", "z")]) == ["text", ""]
+    inside = question(f"{passage} What is meant?", "x", "i")
+    assert seen.reasons([inside, question("Who goes there by night?", "y", "z")]) == ["text", ""]
+    # What the row asks counts, not what stands before it.
+    shown = replace(inside, about=("What is meant?", "x"))
+    assert seen.reasons([shown]) == [""]
 
 
-def test_own_words_leave_out_what_all_prompts_begin_with() -> None:
-    documents = [question(f"One. Two.\n\nAsk: {w} is it?", "y", w) for w in ("red", "green")]
-    assert own_words(documents) == [["red", "is", "it"], ["green", "is", "it"]]
-    assert own_words([question("One.\n\nSay", "a", "1")]) == [["say"]]
-    # Prompts that are all alike are known by their answers.
+def test_prompts_that_are_all_alike_are_known_by_their_answers() -> None:
     alike = [question("Say it now", answer, answer) for answer in ("a", "b")]
     assert Seen.of(alike[:1]).reasons([alike[0], alike[1]]) == ["key", ""]
 

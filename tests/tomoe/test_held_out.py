@@ -12,11 +12,11 @@ import pytest
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import DataError
 from freemoe.evals.held_out import SEEN_FILE
-from freemoe.evals.seen import words
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
 from freemoe.systems import evaluate
+from freemoe.text.words import words
 from freemoe.tomoe.convert import convert
 from freemoe.tomoe.material import read_text
 from tests.tiny import save_base_and_text, tiny_tokenizer

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.evals.held_out import Record
-from freemoe.evals.seen import Seen, words
+from freemoe.evals.seen import Seen
 
 ALLOWED = ("warn", "refuse")
 Kind = Literal["continuation", "text", "generation"]
@@ -113,12 +113,15 @@ def recognised(seen: Seen, arguments: Sequence[str], kind: Kind, doc: Any) -> bo
     """
     if kind == "text":
         return any(seen.has_text(text) for text in arguments)
-    context = words(arguments[0])
-    answer = words(arguments[1]) if kind == "continuation" and len(arguments) > 1 else []
-    if seen.has_question(context, answer):
+    answer = (arguments[1] if len(arguments) > 1 else "") if kind == "continuation" else None
+    if seen.has_question(arguments[0], answer):
         return True
-    own = list(_texts(doc)) or [arguments[0].rsplit("\n\n", 1)[-1]]
-    return any(seen.has_text(text) for text in own)
+    texts = list(_texts(doc))
+    for text in texts:
+        # A template may ask otherwise than by the right answer's own text: its letter, or the choices before it.
+        if seen.has_question(text, None) and (answer is None or any(seen.has_question(text, t) for t in texts)):
+            return True
+    return any(seen.has_text(text) for text in texts or [arguments[0].rsplit("\n\n", 1)[-1]])
 
 
 def _texts(value: Any) -> Iterator[str]:

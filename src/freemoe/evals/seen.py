@@ -1,25 +1,27 @@
 """What the making of an artefact has seen, as hashes, so that no later evaluation calls it held out.
 
-Three kinds of hash, 8 bytes each, sorted, in one small file that the artefact's manifest names:
+Hashes of 8 bytes each, sorted, in one small file that the artefact's manifest names:
 
 - *keys*: content keys of all documents, which a carve with any seed keeps together;
-- *questions*: a question's own words (without the few-shot examples before them) with its right answer, for the same
-  question in another file or under another key;
+- *questions*: a question's own words with its right answer, and without it, for the same question in another file, under
+  another key or in another shape; what is answered freely counts as the same question whatever the answer;
+- *phrases*: the words of a question, or of a short one with its answer, by which it is found inside a text;
 - *runs*: every run of `RUN` words of plain text, for blocks that overlap without being equal (another offset, tokenizer,
   limit or share); and whole lines of at least `LINE` characters that are shorter than a run.
 
-What stands in the artefact's own reported part as well (boilerplate, a template's words) cannot tell one part from the other,
-and is left out. Of many runs the `MOST` smallest hashes are kept, an even sample: `Seen.share` says which share that is.
-A wrong match is as likely as two 64-bit hashes that fall together: below ``MOST / 2 ** 64`` for each run looked up.
+A run that stands in the artefact's own reported part as well (boilerplate, a template's words) cannot tell one part from the
+other, and is left out; a question never is. Of many runs the `MOST` smallest hashes are kept, an even sample: `Seen.share` says
+which share that is. A wrong match is as likely as two 64-bit hashes that fall together: below ``MOST / 2 ** 64`` for each run
+looked up.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +31,7 @@ from safetensors.numpy import load, save
 
 from freemoe.core.errors import ArtifactError
 from freemoe.evals.tasks.documents import Document
+from freemoe.text.words import question_words, words
 
 RUN = 13
 """Words of a run: as many as GPT-3's authors took to tell copies from turns of phrase (Brown et al. 2020, app. C)."""
@@ -40,18 +43,12 @@ WHY = ("key", "question", "text")
 
 Hashes = NDArray[np.uint64]
 
-# Scripts without spaces between words: every character counts as a word there.
-_DENSE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
-_WORD = re.compile(rf"[{_DENSE}]|[^\W_{_DENSE}]+")
-_FEWEST = 3  # words of its own, below which a question is known by its whole prompt
+_FEWEST = 3  # words below which the end of a prompt is no question
+_SHORT, _LONG = 4, 8  # words of a question with its answer, and without it, that are found inside a text
 _LONGEST = 4096  # words of a question that are looked at, from its end
+_ANY = ("\x00",)  # stands for every answer where a question is answered freely
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _NONE: Hashes = np.zeros(0, np.uint64)
-
-
-def words(text: str) -> list[str]:
-    """The words of a text in lower case; punctuation and white space only part them."""
-    return _WORD.findall(text.lower())
 
 
 def _hash(text: str, kind: bytes) -> int:
@@ -63,19 +60,23 @@ def _word_hash(word: str) -> int:
     return _hash(word, b"word")
 
 
-def run_hashes(found: Sequence[str]) -> Hashes:
-    """Hash of every ``RUN`` words in a row, in their order: ``(W - RUN + 1,)``, or none for fewer words."""
-    count = len(found) - RUN + 1
-    if count < 1:
-        return _NONE
+def run_hashes(found: Sequence[str], lengths: Sequence[int] = (RUN,)) -> Hashes:
+    """Hash of every ``RUN`` words in a row, in their order: ``(W - RUN + 1,)``, or none for fewer words.
+
+    Args:
+        found: The words, W of them.
+        lengths: Other lengths of runs, rising; the hashes of all are returned one length after the other.
+    """
     single = np.array([_word_hash(word) for word in found], np.uint64)
-    total = np.zeros(count, np.uint64)
-    for i in range(RUN):
-        total = total * _BASE + single[i : i + count]
-    # The last steps of splitmix64 spread the sums evenly, so that the smallest are a fair sample.
-    total = (total ^ (total >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    total = (total ^ (total >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return total ^ (total >> np.uint64(31))
+    total, parts = np.zeros(len(found) + 1, np.uint64), [_NONE]
+    for length in range(1, min(max(lengths, default=0), len(found)) + 1):
+        total = total[:-1] * _BASE + single[length - 1 :]
+        if length in lengths:
+            # The last steps of splitmix64 spread the sums evenly, so that the smallest are a fair sample.
+            mixed = (total ^ (total >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            parts.append(mixed ^ (mixed >> np.uint64(31)))
+    return np.concatenate(parts)
 
 
 def text_hashes(text: str) -> Hashes:
@@ -101,30 +102,6 @@ def endings(prompt: Sequence[str], answer: Sequence[str]) -> Iterator[int]:
         yield int.from_bytes(state.digest())
 
 
-def own_words(documents: Sequence[Document]) -> list[list[str]]:
-    """Words of every prompt without what all prompts of its task and field begin with: few-shot examples, a template."""
-    found = [words(d.prompt) for d in documents]
-    groups: dict[tuple[str, str], list[int]] = {}
-    for i, document in enumerate(documents):
-        groups.setdefault((document.task, document.field), []).append(i)
-    own = list(found)
-    for members in groups.values():
-        first, last = min(found[i] for i in members), max(found[i] for i in members)
-        # What the first and the last in order begin with, all between them begin with.
-        shared = next(
-            (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
-        )
-        for i in members:
-            # Alone, a prompt's last paragraph is as good a guess as any.
-            own[i] = found[i][shared:] if len(members) > 1 else words(documents[i].prompt.rsplit("\n\n", 1)[-1])
-    return own
-
-
-def answer_words(document: Document) -> list[str]:
-    """Words of the answer that belongs to a question's identity: none where answers are generated."""
-    return words(document.reference) if document.kind in ("choice", "target") else []
-
-
 @dataclass(frozen=True, eq=False)
 class Seen:
     """Hashes of everything that the making of an artefact has seen.
@@ -133,6 +110,8 @@ class Seen:
         keys: ``(K,)`` uint64, sorted, as are the others.
         questions: ``(Q,)``.
         runs: ``(R,)``.
+        phrases: ``(P,)``.
+        lengths: How many words phrases have, rising.
         documents: Documents (for training text: passages) that were seen.
         longest: Words of the longest question.
         share: Of all runs, those that are kept.
@@ -141,6 +120,8 @@ class Seen:
     keys: Hashes = field(default_factory=_NONE.copy)
     questions: Hashes = field(default_factory=_NONE.copy)
     runs: Hashes = field(default_factory=_NONE.copy)
+    phrases: Hashes = field(default_factory=_NONE.copy)
+    lengths: tuple[int, ...] = ()
     documents: int = 0
     longest: int = 0
     share: float = 1.0
@@ -154,16 +135,36 @@ class Seen:
             apart: The domain's own reported documents.
             most: Runs that are kept at most.
         """
-        asked, told = _questions(documents), _questions(apart)
         texts, others = ([d.answers[0] for d in side if d.kind == "text"] for side in (documents, apart))
-        text = cls.of_texts(texts, others, most)
+        asked = cls.of_questions((*d.question(), question_words(d.reference)) for d in documents)
+        keys = _sorted(_hash(key, b"key") for d in documents for key in {d.key, d.row_key or d.key})
+        return replace(cls.of_texts(texts, others, most).joined(asked, most), keys=keys, documents=len(documents))
+
+    @classmethod
+    def of_questions(cls, questions: Iterable[tuple[Sequence[str], Sequence[str], Sequence[str]]]) -> Seen:
+        """Of questions alone.
+
+        Args:
+            questions: Words of each, those of the right answer where that belongs to its identity, and those that answered it.
+        """
+        exact: set[int] = set()
+        phrases: dict[int, set[int]] = {}
+        longest = 0
+        for question, answer, reference in questions:
+            asked, told = list(question)[-_LONGEST:], list(answer or reference)
+            if not asked:
+                continue
+            longest = max(longest, len(asked))
+            kinds = [(), answer or _ANY, *([told] if len(told) <= RUN else [])]
+            exact |= {list(endings(asked, kind))[-1] for kind in kinds}
+            phrase = asked if len(asked) >= _LONG else asked + told[:RUN]
+            if len(phrase) >= _SHORT:
+                phrases.setdefault(len(phrase), set()).update(run_hashes(phrase, [len(phrase)]).tolist())
         return cls(
-            _sorted(_hash(d.key, b"key") for d in documents),
-            np.setdiff1d(_sorted(asked), _sorted(told)),
-            text.runs,
-            len(documents),
-            max(asked.values(), default=0),
-            text.share,
+            questions=_sorted(exact),
+            phrases=_sorted(hash for found in phrases.values() for hash in found),
+            lengths=tuple(sorted(phrases)),
+            longest=longest,
         )
 
     @classmethod
@@ -196,39 +197,52 @@ class Seen:
             np.union1d(self.keys, other.keys),
             np.union1d(self.questions, other.questions),
             runs,
+            np.union1d(self.phrases, other.phrases),
+            tuple(sorted({*self.lengths, *other.lengths})),
             self.documents + other.documents,
             max(self.longest, other.longest),
             share,
         )
 
-    def has_question(self, prompt: Sequence[str], answer: Sequence[str]) -> bool:
-        """Whether a prompt ends in a question that was seen with this answer."""
+    def has_question(self, text: str, answer: str | None) -> bool:
+        """Whether a prompt ends in a question that was seen: with this answer, or where it is answered freely (None) with any."""
         if not len(self.questions):
             return False
-        hashes = np.fromiter(endings(prompt[-self.longest :], answer), np.uint64)
-        return bool(_known(hashes, self.questions).any())
+        answers = [()] if answer is None else [question_words(answer), words(answer), _ANY]
+        prompts = {tuple(split(text)) for split in (question_words, words)}  # the second: as older versions hashed them
+        for prompt, told in itertools.product(prompts, answers):
+            hashes = np.fromiter(endings(prompt[-self.longest :], told), np.uint64)
+            # The last word or two of a longer prompt are no question.
+            if _known(hashes[min(len(prompt), _FEWEST) - 1 :], self.questions).any():
+                return True
+        return False
 
     def has_text(self, text: str) -> bool:
-        """Whether a text shares a run of words, or a line, with one that was seen."""
-        return bool(_known(text_hashes(text), self.runs).any())
+        """Whether a text shares a run of words, or a line, with one that was seen, or holds a question that was."""
+        return self.has_phrase(text) or bool(_known(text_hashes(text), self.runs).any())
+
+    def has_phrase(self, text: str) -> bool:
+        """Whether a text holds a question that was seen, a short one with its answer."""
+        return bool(_known(run_hashes(question_words(text), self.lengths), self.phrases).any())
 
     def reasons(self, documents: Sequence[Document]) -> list[str]:
         """Why each document counts as seen, one of ``WHY``, or nothing where it does not.
 
         Few-shot examples in a prompt do not count.
         """
-        found = []
-        for document, own in zip(documents, own_words(documents), strict=True):
-            if _known(np.array([_hash(document.key, b"key")], np.uint64), self.keys).any():
-                found.append("key")
-            elif document.kind == "text":
-                found.append("text" if self.has_text(document.answers[0]) else "")
-            elif self.has_question(words(document.prompt), answer_words(document)):
-                found.append("question")
-            else:
-                runs = run_hashes([*own, *words(document.reference)])
-                found.append("text" if _known(runs, self.runs).any() else "")
-        return found
+        return [self._reason(document) for document in documents]
+
+    def _reason(self, document: Document) -> str:
+        keys = np.array([_hash(key, b"key") for key in (document.key, document.row_key)], np.uint64)
+        if _known(keys, self.keys).any():
+            return "key"
+        if any(self.has_question(*asked) for asked in _asked(document)):
+            return "question"
+        if document.kind == "text":
+            inside = self.has_phrase(f"{document.prompt} {document.answers[0]}") or self.has_text(document.answers[0])
+            return "text" if inside else ""
+        asked = document.about[0] if document.about else document.prompt
+        return "text" if _known(text_hashes(f"{asked} {document.reference}"), self.runs).any() else ""
 
     def overlaps(self, document: Document) -> bool:
         """Whether one document was seen."""
@@ -237,9 +251,11 @@ class Seen:
     def to_bytes(self) -> bytes:
         """As a safetensors file; equal hashes give equal bytes."""
         about = {"documents": self.documents, "longest": self.longest, "share": self.share, "run": RUN, "line": LINE}
+        about |= {"lengths": self.lengths} if self.lengths else {}
         # Not as the file's own metadata: these are written in no certain order.
         text = np.frombuffer(json.dumps(about, sort_keys=True).encode(), np.uint8)
-        return save({"keys": self.keys, "questions": self.questions, "runs": self.runs, "about": text})
+        tensors = {"keys": self.keys, "questions": self.questions, "runs": self.runs, "about": text}
+        return save(tensors | ({"phrases": self.phrases} if self.lengths else {}))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Seen:
@@ -256,6 +272,8 @@ class Seen:
                 tensors["keys"],
                 tensors["questions"],
                 tensors["runs"],
+                tensors.get("phrases", _NONE),  # files of older versions have none
+                tuple(map(int, head.get("lengths", ()))),
                 int(head["documents"]),
                 int(head["longest"]),
                 float(head["share"]),
@@ -278,15 +296,11 @@ class Seen:
         }
 
 
-def _questions(documents: Sequence[Document]) -> dict[int, int]:
-    """Hash of every question, and its length in words."""
-    found = {}
-    for document, rest in zip(documents, own_words(documents), strict=True):
-        own = rest if len(rest) >= _FEWEST else words(document.prompt)
-        if document.kind != "text" and own:
-            *_, last = endings(own, answer_words(document))
-            found[last] = min(len(own), _LONGEST)
-    return found
+def _asked(document: Document) -> list[tuple[str, str | None]]:
+    """What a document asks and its right answer (None where it is answered freely): as its row has it, and as it is put."""
+    about = [(document.about[0], " ".join(document.about[1:]) or None)] if document.about else []
+    answer = document.reference if document.kind in ("choice", "target") else None
+    return [*about, (document.prompt, answer)] if document.prompt else about
 
 
 def _sorted(hashes: Iterable[int]) -> Hashes:

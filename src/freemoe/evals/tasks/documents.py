@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
 from freemoe.core.errors import DataError, SplitError
+from freemoe.text.words import question_words
 
 Kind = Literal["choice", "target", "generate", "code", "text"]
 
@@ -24,7 +29,7 @@ class Document:
     Attributes:
         task: Name of the task it belongs to.
         id: Stable name within the task and its source split.
-        key: Content key: documents that share one (paraphrases, the same entity) share a split and are one
+        key: Its cluster: documents that share one (copies, paraphrases, the same entity) share a split and are one
             cluster of the bootstrap.
         kind: How it is scored: ``choice`` (likelihood of each answer), ``target`` (is the greedy continuation
             equal to the target), ``generate`` and ``code`` (generated until a stop string, then graded),
@@ -42,6 +47,9 @@ class Document:
         tokens: For ``text`` only: the exact token ids to score, each predicted from those before it in the
             block (the first from the tokenizer's beginning-of-text token where it has one, else it is
             context only).
+        about: What it asks, as its row has it (no examples, no template), and what else makes it another document: the right
+            answer. Documents about the same are copies, whatever their keys (`splits.join_copies`). Empty for plain text.
+        row_key: The key that its row had, where copies made it join another.
         given: For ``text`` only: leading tokens that are context and not scored, such as a response's prompt; 0 puts the
             beginning-of-text token before the block.
     """
@@ -56,11 +64,23 @@ class Document:
     reference: str = ""
     until: tuple[str, ...] = ()
     max_new_tokens: int = 256
+    about: tuple[str, ...] = field(default=(), repr=False)
+    row_key: str = field(default="", repr=False)
     field: str = ""
     index: int = 0
     tokens: tuple[int, ...] = ()
     given: int = 0
     contexts: tuple[str, ...] = ()
+
+    def question(self) -> tuple[list[str], list[str]]:
+        """Words of what it asks, and of the answer without which it would be another question; none for plain text."""
+        if self.about:
+            return question_words(self.about[0]), [word for part in self.about[1:] for word in question_words(part)]
+        if not self.prompt:
+            return [], []
+        # Generated answers and responses are not part of what is asked.
+        answer = question_words(self.reference) if self.kind in ("choice", "target") else []
+        return question_words(self.prompt), answer
 
 
 def content_key(*parts: str) -> str:
@@ -151,8 +171,56 @@ def require_reference(split: object, what: str) -> ReferenceSplit:
     return split
 
 
-def check_disjoint(name: str, reference: ReferenceSplit, reported: ReportedSplit) -> ReferenceSplit:
-    """Drop reference documents whose content also stands in the reported split; refuse when none is left.
+def join_copies(documents: Sequence[Document]) -> list[Document]:
+    """Give documents that are copies of each other, or share a key, one key; others stay as they are.
+
+    Copies ask the same (`Document.question`) and have the same right answer. Where one of them is answered freely, the
+    question alone makes it a copy: other answers to the same request belong to one side.
+    """
+    questions = [tuple(" ".join(part) for part in document.question()) for document in documents]
+    free = {asked for asked, answer in questions if not answer}
+    places: dict[tuple[str, ...], int] = {}
+    links: list[tuple[int, int]] = []
+    for number, (document, (asked, answer)) in enumerate(zip(documents, questions, strict=True)):
+        names: set[tuple[str, ...]] = {("key", key) for key in (document.key, document.row_key) if key}
+        if asked:
+            names |= {("copy", asked, answer)} | ({("copy", asked, "")} if asked in free else set())
+        links += [(number, places.setdefault(name, len(documents) + len(places))) for name in names]
+    size = len(documents) + len(places)
+    graph = coo_array((np.ones(len(links)), np.array(links, int).reshape(-1, 2).T), shape=(size, size))
+    label = connected_components(graph, directed=False)[1][: len(documents)].tolist()
+    key: dict[int, str] = {}
+    for document, cluster in zip(documents, label, strict=True):
+        key[cluster] = min(key.get(cluster, document.key), document.key)
+    return [
+        document
+        if document.key == key[cluster]
+        else replace(document, key=key[cluster], row_key=document.row_key or document.key)
+        for document, cluster in zip(documents, label, strict=True)
+    ]
+
+
+def join_splits(
+    references: Sequence[ReferenceSplit], reported: Sequence[ReportedSplit]
+) -> tuple[list[ReferenceSplit], list[ReportedSplit]]:
+    """Join the copies in all these splits (`join_copies`), and drop reference documents that any of them reports on.
+
+    Returns:
+        The splits in their order; those of reported documents as closed as before, and with all their documents.
+    """
+    closed = [document for split in reported for document in split._documents]
+    joined = iter(join_copies([*(d for split in references for d in split.documents), *closed]))
+    first = [tuple(next(joined) for _ in split.documents) for split in references]
+    second = [ReportedSplit(tuple(next(joined) for _ in split._documents), split.name) for split in reported]
+    keys = {key for split in second for key in split.keys()}  # noqa: SIM118
+    kept = [tuple(d for d in documents if d.key not in keys) for documents in first]
+    return [ReferenceSplit(documents, s.name) for documents, s in zip(kept, references, strict=True)], second
+
+
+def check_disjoint(
+    name: str, reference: ReferenceSplit, reported: ReportedSplit
+) -> tuple[ReferenceSplit, ReportedSplit]:
+    """Drop reference documents that also stand in the reported split, under whatever key; refuse when none is left.
 
     Raises:
         DataError: When a split is empty, or the reference split is the reported one.
@@ -163,11 +231,10 @@ def check_disjoint(name: str, reference: ReferenceSplit, reported: ReportedSplit
             f"Domain {name!r}: the {empty} split has no documents (reference {len(reference)}, reported "
             f"{len(reported)}). Check the task's files and --limit."
         )
-    seen = reported.keys()
-    kept = tuple(d for d in reference.documents if d.key not in seen)
-    if not kept:
+    (kept,), (joined,) = join_splits([reference], [reported])
+    if not len(kept):
         raise DataError(
             f"Domain {name!r}: all {len(reference)} reference documents also stand in the reported split. "
             "What is searched on cannot be reported on; give the task a reference split of its own."
         )
-    return ReferenceSplit(kept, reference.name)
+    return kept, joined

@@ -22,7 +22,7 @@ from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.evals.sandbox.runner import Permission, require_permission
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
-from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSplit, check_disjoint
+from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSplit, check_disjoint, join_splits
 from freemoe.evals.tasks.task import DomainData, Grader, Task
 from freemoe.evals.tasks.text_tasks import text_task
 from freemoe.evals.tasks.user_tasks import FOLDER_FILES, Reading, SampledTask, UserTask
@@ -300,7 +300,7 @@ def join_tasks(name: str, tasks: dict[str, Task], change: Callable[[Document], D
                 side.setdefault((document.task, document.id), change(document) if change else document)
     given = ReferenceSplit(tuple(reference.values()), name)
     closed = ReportedSplit(tuple(reported.values()), name)
-    kept = check_disjoint(name, given, closed)
+    kept, closed = check_disjoint(name, given, closed)
     notes = [task.note for task in tasks.values()]
     if change and any(d.kind != "text" for d in given.documents):
         notes.append(f"{name}: prompts are one message of the user, by the model's chat template")
@@ -339,16 +339,15 @@ def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, 
 
 def _apart(domains: dict[str, DomainData]) -> dict[str, DomainData]:
     """Drop reference documents that another domain reports on: the router is trained on all domains together."""
-    reported = {key for data in domains.values() for key in data.reported.keys()}  # noqa: SIM118
+    references, reported = join_splits([d.reference for d in domains.values()], [d.reported for d in domains.values()])
     found = {}
-    for name, data in domains.items():
-        kept = [i for i, d in enumerate(data.reference.documents) if d.key not in reported]
+    for (name, data), kept, closed in zip(domains.items(), references, reported, strict=True):
         dropped = len(data.reference) - len(kept)
-        if not kept:
+        if not len(kept):
             raise DataError(f"Domain {name!r}: other domains report on all of its {dropped} reference documents.")
         notes = (
             *data.notes,
             *([f"{dropped} reference documents dropped: another domain reports on them"] if dropped else []),
         )
-        found[name] = replace(data, reference=data.reference.take(kept), notes=notes)
+        found[name] = replace(data, reference=kept, reported=closed, notes=notes)
     return found

@@ -44,6 +44,7 @@ def response_parts(where: str, item: Conversation, tokenizer: Any, template: boo
             "answers": (response,),
             "reference": response,
             "key": content_key(*asked),
+            "about": ("\n".join(asked),),
             "tokens": ids,
             "given": given,
         }

@@ -13,7 +13,7 @@ from typing import Any
 
 from freemoe.core.errors import DataError
 from freemoe.evals.sandbox.runner import PASS_AT, passed_at
-from freemoe.evals.tasks.documents import Document, content_key
+from freemoe.evals.tasks.documents import Document, content_key, join_copies
 from freemoe.evals.tasks.responses import response_parts
 from freemoe.evals.tasks.splits import carve, draw
 from freemoe.evals.tasks.task import Response, completions, grade_choice, likelihoods, per_token
@@ -81,7 +81,7 @@ def read_task_file(source: str | Path, task: str, how: Reading | None = None) ->
             turn = f".{number + 1}" if isinstance(item, Conversation) and len(item.turns) > 1 else ""
             identity = f"{source_name(str(source))}:{name}{turn}"
             documents.append(Document(task, identity, field=field, index=len(documents), **parts))
-    return shape, documents
+    return shape, join_copies(documents)
 
 
 def _parts(row: Row, item: Item, how: Reading, template: bool) -> Iterator[dict[str, Any]]:
@@ -89,25 +89,25 @@ def _parts(row: Row, item: Item, how: Reading, template: bool) -> Iterator[dict[
     match item:
         case Choice(question, choices, gold):
             answers = tuple(" " + c for c in choices)
-            # The same fact asked again with other wrong choices is still the same fact.
-            key = content_key(question, choices[gold])
             yield {
                 "kind": "choice",
                 "prompt": question,
                 "answers": answers,
                 "gold": gold,
                 "reference": answers[gold],
-                "key": key,
+                # The same fact asked again with other wrong choices is still the same fact.
+                "key": content_key(question, choices[gold]),
+                "about": (question, choices[gold]),
             }
         case Target(prompt, target):
-            key = content_key(prompt, target)
             yield {
                 "kind": "target",
                 "prompt": prompt,
                 "answers": (target,),
                 "gold": 0,
                 "reference": target,
-                "key": key,
+                "key": content_key(prompt, target),
+                "about": (prompt, target),
             }
         case Conversation():
             for parts in response_parts(row.where, item, how.tokenizer, template):
@@ -177,6 +177,8 @@ class UserTask:
                 f"Task {self.name!r}: {self.file} holds {first[0].kind!r} documents and {self.test_file} "
                 f"{second[0].kind!r} ones; both files need one format."
             )
+        joined = join_copies([*first, *second])
+        first, second = joined[: len(first)], joined[len(first) :]
         keys = {d.key for d in second}
         kept = [d for d in first if d.key not in keys]
         if not kept:

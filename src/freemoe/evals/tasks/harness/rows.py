@@ -173,6 +173,7 @@ class Part:
             "task": task,
             "id": ":".join(p for p in (split, self.subject, number) if p),
             "key": self.key(self.rows[role][place][1]),
+            "about": row.key(self.rows[role][place][1]),
             "kind": row.kind,
             "field": self.subject,
             "index": int(number),

@@ -1,0 +1,210 @@
+"""Copies of a question stay on one side and are recognised later, under any key, in any shape, however they are written."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from freemoe.core.errors import DataError
+from freemoe.domain_experts.seen_requests import recognised
+from freemoe.evals.held_out import Record, set_aside
+from freemoe.evals.seen import Seen
+from freemoe.evals.tasks.documents import Document, FrozenChoice, join_copies
+from freemoe.evals.tasks.domains import load_domain, load_domains
+from freemoe.evals.tasks.task import DomainData
+from freemoe.recipes import recipe_from
+from tests.tiny import tiny_tokenizer
+
+OPEN = FrozenChoice("x")
+RIVERS = ["Aare", "Böge", "Cher", "Dvina", "Éure", "Fulda", "Garonne", "Havel", "Inn", "Jagst"]
+
+# The question comes back as it stands, or written otherwise.
+WAYS = {
+    "the same": lambda text: text,
+    "punctuation": lambda text: text.replace("?", " -- ?!").replace(" which", ", which"),
+    "case and space": lambda text: text.upper().replace(" ", "\n "),
+    "decomposed": lambda text: unicodedata.normalize("NFD", text),
+    "full width": lambda text: text.replace("W", "\uff37").replace(" ", "\u00a0"),
+}
+
+
+def asked(n: int) -> tuple[str, str]:
+    return f"Which town on the {RIVERS[n % 10]} has {n} mills?", f"Town {n}"
+
+
+def choice(n: int, **extra: Any) -> dict[str, Any]:
+    question, answer = asked(n)
+    return {"question": question, "choices": ["none", answer], "answer": 1, **extra}
+
+
+# Rows of other shapes that hold the question and an answer.
+SHAPES = {
+    "choice": lambda q, a: {"question": q, "choices": [a, "elsewhere"], "answer": 0},
+    "target": lambda q, a: {"prompt": q, "target": " " + a},
+    "completion": lambda q, a: {"prompt": f"Question: {q}\nAnswer:", "completion": " " + a},
+    "instruction": lambda q, a: {"instruction": q, "output": f"The place you look for must be {a}, I would say."},
+    "chat": lambda q, a: {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]},
+}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def load(*specs: str, name: str = "d", **options: Any) -> DomainData:
+    return load_domain(name, specs, tokenizer=tiny_tokenizer(), **options)
+
+
+def numbers(documents: Any) -> set[str]:
+    """Which questions documents ask, by the one number in each."""
+    return {"".join(filter(str.isdigit, d.about[0])) for d in documents}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_file_with_each_question_twice_under_two_keys_is_on_one_side(tmp_path: Path, way: str) -> None:
+    rows = [choice(n, key=f"a{n}") for n in range(40)]
+    rows += [{**row, "question": WAYS[way](row["question"]), "key": f"b{row['key']}"} for row in rows]
+    data = load(str(write(tmp_path / "t.jsonl", rows)))
+    reported = data.reported.open(OPEN)
+    assert len(data.reference) + len(reported) == 80
+    assert not numbers(data.reference.documents) & numbers(reported)
+    assert len({d.key for d in data.reference.documents}) == len(data.reference) // 2
+
+
+def test_a_key_joins_what_differs_and_joins_reach_through_copies() -> None:
+    def document(name: str, question: str, key: str) -> Document:
+        return Document("t", name, key, "choice", question, (" y", " n"), 0, " y", about=(question, "y"))
+
+    one, two, three, other = (
+        document("1", "What is a fen?", "k1"),
+        document("2", "what is a fen", "k2"),
+        document("3", "And what a bog?", "k2"),
+        document("4", "And what a moor?", "k4"),
+    )
+    joined = join_copies([one, two, three, other])
+    assert [d.key for d in joined] == ["k1", "k1", "k1", "k4"]
+    assert joined[3] is other
+    assert join_copies([other, three, two, one])[1:] == joined[2::-1]
+    # Another right answer makes another question, unless somebody answers freely.
+    wrong = Document("t", "5", "k5", "choice", "What is a fen?", (" y", " n"), 1, " n", about=("What is a fen?", "n"))
+    free = Document("t", "6", "k6", "generate", "What is a fen?", about=("What is a fen?",))
+    assert len({d.key for d in join_copies([one, wrong])}) == 2
+    assert len({d.key for d in join_copies([one, wrong, free])}) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_files_share_nothing_whatever_keys_their_rows_have(tmp_path: Path, way: str) -> None:
+    reference = write(tmp_path / "r.jsonl", [choice(n, key=f"r{n}") for n in range(40)])
+    rows = [choice(n, key=f"t{n}") for n in range(20, 60)]
+    test = write(tmp_path / "t.jsonl", [{**row, "question": WAYS[way](row["question"])} for row in rows])
+    data = load(f"{reference}::{test}")
+    assert (len(data.reference), len(data.reported)) == (20, 40)
+    assert "20 dropped as also reported" in data.notes[0]
+    with pytest.raises(DataError, match=r"all 40 documents .* also stand in"):
+        load(f"{reference}::{write(tmp_path / 'u.jsonl', [choice(n, key='one') for n in range(40)])}")
+
+
+def test_tasks_and_domains_share_nothing_either(tmp_path: Path) -> None:
+    pairs = {}
+    for part, span in (("a", range(30)), ("b", range(10, 40)), ("c", range(40, 50)), ("d", range(10))):
+        make = SHAPES["chat"] if part == "d" else SHAPES["choice"]
+        pairs[part] = write(tmp_path / f"{part}.jsonl", [{**make(*asked(n)), "key": f"{part}{n}"} for n in span])
+    one, two = f"{pairs['a']}::{pairs['c']}", f"{pairs['c']}::{pairs['b']}"
+    data = load(one, two)
+    assert numbers(data.reference.documents) == set(map(str, range(10)))
+    assert "30 reference documents dropped" in data.notes[-1]
+    talk = write(tmp_path / "talk.jsonl", [{**SHAPES["chat"](*asked(n)), "key": f"talk{n}"} for n in range(60, 70)])
+    recipe = recipe_from(
+        {"command": "build", "model": "x", "output": "y", "domains": {"q": [one], "t": [f"{talk}::{pairs['d']}"]}}
+    )
+    domains = load_domains(recipe, tiny_tokenizer())  # pyright: ignore[reportArgumentType]
+    assert numbers(domains["q"].reference.documents) == set(map(str, range(10, 30)))
+    assert "10 reference documents dropped: another domain reports on them" in domains["q"].notes
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_was_searched_is_set_aside_in_every_shape(tmp_path: Path, shape: str, way: str) -> None:
+    searched = load(str(write(tmp_path / "b.jsonl", [choice(n, key=f"mine {n}") for n in range(40)])))
+    seen = Seen.of(searched.reference.documents, searched.reported.open(OPEN))
+    seen = Seen.from_bytes(seen.to_bytes())
+    rows = [SHAPES[shape](WAYS[way](asked(n)[0]), asked(n)[1]) for n in range(40)]
+    new = [SHAPES[shape](f"Where was baker {n} born?", f"Hill {n}") for n in range(100, 105)]
+    plain = load(f"{write(tmp_path / 'r.jsonl', new)}::{write(tmp_path / 't.jsonl', rows)}")
+    left, found = set_aside(plain, Record("out", 0, seen))
+    assert found["documents"] == len(searched.reference) == 20
+    assert numbers(left.reported.open(OPEN)) == numbers(searched.reported.open(OPEN))
+
+
+def test_shared_questions_are_not_forgotten(tmp_path: Path) -> None:
+    documents = load(str(write(tmp_path / "b.jsonl", [choice(n) for n in range(8)]))).reference.documents
+    assert all(Seen.of(documents, documents).reasons([d])[0] for d in documents)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_other_way_round_too(tmp_path: Path, shape: str) -> None:
+    rows = [SHAPES[shape](*asked(n)) for n in range(20)]
+    searched = load(str(write(tmp_path / "b.jsonl", rows)))
+    seen = Seen.of(searched.reference.documents)
+    later = load(
+        f"{write(tmp_path / 'r.jsonl', [choice(99)])}::{write(tmp_path / 't.jsonl', [choice(n) for n in range(20)])}"
+    )
+    left, _ = set_aside(later, Record("out", 0, seen))
+    assert numbers(left.reported.open(OPEN)) == numbers(searched.reported.open(OPEN))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("lines", ["{q} {a}", "Question: {q}\nAnswer: {a}", "Q: {q}\n\nA: {a}"])
+def test_questions_are_recognised_in_running_text(tmp_path: Path, lines: str, way: str) -> None:
+    documents = load(str(write(tmp_path / "b.jsonl", [choice(n) for n in range(40)]))).reference.documents
+    seen = Seen.of(documents)
+    known = numbers(documents)
+    for n in range(40):
+        question, answer = asked(n)
+        text = "It was late. " + lines.format(q=WAYS[way](question), a=answer) + "\nThey went home."
+        assert seen.has_text(text) == (str(n) in known), text
+    assert not seen.has_text("Which town on the Inn has a castle? Town 3")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_requests_of_lm_eval_are_recognised(tmp_path: Path, way: str) -> None:
+    documents = load(str(write(tmp_path / "b.jsonl", [choice(n) for n in range(40)]))).reference.documents
+    seen, known = Seen.of(documents), numbers(documents)
+    for n in range(40):
+        question, answer = asked(n)
+        question = WAYS[way](question)
+        shown = f"Question: {asked(n + 1)[0]}\nAnswer: {asked(n + 1)[1]}\n\nQuestion: {question}\nAnswer:"
+        lettered = f"{question}\nA. none\nB. {answer}\nAnswer:"
+        doc = {"question": question, "choices": {"text": ["none", answer], "label": ["A", "B"]}}
+        cases = {
+            "answer": ((shown, " " + answer), "continuation", None),
+            "letter": ((lettered, " B"), "continuation", doc),
+            "generated": ((shown,), "generation", None),
+            "text": ((f"{question} {answer}",), "text", None),
+        }
+        for name, (arguments, kind, held) in cases.items():
+            assert recognised(seen, arguments, kind, held) == (str(n) in known), (name, n)  # pyright: ignore
+
+
+def test_files_of_older_versions_still_recognise() -> None:
+    # As written before questions were kept without their answer: own words and answer, in the order of `endings`.
+    from freemoe.evals.seen import endings
+    from freemoe.text.words import words
+
+    (*_, old) = endings(words("Question: how many legs has a cow? Answer:"), words(" four"))
+    import numpy as np
+
+    data = Seen(questions=np.array([old], np.uint64), longest=8, documents=1).to_bytes()
+    assert b"phrases" not in data
+    seen = Seen.from_bytes(data)
+    prompt = "Question: who? Answer: me\n\nQuestion: how many legs has a cow?\nAnswer:"
+    document = Document("q", "1", "k", "choice", prompt, (" four", " two"), 0, " four")
+    assert seen.reasons([document]) == ["question"]
+    instance = SimpleNamespace(args=(prompt, " four"))
+    assert recognised(seen, instance.args, "continuation", None)
