@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from freemoe.core.errors import DataError
 from freemoe.text.blocks import pack_blocks, passages, split
+from freemoe.text.groups import Passage, passage_clusters
 from tests.tiny import tiny_model, tiny_tokenizer
 
 
@@ -76,3 +80,29 @@ def test_a_passage_does_not_see_the_one_before_it() -> None:
 def test_text_shorter_than_a_block_is_refused() -> None:
     with pytest.raises(DataError, match=r"test part .* 4 tokens, which is less than one block of 16"):
         pack_blocks(tiny_tokenizer(), ["abc"], 16, "test part of the text")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.upper().replace(" ", ",  "),
+        lambda text: unicodedata.normalize("NFD", text),
+        lambda text: f"{text}!",
+        lambda text: Passage(f"Otherwise: {text[::-1]}", ("what", text.split()[3])),
+        lambda text: Passage(f"Otherwise: {text[::-1]}", group=text),
+    ],
+)
+def test_copies_of_a_passage_its_question_and_its_group_stay_on_one_side(change: Callable[[str], str]) -> None:
+    many = [Passage(f"café {t}", ("What?!", t.split()[2]), f"café {t}") for t in texts(100)]
+    parts = split(many + [change(t) for t in many], seed=0)
+    known = {str(change(t)): str(t) for t in many}
+    sides = [{known.get(str(t), str(t)) for t in part} for part in (parts.train, parts.held_out, parts.test)]
+    assert sum(map(len, sides)) == 100
+
+
+def test_signs_between_numbers_are_no_punctuation() -> None:
+    several = ["3+4=7", "3-4=7", "((x-4)*4)", "((x*4)-4)", "3 \u2212 4 = 7.", "Well, known", "well-known"]
+    labels = passage_clusters(several)
+    assert labels[1] == labels[4]
+    assert labels[5] == labels[6]
+    assert len(set(labels)) == 5

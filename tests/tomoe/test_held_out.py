@@ -12,6 +12,7 @@ import pytest
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import DataError
 from freemoe.evals.held_out import SEEN_FILE
+from freemoe.evals.seen import Seen
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
@@ -96,3 +97,27 @@ def test_the_manifest_vouches_for_the_file(made: tuple[Path, ConvertRecipe]) -> 
     assert SEEN_FILE in manifest["files"]
     assert manifest["seen"]["documents"] > 50
     assert manifest["seen"] == json.loads((made[0] / "result.json").read_text())["seen"]
+
+
+def test_questions_that_were_converted_on_are_recognised_in_other_shapes(
+    made: tuple[Path, ConvertRecipe], tmp_path: Path
+) -> None:
+    rows = [{"question": f"Is elm {n} older?", "choices": ["no", "yes"], "answer": n % 2} for n in range(60)]
+    twice = [{**row, "question": row["question"].upper() + "!", "key": f"own {n}"} for n, row in enumerate(rows)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *twice]))
+    parts = read_text(made[1].model_copy(update={"text": (str(tmp_path / "q.jsonl"),)}), None)
+    sides = [
+        {n for n in range(60) if any(f" {n} " in t for t in part)} for part in (parts.train, parts.held_out, parts.test)
+    ]
+    assert sum(map(len, sides)) == 60
+    seen = Seen.of_questions(parts.about())
+    talk = [
+        {"messages": [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": "I think so."}]}
+        for row in rows
+    ]
+    for shape in (rows, talk):
+        (tmp_path / "later.jsonl").write_text("".join(json.dumps(row) + "\n" for row in shape))
+        data = load_domain("q", [str(tmp_path / "later.jsonl")], tokenizer=tiny_tokenizer())
+        documents = [*data.reference.documents, *data.reported.open(FrozenChoice("x"))]
+        known = {int(d.about[0].split()[2]) for d in documents if seen.reasons([d])[0]}
+        assert known == sides[0] | sides[1]

@@ -31,7 +31,7 @@ from safetensors.numpy import load, save
 
 from freemoe.core.errors import ArtifactError
 from freemoe.evals.tasks.documents import Document
-from freemoe.text.words import question_words, words
+from freemoe.text.words import about_words, question_words, words
 
 RUN = 13
 """Words of a run: as many as GPT-3's authors took to tell copies from turns of phrase (Brown et al. 2020, app. C)."""
@@ -136,29 +136,30 @@ class Seen:
             most: Runs that are kept at most.
         """
         texts, others = ([d.answers[0] for d in side if d.kind == "text"] for side in (documents, apart))
-        asked = cls.of_questions((*d.question(), question_words(d.reference)) for d in documents)
+        asked = cls._of_questions((*d.question(), question_words(d.reference)) for d in documents)
         keys = _sorted(_hash(key, b"key") for d in documents for key in {d.key, d.row_key or d.key})
         return replace(cls.of_texts(texts, others, most).joined(asked, most), keys=keys, documents=len(documents))
 
     @classmethod
-    def of_questions(cls, questions: Iterable[tuple[Sequence[str], Sequence[str], Sequence[str]]]) -> Seen:
-        """Of questions alone.
+    def of_questions(cls, about: Iterable[tuple[str, ...]]) -> Seen:
+        """Of the questions of rows that were read as text, each as `Document.about`."""
+        return cls._of_questions((*about_words(parts), []) for parts in about)
 
-        Args:
-            questions: Words of each, those of the right answer where that belongs to its identity, and those that answered it.
-        """
+    @classmethod
+    def _of_questions(cls, questions: Iterable[tuple[list[str], list[str], list[str]]]) -> Seen:
+        """Of the words of each question, of the right answer where that belongs to it, and of what answered it."""
         exact: set[int] = set()
         phrases: dict[int, set[int]] = {}
         longest = 0
         for question, answer, reference in questions:
-            asked, told = list(question)[-_LONGEST:], list(answer or reference)
+            asked, told = question[-_LONGEST:], answer or reference
             if not asked:
                 continue
             longest = max(longest, len(asked))
             kinds = [(), answer or _ANY, *([told] if len(told) <= RUN else [])]
             exact |= {list(endings(asked, kind))[-1] for kind in kinds}
             phrase = asked if len(asked) >= _LONG else asked + told[:RUN]
-            if len(phrase) >= _SHORT:
+            if len(phrase) >= _LONG or (told and len(phrase) >= _SHORT):
                 phrases.setdefault(len(phrase), set()).update(run_hashes(phrase, [len(phrase)]).tolist())
         return cls(
             questions=_sorted(exact),

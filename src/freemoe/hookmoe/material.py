@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,17 +39,20 @@ class TextParts:
         held_out: Searches and training look at these.
         test: Are reported, and decide nothing.
         passages: Passages of each part, in the same order.
+        questions: Hashes of the questions of rows that ask one.
     """
 
     train: Blocks
     held_out: Blocks
     test: Blocks
     passages: tuple[int, int, int]
+    questions: Seen = field(default_factory=Seen)
 
     def seen(self, tokenizer: Any) -> Seen:
         """Hashes of what training and searches look at."""
         parts = (row_texts(tokenizer, blocks) for blocks in (self.train, self.held_out))
-        return Seen.of_texts(itertools.chain.from_iterable(parts), row_texts(tokenizer, self.test))
+        texts = Seen.of_texts(itertools.chain.from_iterable(parts), row_texts(tokenizer, self.test))
+        return texts.joined(self.questions)
 
 
 def read_text(spec: str, tokenizer: Any, chat: str) -> list[str]:
@@ -75,7 +78,8 @@ def load_text(recipe: TrimRecipe, tokenizer: Any) -> TextParts:
         )
         for name, most in wanted.items()
     }
-    return TextParts(**packed, passages=(len(parts.train), len(parts.held_out), len(parts.test)))
+    sizes = len(parts.train), len(parts.held_out), len(parts.test)
+    return TextParts(**packed, passages=sizes, questions=Seen.of_questions(parts.about()))
 
 
 def _some(blocks: Blocks, most: int, seed: int) -> Blocks:

@@ -1,8 +1,8 @@
 """Text as token blocks for training: documents apart from each other, and parts that never mix.
 
 A passage is a document, or a run of paragraphs of a long one. Every passage begins with the beginning-of-text token and
-at position 0, and lies in one part (train, held-out or test) by its content alone, so that a passage that occurs twice
-cannot stand on both sides.
+at position 0, and lies in one part (train, held-out or test) by its content alone, so that copies of a passage, and of
+the question that it asks, cannot stand on both sides.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from freemoe.core.errors import DataError
 from freemoe.text.files import paragraphs
+from freemoe.text.groups import Passage, passage_clusters
 
 PASSAGE_CHARACTERS = 4000
 TOKENS_AT_ONCE = 4096
@@ -88,13 +89,20 @@ class Parts:
     held_out: list[str]
     test: list[str]
 
+    def about(self) -> Iterator[tuple[str, ...]]:
+        """The questions that methods and choices may see, of rows that ask one."""
+        return (text.about for text in (*self.train, *self.held_out) if isinstance(text, Passage) and text.about)
+
 
 def passages(documents: Sequence[str], characters: int = PASSAGE_CHARACTERS) -> list[str]:
     """Cut long documents at paragraph ends into passages of about ``characters``; short ones stay whole."""
     found: list[str] = []
     for document in documents:
+        if len(document) <= characters:
+            found += [document] if document.strip() else []
+            continue
         current = ""
-        for piece in paragraphs([document]) if len(document) > characters else [document]:
+        for piece in paragraphs([document]):
             current += piece
             if len(current) >= characters:
                 found.append(current)
@@ -105,7 +113,7 @@ def passages(documents: Sequence[str], characters: int = PASSAGE_CHARACTERS) -> 
 
 
 def split(texts: Sequence[str], held_out: float = 0.1, test: float = 0.1, seed: int = 0) -> Parts:
-    """Divide passages by a hash of seed and content.
+    """Divide passages by a hash of seed and content; what belongs together (`passage_clusters`) stays in one part.
 
     Args:
         texts: Passages.
@@ -117,8 +125,11 @@ def split(texts: Sequence[str], held_out: float = 0.1, test: float = 0.1, seed: 
         DataError: When a part stays empty.
     """
     parts = Parts([], [], [])
-    for text in texts:
-        drawn = int.from_bytes(hashlib.sha256(f"{seed}/{text.strip()}".encode("utf-8", "surrogatepass")).digest()[:8])
+    label, name = passage_clusters(texts), dict[int, str]()
+    for text, cluster in zip(texts, label, strict=True):
+        name[cluster] = min(name.get(cluster, text.strip()), text.strip())
+    for text, cluster in zip(texts, label, strict=True):
+        drawn = int.from_bytes(hashlib.sha256(f"{seed}/{name[cluster]}".encode("utf-8", "surrogatepass")).digest()[:8])
         share = drawn / 2**64
         (parts.test if share < test else parts.held_out if share < test + held_out else parts.train).append(text)
     empty = [name for name in ("train", "held_out", "test") if not getattr(parts, name)]

@@ -10,6 +10,7 @@ from typing import Any
 from freemoe.core.errors import DataError
 from freemoe.text.chat import as_text, uses_template
 from freemoe.text.files import read_text_file
+from freemoe.text.groups import Passage
 from freemoe.text.rows import HUB, Row, is_rows, read_rows
 from freemoe.text.shapes import (
     SHAPES,
@@ -61,6 +62,24 @@ def read_items(source: str, wanted: str | None) -> tuple[Shape, list[tuple[Row, 
     return shape, [(row, read_item(row, shape, rows[0])) for row in rows]
 
 
+def user_messages(item: Conversation) -> list[str]:
+    """What the user says in a conversation."""
+    return [message["content"] for message in item.turns[-1].messages if message["role"] == "user"]
+
+
+def about(item: Item) -> tuple[str, ...]:
+    """The question of a row, and its right answer where another one would make it another question; nothing for text."""
+    match item:
+        case Choice(question, choices, gold):  # asked again with other wrong choices it is still the same
+            return question, choices[gold]
+        case Target(prompt, target):
+            return prompt, target
+        case Conversation():
+            return ("\n".join(user_messages(item)),)
+        case Text():
+            return ()
+
+
 def read_documents(source: str | Path, tokenizer: Any = None, chat: str = "off") -> list[str]:
     """The documents of a source: one for a file of plain text, else one per row.
 
@@ -85,7 +104,13 @@ def read_documents(source: str | Path, tokenizer: Any = None, chat: str = "off")
         log.info(
             "%s: read as %s %s%s", where, shape.name, shape.describe(), ", by the chat template" if template else ""
         )
-    return [_document(row, item, tokenizer if template else None) for row, item in items]
+    found = []
+    for row, item in items:
+        key = row.value.get("key") if isinstance(row.value, dict) else None
+        found.append(
+            Passage(_document(row, item, tokenizer if template else None), about(item), "" if key is None else str(key))
+        )
+    return found
 
 
 def _document(row: Row, item: Item, template: Any) -> str:

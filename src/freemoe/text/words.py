@@ -4,23 +4,58 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 # Scripts without spaces between words: every character counts as a word there.
 _DENSE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_DENSE}]|[^\W_{_DENSE}]+")
+# Between numbers, variables and brackets these signs say what is asked: 3+4 is not 3-4.
+_SIGN = r"(?:(?<=[\d)])|(?<=\b\w))\s*([-+*/%^=<>]+)\s*(?=[\d(]|\w\b)"
+_WORD_OR_SIGN = re.compile(rf"({_WORD.pattern})|{_SIGN}")
+_DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"))
 
 LABELS = frozenset(
-    ["q", "a", "question", "answer", "task", "instruction", "input", "output", "prompt", "response", "completion", "user", "human", "assistant"]
+    [
+        "q",
+        "a",
+        "question",
+        "answer",
+        "task",
+        "instruction",
+        "input",
+        "output",
+        "prompt",
+        "response",
+        "completion",
+        "user",
+        "human",
+        "assistant",
+    ]
 )
 """Words that prompts write around a question and its answer; they do not belong to either."""
 
 
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
 def words(text: str) -> list[str]:
     """The words of a text in one case and one Unicode form (NFKC); punctuation and white space only part them."""
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+    return _WORD.findall(_folded(text))
+
+
+def exact_words(text: str) -> list[str]:
+    """As `words`, with the signs between numbers and variables; the characters of a text that has neither."""
+    found = [word or sign for word, sign in _WORD_OR_SIGN.findall(_folded(text).translate(_DASHES))]
+    return found or list("".join(text.split()))
 
 
 def question_words(text: str) -> list[str]:
-    """The words of a question or an answer without the labels around it; the characters of a text that has no word."""
-    found = words(text)
-    return [word for word in found if word not in LABELS] or found or list("".join(text.split()))
+    """As `exact_words`, without the labels around a question or an answer."""
+    found = exact_words(text)
+    return [word for word in found if word not in LABELS] or found
+
+
+def about_words(about: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Words of a question, and of the answer without which it would be another one: of ``(question, *answer)``."""
+    return question_words(about[0]), [word for part in about[1:] for word in question_words(part)]

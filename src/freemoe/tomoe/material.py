@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Bench:
     test: Blocks
     run: RunFolder | None
     progress: Progress
+    questions: Seen = field(default_factory=Seen)
 
     @property
     def own_run(self) -> RunFolder:
@@ -53,7 +54,8 @@ class Bench:
     def seen(self) -> Seen:
         """Hashes of the training and held-out text: all of it, also where training stops before its end."""
         parts = (row_texts(self.tokenizer, blocks) for blocks in (self.train, self.held_out))
-        return Seen.of_texts(itertools.chain.from_iterable(parts), row_texts(self.tokenizer, self.test))
+        texts = Seen.of_texts(itertools.chain.from_iterable(parts), row_texts(self.tokenizer, self.test))
+        return texts.joined(self.questions)
 
 
 def read_text(recipe: ConvertRecipe, tokenizer: Any) -> Parts:
@@ -81,8 +83,8 @@ def block_length(recipe: ConvertRecipe, model: Any) -> int:
     return wanted
 
 
-def read_blocks(recipe: ConvertRecipe, model: Any, tokenizer: Any) -> dict[str, Blocks]:
-    """The recipe's text by part, in blocks.
+def read_blocks(recipe: ConvertRecipe, model: Any, tokenizer: Any) -> tuple[dict[str, Blocks], Parts]:
+    """The recipe's text by part, in blocks, and the passages that they are made of.
 
     Raises:
         DataError: No tokenizer, a block longer than the context, or a text that is too short.
@@ -91,10 +93,11 @@ def read_blocks(recipe: ConvertRecipe, model: Any, tokenizer: Any) -> dict[str, 
         raise DataError(f"{recipe.model!r} has no tokenizer, and text must become tokens. Save one beside the model.")
     length = block_length(recipe, model)
     parts = read_text(recipe, tokenizer)
-    return {
+    blocks = {
         part: pack_blocks(tokenizer, getattr(parts, part), length, f"{part.replace('_', '-')} part of the text")
         for part in ("train", "held_out", "test")
     }
+    return blocks, parts
 
 
 def prepare(recipe: ConvertRecipe, run: RunFolder | None, progress: Progress | None) -> Bench:
@@ -102,7 +105,7 @@ def prepare(recipe: ConvertRecipe, run: RunFolder | None, progress: Progress | N
     use_threads(recipe.threads)
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
     sublayers = find_sublayers(model)
-    blocks = read_blocks(recipe, model, tokenizer)
+    blocks, parts = read_blocks(recipe, model, tokenizer)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     if recipe.train.checkpointing:
@@ -110,7 +113,10 @@ def prepare(recipe: ConvertRecipe, run: RunFolder | None, progress: Progress | N
     most = max(1, recipe.train.evaluation_tokens // blocks["train"].length)
     for part in ("held_out", "test"):
         blocks[part] = blocks[part].rows(range(min(len(blocks[part]), most)))
-    return Bench(recipe, model, tokenizer, sublayers, **blocks, run=run, progress=progress or Quiet())
+    questions = Seen.of_questions(parts.about())
+    return Bench(
+        recipe, model, tokenizer, sublayers, **blocks, run=run, progress=progress or Quiet(), questions=questions
+    )
 
 
 def checkpoint_activations(model: Any) -> None:

@@ -12,12 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
-
 from freemoe.core.errors import DataError, SplitError
-from freemoe.text.words import question_words
+from freemoe.text.groups import clusters, copy_names
+from freemoe.text.words import about_words, question_words
 
 Kind = Literal["choice", "target", "generate", "code", "text"]
 
@@ -75,7 +72,7 @@ class Document:
     def question(self) -> tuple[list[str], list[str]]:
         """Words of what it asks, and of the answer without which it would be another question; none for plain text."""
         if self.about:
-            return question_words(self.about[0]), [word for part in self.about[1:] for word in question_words(part)]
+            return about_words(self.about)
         if not self.prompt:
             return [], []
         # Generated answers and responses are not part of what is asked.
@@ -172,24 +169,11 @@ def require_reference(split: object, what: str) -> ReferenceSplit:
 
 
 def join_copies(documents: Sequence[Document]) -> list[Document]:
-    """Give documents that are copies of each other, or share a key, one key; others stay as they are.
-
-    Copies ask the same (`Document.question`) and have the same right answer. Where one of them is answered freely, the
-    question alone makes it a copy: other answers to the same request belong to one side.
-    """
-    questions = [tuple(" ".join(part) for part in document.question()) for document in documents]
-    free = {asked for asked, answer in questions if not answer}
-    places: dict[tuple[str, ...], int] = {}
-    links: list[tuple[int, int]] = []
-    for number, (document, (asked, answer)) in enumerate(zip(documents, questions, strict=True)):
-        names: set[tuple[str, ...]] = {("key", key) for key in (document.key, document.row_key) if key}
-        if asked:
-            names |= {("copy", asked, answer)} | ({("copy", asked, "")} if asked in free else set())
-        links += [(number, places.setdefault(name, len(documents) + len(places))) for name in names]
-    size = len(documents) + len(places)
-    graph = coo_array((np.ones(len(links)), np.array(links, int).reshape(-1, 2).T), shape=(size, size))
-    label = connected_components(graph, directed=False)[1][: len(documents)].tolist()
-    key: dict[int, str] = {}
+    """Give documents that are copies of each other (`copy_names`), or share a key, one key; others stay as they are."""
+    names = copy_names([document.question() for document in documents])
+    for own, document in zip(names, documents, strict=True):
+        own |= {("key", key) for key in (document.key, document.row_key) if key}
+    label, key = clusters(names), dict[int, str]()
     for document, cluster in zip(documents, label, strict=True):
         key[cluster] = min(key.get(cluster, document.key), document.key)
     return [

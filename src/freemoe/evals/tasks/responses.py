@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from freemoe.core.errors import DataError
-from freemoe.evals.tasks.documents import content_key
 from freemoe.text.chat import as_turn
 from freemoe.text.shapes import Conversation, Turn
 
@@ -32,8 +31,6 @@ def response_parts(where: str, item: Conversation, tokenizer: Any, template: boo
             f"{where}: responses are scored token by token, and no tokenizer was given; pass the model's: "
             "load_domain(..., tokenizer=tokenizer)."
         )
-    # What the user asks is what a conversation is about: other answers to it belong to the same side of a split.
-    asked = [m["content"] for m in item.turns[-1].messages if m["role"] == "user"]
     for turn in item.turns:
         prompt, response = _texts(where, turn, tokenizer, template)
         ids, given = _tokens(tokenizer, prompt, response, template)
@@ -43,8 +40,6 @@ def response_parts(where: str, item: Conversation, tokenizer: Any, template: boo
             "prompt": prompt,
             "answers": (response,),
             "reference": response,
-            "key": content_key(*asked),
-            "about": ("\n".join(asked),),
             "tokens": ids,
             "given": given,
         }

@@ -18,7 +18,7 @@ from freemoe.evals.tasks.responses import response_parts
 from freemoe.evals.tasks.splits import carve, draw
 from freemoe.evals.tasks.task import Response, completions, grade_choice, likelihoods, per_token
 from freemoe.text.chat import uses_template
-from freemoe.text.documents import read_items
+from freemoe.text.documents import about, read_items, user_messages
 from freemoe.text.rows import HUB, Row, source_name
 from freemoe.text.shapes import Choice, Conversation, Item, Shape, Target
 
@@ -75,12 +75,14 @@ def read_task_file(source: str | Path, task: str, how: Reading | None = None) ->
             raise DataError(f"{row.where}: the id {name!r:.80} was used on line {seen[name]} already; ids must differ.")
         seen[name] = row.number
         field = "" if own.get("field") is None else str(own["field"])
+        what = user_messages(item) if isinstance(item, Conversation) else about(item)
+        key = content_key(*(what if own.get("key") is None else [str(own["key"])]))
         for number, parts in enumerate(_parts(row, item, how, template)):
-            if own.get("key") is not None:
-                parts["key"] = content_key(str(own["key"]))
             turn = f".{number + 1}" if isinstance(item, Conversation) and len(item.turns) > 1 else ""
             identity = f"{source_name(str(source))}:{name}{turn}"
-            documents.append(Document(task, identity, field=field, index=len(documents), **parts))
+            documents.append(
+                Document(task, identity, key, field=field, index=len(documents), about=about(item), **parts)
+            )
     return shape, join_copies(documents)
 
 
@@ -95,9 +97,6 @@ def _parts(row: Row, item: Item, how: Reading, template: bool) -> Iterator[dict[
                 "answers": answers,
                 "gold": gold,
                 "reference": answers[gold],
-                # The same fact asked again with other wrong choices is still the same fact.
-                "key": content_key(question, choices[gold]),
-                "about": (question, choices[gold]),
             }
         case Target(prompt, target):
             yield {
@@ -106,8 +105,6 @@ def _parts(row: Row, item: Item, how: Reading, template: bool) -> Iterator[dict[
                 "answers": (target,),
                 "gold": 0,
                 "reference": target,
-                "key": content_key(prompt, target),
-                "about": (prompt, target),
             }
         case Conversation():
             for parts in response_parts(row.where, item, how.tokenizer, template):

@@ -33,7 +33,7 @@ def plan(recipe: ConvertRecipe) -> dict[str, Any]:
     """
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, "cpu")
     sublayers = find_sublayers(model)
-    blocks = read_blocks(recipe, model, tokenizer)
+    blocks, _ = read_blocks(recipe, model, tokenizer)
     length, tokens = blocks["train"].length, {name: part.tokens for name, part in blocks.items()}
     dense = dense_parameters(sublayers)
     trained = sum(
