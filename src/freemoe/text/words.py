@@ -14,25 +14,9 @@ _SIGN = r"(?:(?<=[\d)])|(?<=\b\w))\s*([-+*/%^=<>]+)\s*(?=[\d(]|\w\b)"
 _WORD_OR_SIGN = re.compile(rf"({_WORD.pattern})|{_SIGN}")
 _DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"))
 
-LABELS = frozenset(
-    [
-        "q",
-        "a",
-        "question",
-        "answer",
-        "task",
-        "instruction",
-        "input",
-        "output",
-        "prompt",
-        "response",
-        "completion",
-        "user",
-        "human",
-        "assistant",
-    ]
-)
-"""Words that prompts write around a question and its answer; they do not belong to either."""
+# What prompts write before a question and before its answer, at a line's beginning or at the end.
+_LABELS = "q|a|question|answer|task|instruction|input|output|prompt|response|completion|user|human|assistant"
+_LABEL = re.compile(rf"^\W*(?:{_LABELS})\s*:|\b(?:{_LABELS})\s*:\s*\Z", re.MULTILINE)
 
 
 def _folded(text: str) -> str:
@@ -51,9 +35,8 @@ def exact_words(text: str) -> list[str]:
 
 
 def question_words(text: str) -> list[str]:
-    """As `exact_words`, without the labels around a question or an answer."""
-    found = exact_words(text)
-    return [word for word in found if word not in LABELS] or found
+    """As `exact_words`, without the labels before a question and before its answer."""
+    return exact_words(_LABEL.sub(" ", _folded(text))) or exact_words(text)
 
 
 def about_words(about: Sequence[str]) -> tuple[list[str], list[str]]:
