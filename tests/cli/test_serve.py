@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -136,22 +137,30 @@ def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) ->
             assert read(engine.submit([ask(host, "court?", name)])[0]).text == alone(host, "court?")
 
 
-def test_a_server_whose_engine_fails_ends_with_the_error(
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_requests_are_logged_and_an_engine_that_fails_ends_the_command(
     folders: SimpleNamespace,  # noqa: F811
     any_freemoe: Freemoe,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    quiet: list[str],
 ) -> None:
     from freemoe.serve.engine.engine import Engine
 
-    def fail(engine: Engine) -> bool:
-        raise RuntimeError("planted")
-
-    monkeypatch.setattr(Engine, "_wait", fail)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    done = any_freemoe("serve", str(folders.own), "--port", str(port))
+
+    def fail(engine: Engine) -> bool:
+        while True:
+            with contextlib.suppress(httpx.ConnectError):
+                httpx.get(f"http://127.0.0.1:{port}/health")
+                raise RuntimeError("planted")
+
+    monkeypatch.setattr(Engine, "_wait", fail)
+    done = any_freemoe("serve", str(folders.own), "--port", str(port), *quiet)
     assert done.code == 70
+    assert ('"GET /health HTTP/1.1" 200' in caplog.text) is not bool(quiet)
     assert "RuntimeError: planted" in " ".join(done.err.split())
 
 

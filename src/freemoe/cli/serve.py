@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ _ENGINE = typer.Option(
 _VLLM_PYTHON = typer.Option(
     None, "--vllm-python", help=f"Python of that environment. [{serve_vllm.PYTHON}]", show_default=False
 )
+_QUIET = typer.Option(False, "--quiet", "-q", help="No line per request on standard error.")
 _DRY = typer.Option(False, "--dry-run", help="Print model names and memory per slot; serve nothing.")
 _JSON = typer.Option(False, "--json", help="Print the dry run as JSON.")
 
@@ -128,6 +130,7 @@ def _command(
     dtype: str = _DTYPE,
     engine: str = _ENGINE,
     vllm_python: str = _VLLM_PYTHON,
+    quiet: bool = _QUIET,
     dry_run: bool = _DRY,
     as_json: bool = _JSON,
 ) -> None:
@@ -154,6 +157,7 @@ def _command(
     require_ways_to_serve(place, settings, key)
     served = resolve(settings, key)
     calm_libraries()
+    logging.getLogger("uvicorn.access").setLevel(logging.WARNING if quiet else logging.INFO)
     if python is not None:
         _become_vllm(python, settings, served, key, port, as_json if dry_run else None)
     elif dry_run:

@@ -33,6 +33,7 @@ _NOT_HEEDED = {
     "patience_seconds": "vLLM has no such limit of ours",
     "drain_seconds": "vLLM ends in its own way",
     "device": "a build of vLLM knows one kind of device",
+    "quiet": "vLLM has --disable-uvicorn-access-log",
 }
 _PARAMETERS = {"prefill_tokens": "prefill", "max_body_bytes": "max_body", "patience_seconds": "patience"}
 _PARAMETERS |= {"drain_seconds": "drain"}

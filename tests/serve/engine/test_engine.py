@@ -11,6 +11,7 @@ import torch
 from freemoe import FreeMoE
 from freemoe.core.errors import DataError, NumericError, UnknownNameError
 from freemoe.evals.engine.sampling import Sampling
+from freemoe.serve.engine.choosing import Chooser
 from freemoe.serve.engine.engine import Engine
 from freemoe.serve.engine.requests import (
     Ask,
@@ -85,6 +86,32 @@ def test_penalties_and_top_k(moe):
     ids = [token.id for token in once.tokens]
     assert len(set(ids)) == len(ids) >= 19
     assert likeliest.text == alone(moe, "court?")
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_min_p_draws_from_tokens_of_that_share_alone(temperature):
+    logits = torch.tensor([4.0, 3.0, 2.0, 0.0])
+    shares = (logits / temperature).softmax(0)
+    drawn = set()
+    for seed in range(300):
+        chooser = Chooser(Ask((9,), "base", 1, Sampling(1, temperature, 1, seed), min_p=0.2))
+        drawn.add(chooser.pick(logits, 0))
+    assert drawn == set((shares >= 0.2 * shares.max()).nonzero()[:, 0].tolist())
+    assert 1 < len(drawn) < 4 or temperature == 0.5
+
+
+def test_a_repetition_penalty_is_transformers_s():
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    logits = torch.tensor([2.0, -1.0, 1.9, 1.5, -0.5])
+    chooser = Chooser(Ask((0, 1, 0), "base", 3, repetition=1.4))
+    prompt = [0, 1, 0]
+    for step in range(3):
+        true = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([prompt]), logits[None].clone())[0].argmax()
+        prompt.append(chooser.pick(logits, step))
+        assert prompt[-1] == int(true)
+    assert prompt[3:] == [2, 3, 0]
+    assert not chooser.is_plain
 
 
 def test_log_probabilities_are_the_model_s(moe):
@@ -242,7 +269,7 @@ def test_a_long_prompt_does_not_stall_who_is_writing(moe):
 def test_what_is_refused(moe):
     with engine_on(moe, queue=2, batch=1) as engine:
         for bad, error in [
-            (Ask((), "base", 1), ContextError),
+            (Ask((), "base", 1), DataError),
             (Ask((5,) * 120, "base", 10), ContextError),
             (Ask((5,), "nobody", 1), UnknownNameError),
             (Ask((5,), "auto", 1), DataError),

@@ -51,6 +51,65 @@ def test_models_are_listed(there):
     body = there.client.get("/v1/models").json()
     assert [row["id"] for row in body["data"]] == ["base", "auto", "base:a", "base:b", "base:c", "base:d"]
     assert {row["object"] for row in body["data"]} == {"model"}
+    for name, row in [(row["id"], row) for row in body["data"]] + [("base:c+d", None), ("b", None)]:
+        found = there.client.get(f"/v1/models/{name}")
+        assert (found.status_code, found.json()) == (200, row or {**body["data"][0], "id": name})
+    client = openai.OpenAI(base_url=f"{there.url}/v1", api_key="unused", max_retries=0)
+    assert client.models.retrieve("base:c&d").id == "base:c&d"
+    with pytest.raises(openai.NotFoundError, match="nobody"):
+        client.models.retrieve("base:nobody")
+
+
+@pytest.mark.parametrize(
+    ("extras", "ignored"),
+    [
+        ({}, None),
+        ({"user": "me", "parallel_tool_calls": False, "store": True}, "user,parallel_tool_calls,store"),
+        (
+            {"tempreature": 0.5, "typical_p": 1, "a,b\r\nx: y": 1, "ä": None},
+            "tempreature,typical_p,a%2Cb%0D%0Ax%3A%20y,%C3%A4",
+        ),
+        ({"model_config": 1, "ignored": 2, "stops": 3, "__dict__": 4}, "model_config,ignored,stops,__dict__"),
+        ({"logit_bias": {}, "suffix": ""}, None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_fields_that_are_unknown_do_nothing_and_are_named_in_a_header(there, moe, extras, ignored, stream):
+    done = complete(there, prompt="court?", stream=stream, **extras)
+    assert done.headers.get("x-freemoe-ignored") == ignored
+    text = (
+        "".join(p["choices"][0]["text"] for p in lines_of(done.text)) if stream else done.json()["choices"][0]["text"]
+    )
+    assert text == alone(moe, "court?")
+
+
+def test_an_answer_of_another_server_may_be_sent_on_as_it_came(there):
+    """As openai's own classes dump a message, and as agents keep them."""
+    answer = {
+        "role": "assistant",
+        "content": "y",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+    }
+    messages = [{"role": "user", "name": "me", "content": [{"type": "text", "text": "x", "cache_control": {}}]}]
+    messages += [{**answer, "tool_calls": None, "reasoning_content": ""}, {"role": "user", "content": "z"}]
+    tools = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "text"}}
+    body = {"model": "base", "messages": messages, "max_tokens": 1, **tools}
+    done = there.client.post("/v1/chat/completions", json=body)
+    assert done.status_code == 200, done.text
+    assert done.headers["x-freemoe-ignored"] == "parallel_tool_calls"
+
+
+def test_a_line_per_request(there, caplog):
+    caplog.set_level("INFO", "uvicorn.access")
+    there.client.get("/v1/models")
+    there.client.post("/v1/completions", content=b"{")
+    assert [line.split(" - ")[1] for line in caplog.messages] == [
+        '"GET /v1/models HTTP/1.1" 200',
+        '"POST /v1/completions HTTP/1.1" 415',
+    ]
 
 
 def test_auto_is_what_the_router_says(there, moe):

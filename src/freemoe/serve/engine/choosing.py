@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import torch
@@ -19,12 +20,17 @@ class Chooser:
         self._written: Counter[int] = Counter()
         sampling = ask.sampling
         self._chances = () if sampling.is_greedy else sampling.chances(ask.prompt, ask.choice, ask.max_tokens)
-        self.is_plain = sampling.is_greedy and not ask.presence and not ask.frequency
+        self.is_plain = sampling.is_greedy and not ask.presence and not ask.frequency and ask.repetition == 1
 
     def pick(self, logits: Tensor, step: int) -> int:
         """The token after ``step`` others, from its logits ``(V,)``."""
         ask = self._ask
         logits = logits.float()
+        if ask.repetition != 1:
+            ids = torch.tensor([*{*ask.prompt, *self._written}], device=logits.device)
+            scores = logits[ids]
+            scores = torch.where(scores < 0, scores * ask.repetition, scores / ask.repetition)
+            logits = logits.index_copy(0, ids, scores)
         if self._written and (ask.presence or ask.frequency):
             ids = torch.tensor(list(self._written), device=logits.device)
             counts = torch.tensor(list(self._written.values()), device=logits.device, dtype=logits.dtype)
@@ -32,6 +38,9 @@ class Chooser:
         if ask.top_k and not ask.sampling.is_greedy:
             kept = logits.topk(min(ask.top_k, len(logits)))
             logits = torch.full_like(logits, -torch.inf).scatter(0, kept.indices, kept.values)
+        if ask.min_p and not ask.sampling.is_greedy:
+            least = logits.max() + ask.sampling.temperature * math.log(ask.min_p)
+            logits = logits.masked_fill(logits < least, -torch.inf)
         chances = torch.tensor([] if ask.sampling.is_greedy else [self._chances[step]], dtype=torch.float64)
         token = int(ask.sampling.pick(logits[None], chances)[0])
         self._written[token] += 1

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from freemoe.core.errors import FreeMoEError
+from freemoe.core.errors import DataError, FreeMoEError
 from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.hosting.batches import special_tokens
 from freemoe.evals.engine.answering import AUTO, BASE
@@ -88,13 +88,13 @@ class Engine:
 
         Raises:
             UnknownNameError: There is no such expert.
-            ContextError: A sequence does not fit the context.
+            DataError: A prompt is empty, or does not fit the context (`ContextError`).
             QueueFullError: Too many wait already.
             StoppingError: No more requests are taken.
             EngineError: It has failed.
         """
         for ask in asks:
-            require_fit(ask, self.limits.context)
+            require_fit(ask.prompt, ask.max_tokens, self.limits.context)
         sequences = [Running(ask, Outbox(self.limits.pieces), self.host.tokenizer, self._ends) for ask in asks]
         with self._lock:
             if self._closed:
@@ -233,14 +233,18 @@ def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
             raise
 
 
-def require_fit(ask: Ask, context: int) -> None:
-    """Raise where a sequence does not fit the context.
+def require_fit(prompt: Sequence[int], max_tokens: int, context: int) -> None:
+    """Raise where a sequence does not fit the context; in OpenAI's words, by which clients know it.
 
     Raises:
-        ContextError: It has no tokens, or too many.
+        DataError: The prompt has no tokens.
+        ContextError: It has too many.
     """
-    if not ask.prompt or len(ask.prompt) + ask.max_tokens > context:
+    if not prompt:
+        raise DataError("The prompt is empty; at least 1 token is needed.")
+    if len(prompt) + max_tokens > context:
         raise ContextError(
-            f"The prompt has {len(ask.prompt)} tokens; with {ask.max_tokens} new ones it must have at least 1 and at most "
-            f"{context - ask.max_tokens} to fit the context of {context}. Shorten it, or ask for fewer new tokens."
+            f"This model's maximum context length is {context} tokens. However, you requested {len(prompt) + max_tokens} tokens "
+            f"({len(prompt)} in the prompt, {max_tokens} in the completion). Please reduce the length of the prompt or of the "
+            "completion."
         )

@@ -58,8 +58,11 @@ class Ask:
         max_tokens: New tokens at most.
         sampling: How tokens are drawn.
         top_k: Only so many likeliest tokens are drawn from; 0 for all.
+        min_p: Only tokens are drawn from that have this share of the likeliest one's probability (Nguyen et al. 2024).
         presence: Taken from the logits of tokens that were written already.
         frequency: The same, times how often they were written.
+        repetition: Divides positive logits of tokens of the prompt and the answer, and multiplies negative ones (Keskar et al.
+            2019); 1 leaves them.
         choice: Number among the answers to one prompt; each draws other numbers.
         stop: Texts that end the answer and are not part of it.
         logprobs: How many likeliest tokens to name beside each token; None for no log-probabilities at all.
@@ -71,8 +74,10 @@ class Ask:
     max_tokens: int
     sampling: Sampling = GREEDY
     top_k: int = 0
+    min_p: float = 0.0
     presence: float = 0.0
     frequency: float = 0.0
+    repetition: float = 1.0
     choice: int = 0
     stop: tuple[str, ...] = ()
     logprobs: int | None = None

@@ -45,6 +45,7 @@ class Heading:
         model: As it was asked for.
         prompts: And who continues them.
         chat: Which endpoint.
+        ignored: Fields of the request that do nothing.
         id: Of the answer.
         created: Seconds since 1970.
     """
@@ -52,6 +53,7 @@ class Heading:
     model: str
     prompts: Sequence[Prompt]
     chat: bool
+    ignored: Sequence[str] = ()
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -67,12 +69,14 @@ class Heading:
         }
 
     def headers(self) -> dict[str, str]:
-        """Who answers, and how sure the router is, for each prompt."""
+        """Who answers, and how sure the router is, for each prompt; and what the request asked for in vain."""
         experts = [quote(p.picked.expert, safe="/+&:-_.~ ") for p in self.prompts]
         sure = [p.picked.confidence for p in self.prompts]
         said = {"x-freemoe-expert": ",".join(dict.fromkeys(experts)) if len(set(experts)) == 1 else ",".join(experts)}
         if all(value is not None for value in sure):
             said["x-freemoe-confidence"] = ",".join(f"{value:.6f}" for value in sure)
+        if self.ignored:
+            said["x-freemoe-ignored"] = ",".join(map(quote, self.ignored))
         # A header has its bounds too; usage has them all.
         return {name: value for name, value in said.items() if len(value) <= 4000}
 

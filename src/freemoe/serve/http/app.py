@@ -73,10 +73,17 @@ def make_paths(engine: Engine, experts: Experts, metrics: Metrics, bounds: Bound
     app.add_route("/v1/completions", completing.completions, ["POST"])
     app.add_route("/v1/chat/completions", completing.chat, ["POST"])
 
+    def row(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": began, "owned_by": "freemoe"}
+
     @app.get("/v1/models")
     async def models() -> Any:
-        rows = [{"id": name, "object": "model", "created": began, "owned_by": "freemoe"} for name in preparing.models]
-        return {"object": "list", "data": rows}
+        return {"object": "list", "data": [row(name) for name in preparing.models]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Any:
+        preparing.expert_of(name)
+        return row(name)
 
     @app.get("/v1/freemoe/experts")
     async def listed() -> Any:

@@ -1,14 +1,26 @@
-"""What a request may say: OpenAI's fields, with what is not served refused by name."""
+"""What a request may say: OpenAI's fields. One that would change the answer and is not served is refused; unknown ones do nothing."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 _SEED = 2**63 - 1
 
-Stop = str | list[str] | None
+_UNSUPPORTED = "unsupported_parameter"
+
+
+def _unserved(why: str = "", *idle: Any) -> AfterValidator:
+    """Refuse every value but those that ask for nothing."""
+
+    def check(value: Any) -> Any:
+        if value not in (None, [], {}, "", *idle):
+            raise PydanticCustomError(_UNSUPPORTED, "{why}", {"why": why})
+        return value
+
+    return AfterValidator(check)
 
 
 class StreamOptions(BaseModel):
@@ -19,63 +31,31 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-def _refuse(said: Any, idle: dict[str, tuple[Any, ...]], why: dict[str, str]) -> Any:
-    """Raise for a field that would change the answer and is not served; where it asks for nothing it is left out."""
-    if not isinstance(said, dict):
-        return said
-    for name, values in idle.items():
-        if name in said and said[name] not in values:
-            raise ValueError(f"{name} is not served here{why.get(name, '')}. Leave it out")
-    return {name: value for name, value in said.items() if name not in idle}
-
-
-_WHY = {
-    "logit_bias": " (experts change the model, not single tokens; use stop or temperature)",
-    "best_of": " (only as many as n)",
-    "tools": " (the models answer in text alone)",
-    "response_format": " (only text)",
-}
-_NOTHING = (None, [], {}, "")
-_IDLE: dict[str, tuple[Any, ...]] = {"logit_bias": _NOTHING}
-_IDLE_TEXT = {**_IDLE, "suffix": _NOTHING}
-_IDLE_CHAT = {
-    **_IDLE,
-    "tools": _NOTHING,
-    "tool_choice": (None, "none", "auto"),
-    "functions": _NOTHING,
-    "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
-    "modalities": (None, ["text"]),
-    "audio": _NOTHING,
-    "prediction": _NOTHING,
-    "web_search_options": _NOTHING,
-}
-
-
 class Common(BaseModel):
     """What both endpoints take."""
 
     # Strict: "12" is no number. A float that is a whole number is no integer either.
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     seed: Annotated[int, Field(ge=-_SEED, le=_SEED)] | None = None
-    stop: Stop = None
+    stop: str | list[str] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # Taken and without effect on an answer.
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
+    logit_bias: Annotated[Any, _unserved("experts change the model, not single tokens; use stop or temperature")] = None
+
+    @property
+    def ignored(self) -> list[str]:
+        """Fields that were sent and are unknown here."""
+        return list(self.model_extra or ())
 
     @property
     def includes_usage(self) -> bool:
@@ -85,8 +65,8 @@ class Common(BaseModel):
     @property
     def stops(self) -> list[str]:
         """Stop texts; empty ones say nothing."""
-        found = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [text for text in dict.fromkeys(found) if text]
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [text for text in dict.fromkeys(texts) if text]
 
 
 class CompletionBody(Common):
@@ -97,37 +77,49 @@ class CompletionBody(Common):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: int | None = None
+    suffix: Annotated[Any, _unserved()] = None
 
-    @model_validator(mode="before")
+    @field_validator("best_of")
     @classmethod
-    def _served(cls, said: Any) -> Any:
-        return _refuse(said, _IDLE_TEXT, _WHY)
+    def _is_n(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value not in (None, info.data.get("n") or 1):
+            raise PydanticCustomError(_UNSUPPORTED, "only as many as n")
+        return value
 
-    @model_validator(mode="after")
-    def _no_best_of(self) -> CompletionBody:
-        if self.best_of not in (None, self.n or 1):
-            raise ValueError("best_of is not served here (only as many as n). Leave it out")
-        return self
+    @property
+    def max_new_tokens(self) -> int | None:
+        """New tokens at most; None where it is not said."""
+        return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens beside each token; None for no log-probabilities."""
+        return self.logprobs
 
 
 class TextPart(BaseModel):
     """A part of a message."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["text"]
     text: str
 
 
-class Message(BaseModel):
-    """A message of a conversation."""
+_TEXT_ALONE = "the models answer in text alone"
+_Tools = Annotated[Any, _unserved(_TEXT_ALONE)]
+_ToolChoice = Annotated[Any, _unserved(_TEXT_ALONE, "none", "auto")]
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+
+class Message(BaseModel):
+    """A message of a conversation; what answers of other servers carry beside their text is left out."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart] | None = None
-    name: str | None = None
-    refusal: str | None = None
+    tool_calls: _Tools = None
+    function_call: _Tools = None
 
     @property
     def plain(self) -> dict[str, str]:
@@ -145,17 +137,32 @@ class ChatBody(Common):
     max_completion_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: _Tools = None
+    tool_choice: _ToolChoice = None
+    functions: _Tools = None
+    function_call: _ToolChoice = None
+    response_format: Annotated[Any, _unserved("only text", {"type": "text"})] = None
+    modalities: Annotated[Any, _unserved("only text", ["text"])] = None
+    audio: Annotated[Any, _unserved("only text")] = None
+    prediction: Annotated[Any, _unserved()] = None
+    web_search_options: Annotated[Any, _unserved()] = None
 
-    @model_validator(mode="before")
+    @field_validator("top_logprobs")
     @classmethod
-    def _served(cls, said: Any) -> Any:
-        return _refuse(said, _IDLE_CHAT, _WHY)
+    def _asks_for_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("it needs logprobs: true")
+        return value
 
-    @model_validator(mode="after")
-    def _asks_for_logprobs(self) -> ChatBody:
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
-        return self
+    @property
+    def max_new_tokens(self) -> int | None:
+        """New tokens at most; None where it is not said."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens beside each token; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class LoadBody(BaseModel):

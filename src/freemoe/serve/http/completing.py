@@ -47,7 +47,7 @@ class Completing:
         return await self._answer(request, body, await self._preparing.chat_prompts(body))
 
     async def _answer(self, request: Request, body: CompletionBody | ChatBody, prompts: list[Prompt]) -> Response:
-        heading = Heading(body.model, prompts, isinstance(body, ChatBody))
+        heading = Heading(body.model, prompts, isinstance(body, ChatBody), body.ignored)
         for prompt in prompts:
             if prompt.picked.confidence is not None:
                 self._metrics.routed(prompt.picked.expert, prompt.picked.confidence)
@@ -66,7 +66,9 @@ class Completing:
             close()
         echoed = self._echoed(body, prompts)
         told = [
-            whole_choice(i, c, heading, _tells(body), self._decode, echoed[c.prompt] if echoed else None)
+            whole_choice(
+                i, c, heading, body.num_logprobs is not None, self._decode, echoed[c.prompt] if echoed else None
+            )
             for i, c in enumerate(choices)
         ]
         return JSONResponse(heading.document(told) | {"usage": heading.usage(choices)}, headers=heading.headers())
@@ -109,7 +111,9 @@ class Completing:
         usage = {"usage": None} if body.includes_usage else {}
 
         def chunk(number: int, text: str, tokens: Any = (), before: int = 0, **how: Any) -> bytes:
-            told = chunk_choice(number, text, tokens, heading, _tells(body), self._decode, before=before, **how)
+            told = chunk_choice(
+                number, text, tokens, heading, body.num_logprobs is not None, self._decode, before=before, **how
+            )
             return event_line(heading.document([told], streamed=True) | usage)
 
         for number, choice in enumerate(choices):
@@ -134,11 +138,6 @@ class Completing:
         if body.includes_usage:
             yield event_line(heading.document([], streamed=True) | {"usage": heading.usage(choices)})
         yield event_line("[DONE]")
-
-
-def _tells(body: CompletionBody | ChatBody) -> bool:
-    """Whether log-probabilities are told."""
-    return bool(body.logprobs) if isinstance(body, ChatBody) else body.logprobs is not None
 
 
 async def _unless_gone(request: Request, work: Any) -> Any:

@@ -63,7 +63,7 @@ def said_of(error: BaseException) -> Said:
         case RequestError():
             return error.said
         case ContextError():
-            return Said(400, str(error), param="prompt", code="context_length_exceeded")
+            return Said(400, str(error), code="context_length_exceeded")
         case UnknownNameError():
             return Said(404, str(error), param="model", code="model_not_found")
         case QueueFullError():

@@ -15,7 +15,7 @@ from freemoe.evals.engine.sampling import Sampling
 from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, ExpertRef
 from freemoe.serve.catalogue import Experts
 from freemoe.serve.engine.engine import Engine, require_fit
-from freemoe.serve.engine.requests import Ask, ContextError
+from freemoe.serve.engine.requests import Ask
 from freemoe.serve.engine.routing import Picked, pick, require_router
 from freemoe.serve.http.bodies import ChatBody, Common, CompletionBody, Message
 from freemoe.serve.http.errors import RequestError
@@ -105,12 +105,12 @@ class Preparing:
         several: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
         self._require_count(len(several), body)
         ids = await self._aside(lambda: [self._ids(one) for one in several])
-        return await self._picked(body.model, ids)
+        return await self._picked(body, ids)
 
     async def chat_prompts(self, body: ChatBody) -> list[Prompt]:
         """The one prompt of a conversation."""
         self._require_count(1, body)
-        return await self._picked(body.model, [await self.chat_ids(body.messages)])
+        return await self._picked(body, [await self.chat_ids(body.messages)])
 
     async def chat_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A conversation's tokens, by the tokenizer's chat template where it has one."""
@@ -155,10 +155,10 @@ class Preparing:
                 param="stop",
             )
 
-    async def _picked(self, model: str, prompts: list[tuple[int, ...]]) -> list[Prompt]:
-        name = self.expert_of(model)
+    async def _picked(self, body: CompletionBody | ChatBody, prompts: list[tuple[int, ...]]) -> list[Prompt]:
+        name = self.expert_of(body.model)
         for ids in prompts:
-            require_fit(Ask(ids, name, 0), self._engine.limits.context)
+            require_fit(ids, 1 if body.max_new_tokens is None else body.max_new_tokens, self._engine.limits.context)
         if name != AUTO:
             await self._experts.bring(name)
             return [Prompt(ids, Picked(name)) for ids in prompts]
@@ -182,41 +182,29 @@ class Preparing:
         temperature = 1.0 if body.temperature is None else body.temperature
         seed = secrets.randbits(62) if body.seed is None else body.seed
         sampling = Sampling(1, temperature, 1.0 if body.top_p is None else body.top_p, seed)
-        found = []
-        for prompt in prompts:
-            room = self._engine.limits.context - len(prompt.ids)
-            if room < 1 and not (isinstance(body, CompletionBody) and body.max_tokens == 0):
-                raise ContextError(
-                    f"The prompt has {len(prompt.ids)} tokens and fills the context of {self._engine.limits.context}. Shorten it."
-                )
-            for choice in range(body.n or 1):
-                found.append(
-                    Ask(
-                        prompt.ids,
-                        prompt.picked.expert,
-                        _most(body, room),
-                        sampling,
-                        max(0, body.top_k or 0),
-                        body.presence_penalty or 0.0,
-                        body.frequency_penalty or 0.0,
-                        choice,
-                        tuple(body.stops),
-                        _logprobs(body),
-                        isinstance(body, CompletionBody) and bool(body.echo),
-                    )
-                )
-        return found
+        return [
+            Ask(
+                prompt.ids,
+                prompt.picked.expert,
+                _max_tokens(body, self._engine.limits.context - len(prompt.ids)),
+                sampling,
+                top_k=max(0, body.top_k or 0),
+                min_p=body.min_p or 0.0,
+                presence=body.presence_penalty or 0.0,
+                frequency=body.frequency_penalty or 0.0,
+                repetition=body.repetition_penalty or 1.0,
+                choice=choice,
+                stop=tuple(body.stops),
+                logprobs=body.num_logprobs,
+                echo=isinstance(body, CompletionBody) and bool(body.echo),
+            )
+            for prompt in prompts
+            for choice in range(body.n or 1)
+        ]
 
 
-def _most(body: CompletionBody | ChatBody, room: int) -> int:
+def _max_tokens(body: CompletionBody | ChatBody, room: int) -> int:
     """New tokens at most: what is asked for; else OpenAI's 16 of a completion, and of a chat all that fit."""
-    if isinstance(body, ChatBody):
-        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        return room if asked is None else asked
-    return min(16, room) if body.max_tokens is None else body.max_tokens
-
-
-def _logprobs(body: CompletionBody | ChatBody) -> int | None:
-    if isinstance(body, ChatBody):
-        return (body.top_logprobs or 0) if body.logprobs else None
-    return body.logprobs
+    if body.max_new_tokens is not None:
+        return body.max_new_tokens
+    return room if isinstance(body, ChatBody) else min(16, room)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -101,11 +102,32 @@ async def read_body(request: Request, shape: type[Body], bounds: Bounds) -> Body
     try:
         return shape.model_validate(said)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=True)[0]
-        where = ".".join(str(part) for part in first["loc"]) or None
-        if first["type"] == "extra_forbidden":
-            allowed = ", ".join(shape.model_fields)
-            message = f"{one_line(where, 80)!r} is not known here. Allowed: {allowed}."
-        else:
-            message = f"{one_line(where, 80)}: {first['msg']}; got {one_line(repr(first['input']), 80)}."
-        raise RequestError(400, message, param=one_line(where, 80) if where else None, code="invalid_value") from None
+        raise _refusal(error, shape) from None
+
+
+def _refusal(error: ValidationError, shape: type[BaseModel]) -> RequestError:
+    """The first of what is wrong with a body, in OpenAI's words."""
+    # Of a union's alternatives, the one that fails furthest inside is the one that was meant.
+    first = max(error.errors(include_url=False, include_context=False), key=lambda one: len(one["loc"]))
+    kind, loc = first["type"], first["loc"]
+    # A union's alternatives stand in the path by their types, which are nobody's fields.
+    steps = [part for part in loc if len(loc) == 1 or not (isinstance(part, str) and re.search(r"\[|^str$", part))]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in steps).removeprefix(".")
+    param = one_line(path, 80)
+    expected = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    value = one_line(repr(first["input"]), 80)
+    match kind:
+        case "missing":
+            code, message = "missing_required_parameter", f"Missing required parameter: '{param}'."
+        case "extra_forbidden":
+            code, message = (
+                "unknown_parameter",
+                f"Unknown parameter: '{param}'. Allowed: {', '.join(shape.model_fields)}.",
+            )
+        case "unsupported_parameter":
+            why = f" ({expected})" if expected else ""
+            code, message = kind, f"Unsupported parameter: '{param}' is not served here{why}. Leave it out."
+        case _:
+            what = "type" if kind.endswith("_type") else "value"
+            code, message = f"invalid_{what}", f"Invalid {what} for '{param}': {expected}, but got {value} instead."
+    return RequestError(400, message, param=param or None, code=code)

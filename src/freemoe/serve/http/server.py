@@ -37,8 +37,9 @@ class Server(uvicorn.Server):
                 app,
                 host=host,
                 port=port,
-                log_level="warning",
-                access_log=False,
+                # Its lines go where this process's go: those of uvicorn.access, one per request, are information.
+                log_config=None,
+                log_level=None,
                 server_header=False,
                 # Not whichever is installed: limits on headers are h11's.
                 http="h11",

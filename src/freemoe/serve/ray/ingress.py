@@ -71,6 +71,7 @@ class Ingress:
             Route("/ready", self.ready),
             Route("/metrics", self.numbers),
             Route("/v1/models", self.forward),
+            Route("/v1/models/{name:path}", self.forward),
             Route("/v1/completions", self.forward, methods=["POST"]),
             Route("/v1/chat/completions", self.forward, methods=["POST"]),
             Route("/v1/freemoe/route", self.forward, methods=["POST"]),
