@@ -74,6 +74,7 @@ def error_of(done, status):
         (TALK, {"messages": [{"role": "king", "content": "x"}]}, 400, "role"),
         (TALK, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///"}}]}]}, 400, "'messages[0].content[0].type': expected 'text'"),
         (TALK, {"tools": [{"type": "function"}]}, 400, "Unsupported parameter: 'tools' is not served here (the models answer in"),
+        (TEXT, {"response_format": {"type": "json_object"}}, 400, "Unsupported parameter: 'response_format' is not served here (only text)"),
         (TALK, {"tool_choice": "required"}, 400, "Unsupported parameter: 'tool_choice'"),
         (TALK, {"response_format": {"type": "json_object"}}, 400, "response_format"),
         (TALK, {"top_logprobs": 2}, 400, "logprobs"),

@@ -26,7 +26,7 @@ WRONG: tuple[dict[str, Any], ...] = (
     {"temperature": "hot"},
     {"n": 0},
     {"logit_bias": {"5": 1}},
-    {"surprise": 1},
+    {"suffix": "x"},
 )
 _MOST_KEPT = 200
 

@@ -23,6 +23,11 @@ def _unserved(why: str = "", *idle: Any) -> AfterValidator:
     return AfterValidator(check)
 
 
+_TEXT_ALONE = "the models answer in text alone"
+_Tools = Annotated[Any, _unserved(_TEXT_ALONE)]
+_ToolChoice = Annotated[Any, _unserved(_TEXT_ALONE, "none", "auto")]
+
+
 class StreamOptions(BaseModel):
     """How a stream ends."""
 
@@ -50,7 +55,18 @@ class Common(BaseModel):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    # Not served: only values that ask for nothing are taken.
     logit_bias: Annotated[Any, _unserved("experts change the model, not single tokens; use stop or temperature")] = None
+    suffix: Annotated[Any, _unserved()] = None
+    tools: _Tools = None
+    tool_choice: _ToolChoice = None
+    functions: _Tools = None
+    function_call: _ToolChoice = None
+    response_format: Annotated[Any, _unserved("only text", {"type": "text"})] = None
+    modalities: Annotated[Any, _unserved("only text", ["text"])] = None
+    audio: Annotated[Any, _unserved("only text")] = None
+    prediction: Annotated[Any, _unserved()] = None
+    web_search_options: Annotated[Any, _unserved()] = None
 
     @property
     def ignored(self) -> list[str]:
@@ -77,7 +93,6 @@ class CompletionBody(Common):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: int | None = None
-    suffix: Annotated[Any, _unserved()] = None
 
     @field_validator("best_of")
     @classmethod
@@ -106,11 +121,6 @@ class TextPart(BaseModel):
     text: str
 
 
-_TEXT_ALONE = "the models answer in text alone"
-_Tools = Annotated[Any, _unserved(_TEXT_ALONE)]
-_ToolChoice = Annotated[Any, _unserved(_TEXT_ALONE, "none", "auto")]
-
-
 class Message(BaseModel):
     """A message of a conversation; what answers of other servers carry beside their text is left out."""
 
@@ -137,15 +147,6 @@ class ChatBody(Common):
     max_completion_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: _Tools = None
-    tool_choice: _ToolChoice = None
-    functions: _Tools = None
-    function_call: _ToolChoice = None
-    response_format: Annotated[Any, _unserved("only text", {"type": "text"})] = None
-    modalities: Annotated[Any, _unserved("only text", ["text"])] = None
-    audio: Annotated[Any, _unserved("only text")] = None
-    prediction: Annotated[Any, _unserved()] = None
-    web_search_options: Annotated[Any, _unserved()] = None
 
     @field_validator("top_logprobs")
     @classmethod

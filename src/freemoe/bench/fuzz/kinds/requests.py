@@ -63,6 +63,8 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "top_p": (0.01, 0.5, 1, 1.0),
     "top_k": (-1, 0, 1, 40),
     "frequency_penalty": (-2, 0, 1.5),
+    "repetition_penalty": (0.1, 1, 1.0, 2.5),
+    "min_p": (0, 0.1, 1),
     "prompt": ("", "a", PROBES[1], ["x", "y"], [[3]], [7] * 90, "é" * 40, "0 " * 200),
     "user": ("me", 7, None),
     "best_of": (1, 2),
@@ -241,7 +243,8 @@ def _require_answer(moe: FreeMoE, body: dict[str, Any], content: bytes, chat: bo
             )
     if used is not None and most is not None:
         require(used <= most * len(choices), f"{used} tokens for {len(choices)} answers of {most}")
-    drawn = temperature != 0 or body.get("presence_penalty") or body.get("frequency_penalty")
+    penalties = (body.get("presence_penalty"), body.get("frequency_penalty"), body.get("repetition_penalty", 1) != 1)
+    drawn = temperature != 0 or any(penalties)
     if not (chat or drawn or stops or body.get("echo") or body["model"] == "auto"):
         _require_text(moe, body, [text for text, _ in choices], n, 16 if most is None else most)
 
