@@ -131,7 +131,7 @@ def test_names_that_are_hard_for_yaml(tmp_path: Path) -> None:
 
 def test_bundled_bases_are_found_by_others() -> None:
     result = {"kind": "domain-experts", "base": {"name": "freemoe-demo"}}
-    from freemoe.hub.cards import base_note, loading
+    from freemoe.hub.cards import card_notes, loading
 
-    assert base_note(result) == []
+    assert card_notes(result) == []
     assert any(line == f'moe = freemoe.load("{HERE}")' for line in loading(result, "moe", "x"))

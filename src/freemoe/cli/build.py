@@ -99,6 +99,7 @@ def _plan(recipe: BuildRecipe) -> dict[str, Any]:
 
 
 FLAGS: Flags = {
+    "preset": "preset",
     **SHARED,
     "by": "subdomains.by",
     "subdomains": Flag(

@@ -173,12 +173,13 @@ class Shown:
             tables: Makes the tables.
             under: What stands under them; the headlines, if absent.
         """
+        notes = result.get("notes", [])
         if self.as_json:
-            print_json(command, {**made, "headlines": headlines, **({} if self.summary else {"result": result})})
+            print_json(command, {**made, "headlines": [*notes, *headlines], **({} if self.summary else {"result": result})})
             return
         for table in [] if self.summary else tables():
             print_table(table)
-        for line in headlines if self.summary or under is None else under:
+        for line in [*notes, *(headlines if self.summary or under is None else under)]:
             say(line)
         for name, where in made.items():
             if where and (name == "folder" or not self.summary):

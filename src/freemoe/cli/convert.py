@@ -34,6 +34,7 @@ A rival without training, written as the same kind of model:
 """
 
 FLAGS: Flags = {
+    "preset": "preset",
     "revision": "revision",
     "chat": "chat",
     "mix": "mix",

@@ -55,7 +55,7 @@ def register(app: typer.Typer) -> None:
         assert system is not None
         with shown(place):
             tables, lines = system.tables(result)
-            lines = [*lines, record_text(result.get("seen"))]
+            lines = [*result.get("notes", ()), *lines, record_text(result.get("seen"))]
         for table in tables:
             print_table(table)
         for line in lines:

@@ -60,6 +60,7 @@ def _put_prompts(data: dict[str, Any], text: str) -> None:
 
 
 FLAGS: Flags = {
+    "preset": "preset",
     "output": OUTPUT,
     "act": "plan.act",
     "plan": "plan.given",

@@ -8,7 +8,7 @@ from typing import Any
 from freemoe.core import neutral
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
-from freemoe.hub.cards import Measured, base_note, base_shown, front_matter, loading
+from freemoe.hub.cards import Measured, card_notes, base_shown, front_matter, loading
 
 ABOUT = {
     "full": "all experts of the base",
@@ -95,7 +95,7 @@ def model_card(result: dict[str, Any]) -> str:
             "## Use",
             "",
             *loading(result, "trimmed", 'text, way = trimmed.generate_text("...")'),
-            *base_note(result),
+            *card_notes(result),
             "`plan.json` holds the plan alone; `exports/`, where there is one, the overrides of engines that know one k for all",
             "layers. None of them runs hooks. `recipe.yaml` repeats the run with `freemoe run`.",
             "",

@@ -91,11 +91,13 @@ def base_shown(result: dict[str, Any]) -> str:
     return name if is_repository(name) else Path(name).name
 
 
-def base_note(result: dict[str, Any]) -> list[str]:
-    """What a card says where others cannot find the base by its name; nothing otherwise."""
+def card_notes(result: dict[str, Any]) -> list[str]:
+    """What a card says of a preset, and where others cannot find the base by its name."""
+    notes = [line for note in result.get("notes", ()) for line in (neutral.markdown(note), "")]
     if found_by_others(result["base"]["name"]):
-        return []
+        return notes
     return [
+        *notes,
         f"The base, {neutral.code(base_shown(result))}, was a folder or file of the machine that this was made on and not a repository, so the "
         "card's header names none. Whoever loads this on another machine names it: `base=`.",
         "",

@@ -46,7 +46,7 @@ class Run:
     @property
     def key(self) -> str:
         """Its identity: equal runs of different tables are one."""
-        fields = self.recipe.model_dump(mode="json", exclude={"output", "threads"})
+        fields = self.recipe.model_dump(mode="json", exclude={"output", "threads", "preset"})
         return digest([self.work, fields, self.arguments, versions(DECIDING)])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
@@ -16,6 +16,7 @@ from freemoe.recipes.sections import (
     Dtype,
     Model,
     Output,
+    Preset,
     Revision,
     Section,
     Seed,
@@ -322,10 +323,33 @@ Domains = Annotated[
 ]
 
 
+_PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    # One expert per domain by learned switches alone: no bands, so no calibration and no search among them.
+    "quick": {
+        "data": {"limit": 100},
+        "subdomains": {"count": 1},
+        "saliency": {"steps": 24, "every": 6},
+        "units": {"steps": 24, "every": 6},
+        "search": {"metrics": ("saliency",)},
+        "evidence": {"controls": 1, "oracle": False},
+    },
+    "thorough": {
+        "subdomains": {"initialisations": 50},
+        "saliency": {"method": "both"},
+        "units": {"steps": 600},
+        "search": {"folds": 5},
+        "evidence": {"controls": 10},
+    },
+}
+
+
 class BuildRecipe(SpreadSection):
     """Everything `freemoe build` needs to find, prove and write domain experts."""
 
+    SETTINGS: ClassVar[dict[str, Any]] = {"preset": _PRESETS}
+
     command: Literal["build"] = "build"
+    preset: Preset = "standard"
     model: Model
     revision: Revision = None
     domains: Domains

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +14,7 @@ from freemoe.recipes.sections import (
     Dtype,
     Model,
     Output,
+    Preset,
     Revision,
     Section,
     Seed,
@@ -182,10 +183,29 @@ _PROFILES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+_PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {
+        "rivals": False,
+        "train": {
+            "steps": 40,
+            "batch_tokens": 1024,
+            "block": 512,
+            "evaluation_tokens": 8192,
+            "statistics_tokens": 8192,
+            "save_every": 40,
+        },
+    },
+    "thorough": {"train": {"steps": 1000, "evaluation_tokens": 262144, "statistics_tokens": 262144}},
+}
+
+
 class ConvertRecipe(SpreadSection):
     """Everything `freemoe convert` needs to make a dense model a token-level mixture (ToMoE)."""
 
+    SETTINGS: ClassVar[dict[str, Any]] = {"preset": _PRESETS, "profile": _PROFILES}
+
     command: Literal["convert"] = "convert"
+    preset: Preset = "standard"
     model: Model
     revision: Revision = None
     chat: Chat = "auto"
@@ -222,18 +242,6 @@ class ConvertRecipe(SpreadSection):
     @classmethod
     def _known(cls, value: str) -> str:
         return check_name("method", value, METHODS)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _profiled(cls, data: Any) -> Any:
-        """Fill what is not given from the profile."""
-        if not isinstance(data, dict) or str(data.get("profile", "default")) not in _PROFILES:
-            return data
-        filled = dict(data)
-        for section, values in _PROFILES[str(data.get("profile", "default"))].items():
-            given = data.get(section, {})
-            filled[section] = {**values, **given} if isinstance(given, dict) else given
-        return filled
 
     @model_validator(mode="after")
     def _exact_needs_statistics(self) -> ConvertRecipe:

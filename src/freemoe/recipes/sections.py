@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import types
 import unicodedata
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -76,6 +76,12 @@ Threads = Annotated[int | None, Field(ge=1, le=4096, description="CPU threads.")
 Revision = Annotated[str | None, Field(description="Revision of the hub repository.")]
 BatchTokens = Annotated[int, Field(ge=16, le=limits.TOKENS, description="Padded tokens per batch.")]
 Output = Annotated[str, Field(description="Folder to write.")]
+Preset = Annotated[
+    Literal["quick", "standard", "thorough"],
+    Field(
+        description="Size of what is not given itself: quick (a first answer in minutes), standard (the defaults) or thorough."
+    ),
+]
 Model = Annotated[str, Field(description="The base: a folder, a GGUF file, a hub id, or a bundled one (freemoe-demo).")]
 
 
@@ -159,7 +165,46 @@ def _default(field: FieldInfo) -> str:
 class SpreadSection(Section):
     """A recipe whose units of work may be done elsewhere: it has ``place``, ``workers`` and ``unit_seconds``."""
 
+    SETTINGS: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
+    """Field that names settings -> its values -> what each sets, by section; what an earlier field sets wins."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_settings(cls, data: Any) -> Any:
+        """Set what is not given to what the named settings say, so that a dumped recipe holds it and means the same."""
+        if not isinstance(data, dict):
+            return data
+        filled = dict(data)
+        for field, tables in cls.SETTINGS.items():
+            for name, values in tables.get(str(data.get(field, cls.model_fields[field].default)), {}).items():
+                given = filled.get(name, {} if isinstance(values, Mapping) else values)
+                if isinstance(given, BaseModel):
+                    given = given.model_dump(exclude_unset=True)
+                filled[name] = {**values, **given} if isinstance(given, dict) else given
+        return filled
+
+    def notes(self) -> list[str]:
+        """What a result must say of its preset: every field that it has otherwise than the defaults."""
+        name = getattr(self, "preset", "standard")
+        changed = []
+        for section, values in self.SETTINGS.get("preset", {}).get(name, {}).items():
+            for field in values if isinstance(values, Mapping) else (section,):
+                holder = getattr(self, section) if isinstance(values, Mapping) else self
+                value, default = getattr(holder, field), type(holder).model_fields[field].get_default()
+                if value != default:
+                    changed.append(f"{field} {_words(value)} (standard: {_words(default)})")
+        return [f"a {name} answer (--preset {name}): {', '.join(changed)}"] if changed else []
+
     @model_validator(mode="after")
     def _one_number_of_workers(self) -> Self:
         place_of(self)  # type: ignore[arg-type]
         return self
+
+
+def _words(value: Any) -> str:
+    """A field's value in words."""
+    if isinstance(value, tuple):
+        return "+".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "not set" if value is None else str(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from freemoe.recipes.sections import (
     LayerNumber,
     Model,
     Output,
+    Preset,
     Revision,
     Section,
     Seed,
@@ -146,10 +147,36 @@ class TimingSection(Section):
     rounds: int = Field(default=3, ge=1, le=100_000, description="Rounds, after one that warms up (paper: 100).")
 
 
+_PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "quick": {
+        "plan": {"best": 1, "swaps": 0},
+        "training": {
+            "steps": 60,
+            "rows": 4,
+            "every": 30,
+            "block": 256,
+            "limit": 64,
+            "held_out": 16,
+            "test": 32,
+            "control": False,
+        },
+        "timing": {"rounds": 2},
+    },
+    "thorough": {
+        "plan": {"best": 4, "swaps": 96},
+        "training": {"steps": 3000, "limit": 2048, "held_out": 256, "test": 512},
+        "timing": {"rounds": 10},
+    },
+}
+
+
 class TrimRecipe(SpreadSection):
     """Everything `freemoe trim` needs to plan, hook and prove a leaner mixture."""
 
+    SETTINGS: ClassVar[dict[str, Any]] = {"preset": _PRESETS}
+
     command: Literal["trim"] = "trim"
+    preset: Preset = "standard"
     model: Model
     revision: Revision = None
     chat: Chat = "auto"

@@ -59,6 +59,7 @@ def page(result: dict[str, Any]) -> str:
             about=made(result, "every token uses a part of the weights, and none was changed"),
             verdict=verdict(result),
             findings=[("fact", line) for line in headlines(result)[1:] if not line.startswith("  ")],
+            notes=result.get("notes") or (),
             heading="Figures on test text",
             table=Table(
                 f"{blocks['test']:,} tokens of text that neither trained nor chose anything, in contexts of at most {length} tokens.",

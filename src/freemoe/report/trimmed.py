@@ -48,6 +48,7 @@ def page(result: dict[str, Any]) -> str:
             about=made(result, "fewer experts run, hooks make up for it, no weight was changed"),
             verdict=verdict(result),
             findings=[("fact", line.replace("->", "→")) for line in headlines(result)],
+            notes=result.get("notes") or (),
             heading="Figures on test text",
             table=Table(
                 f"{test['tokens']:,} tokens of text that neither trained nor chose anything.",

@@ -8,7 +8,7 @@ from freemoe.core import neutral
 from freemoe.core.numbers import percent
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
-from freemoe.hub.cards import HERE, Measured, base_note, base_shown, front_matter, loading
+from freemoe.hub.cards import HERE, Measured, card_notes, base_shown, front_matter, loading
 
 NAMES = {
     "dense": "dense model",
@@ -102,7 +102,7 @@ def model_card(result: dict[str, Any]) -> str:
         f'Without freemoe: `AutoModelForCausalLM.from_pretrained("{HERE}", trust_remote_code=True)`, and of the tokenizer, which '
         f'needs no code, `AutoTokenizer.from_pretrained("{HERE}", trust_remote_code=False)`.',
         "",
-        *base_note(result),
+        *card_notes(result),
         "## On held-out text",
         "",
         f"| | active | perplexity@{length} | next-token accuracy |",

@@ -22,8 +22,8 @@ from freemoe.core.run.folder import RunFolder, finished
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.core.version import __version__
 
-NOT_DECIDING = ("workers", "place", "unit_seconds")
-"""Fields of a recipe that decide how a result is made and not what it is: a resumed run may have others."""
+NOT_DECIDING = ("workers", "place", "unit_seconds", "preset")
+"""Fields of a recipe that do not decide what the result is (a preset only fills others): a resumed run may have others."""
 
 RESULT_FORMAT = 1
 """Of ``result.json``; raised when an entry that was there is called otherwise or means something else."""
@@ -49,6 +49,10 @@ class Recipe(Protocol):
 
     def model_dump(self, *, mode: str) -> dict[str, Any]:
         """The recipe as plain data."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What the result must say of its size."""
         ...
 
 
@@ -138,6 +142,7 @@ def _write(
         "freemoe": __version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": recipe.model_dump(mode="json"),
+        **({"notes": notes} if (notes := recipe.notes()) else {}),
         **made.result,
         "seen": made.seen,
         "environment": environment(),

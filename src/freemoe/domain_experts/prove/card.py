@@ -11,7 +11,7 @@ from freemoe.core.version import __version__
 from freemoe.domain_experts.structured.wording import unit_lines
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
-from freemoe.hub.cards import Measured, base_note, base_shown, front_matter, loading
+from freemoe.hub.cards import Measured, card_notes, base_shown, front_matter, loading
 from freemoe.results.build import KIND
 
 ROWS = ("base", "expert", "routed", "control", "oracle")
@@ -90,7 +90,7 @@ def model_card(result: dict[str, Any]) -> str:
     lines += [
         "",
         *loading(result, "moe", 'text, expert = moe.generate_text("...", expert="auto")'),
-        *base_note(result),
+        *card_notes(result),
         f"Made with freemoe {result['freemoe']} from `recipe.yaml` (seed {result['recipe']['seed']}); every per-document score "
         "stands in `result.json`.",
         "",
@@ -116,7 +116,7 @@ def unmeasured_card(base: dict[str, Any], experts: Sequence[str]) -> str:
             *(f"- {neutral.code(name)}" for name in experts),
             "",
             *loading(result, "moe", f'text, expert = moe.generate_text("...", expert={experts[0]!r})'),
-            *base_note(result),
+            *card_notes(result),
             f"Made with freemoe {__version__}.",
             "",
         ]
