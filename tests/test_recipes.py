@@ -21,6 +21,7 @@ FULL: dict[str, Any] = {
     "revision": "main",
     "domains": {"math": ["gsm8k@5", "mathqa"], "mine": ["a.jsonl::b.jsonl"], "wörter_1-x": ["text:t.txt"]},
     "output": "somewhere/experts",
+    "preset": "quick",
     "seed": 7,
     "dtype": "bfloat16",
     "device": "cuda:1",
@@ -162,6 +163,7 @@ def test_an_unknown_key_says_which_may_have_been_meant(path: str, meant: str) ->
 
 # Path, a value that cannot work, and a part of the message that says what can.
 BAD: list[tuple[str, Any, str]] = [
+    ("preset", "fast", "'quick', 'standard' or 'thorough'"),
     ("model", 5, "valid string"),
     ("domains", {}, "name one as NAME=TASK"),
     ("domains", ["math=gsm8k"], "valid dictionary"),

@@ -128,26 +128,35 @@ def test_every_command_prints_one_document(built: dict, folder: Path, freemoe: F
     plan = document(freemoe("demo", "--dry-run", "--limit", "8", "--json"), "build-plan")
     assert plan["memory_bytes"] > plan["base_bytes"] > 0
     assert plan == document(freemoe("demo", "--dry-run", "--limit", "8", "--json"), "build-plan") | {
-        name: plan[name] for name in ("time_of_one_document_seconds", "time_of_one_worker_seconds")
+        name: plan[name]
+        for name in ("time_of_one_document_seconds", "time_by_stage_seconds", "time_of_one_worker_seconds")
     }
 
 
 def test_what_is_told_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     def told(**shown: bool) -> str:
         made = {"folder": Path("out"), "report": Path("out/report.html"), "plans": None}
-        Shown(**shown).tell("trim", made, ["a: 1 -> 2", "b"], {"x": 1.5}, lambda: [Table("head", box=None)], ["b"])
+        Shown(**shown).tell(
+            "trim", made, ["a: 1 -> 2", "b"], {"x": 1.5, "notes": ["n"]}, lambda: [Table("head", box=None)], ["b"]
+        )
         return capsys.readouterr().out
 
-    assert [line.strip() for line in told().splitlines()] == ["head", "b", "artefact: out", "report: out/report.html"]
-    assert told(summary=True).splitlines() == ["a: 1 -> 2", "b", "artefact: out"]
+    assert [line.strip() for line in told().splitlines()] == [
+        "head",
+        "n",
+        "b",
+        "artefact: out",
+        "report: out/report.html",
+    ]
+    assert told(summary=True).splitlines() == ["n", "a: 1 -> 2", "b", "artefact: out"]
     whole = json.loads(told(as_json=True))
     assert whole == {
         "schema": "freemoe.trim/1",
         "folder": "out",
         "report": "out/report.html",
         "plans": None,
-        "headlines": ["a: 1 -> 2", "b"],
-        "result": {"x": 1.5},
+        "headlines": ["n", "a: 1 -> 2", "b"],
+        "result": {"x": 1.5, "notes": ["n"]},
     }
     del whole["result"]
     assert json.loads(told(as_json=True, summary=True)) == whole

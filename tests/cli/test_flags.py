@@ -19,7 +19,7 @@ from freemoe.cli.flags import Command, Flags
 from freemoe.domain_experts.demo import demo_recipe
 from freemoe.recipes import BuildRecipe, EvalRecipe, dump, load_recipe, recipe_from
 from tests.cli.conftest import Freemoe
-from tests.test_recipes import FULL
+from tests.test_recipes import FULL, SMALLEST
 
 
 def plain(flags: Flags) -> dict[str, str]:
@@ -34,6 +34,7 @@ EVAL = ["eval", "experts", "--domain", "math=gsm8k"]
 
 # Flag -> what is written after it (None: nothing), and what then stands in the recipe.
 VALUES: dict[str, tuple[str | None, Any]] = {
+    "preset": ("thorough", "thorough"),
     "output": ("there", "there"),
     "data_root": ("files", "files"),
     "task_folder": ("tasks", "tasks"),
@@ -130,6 +131,9 @@ def test_a_flag_reaches_its_field_and_no_other(
         # Units compete alone unless metrics are named.
         assert rest["search"].pop("metrics") == []
         usual["search"].pop("metrics")
+    if flag == "preset":
+        # It sets what is not given.
+        usual = without(recipe_from({**SMALLEST["build"], "preset": "thorough"}), path)
     assert rest == usual
 
 

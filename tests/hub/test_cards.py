@@ -134,4 +134,5 @@ def test_bundled_bases_are_found_by_others() -> None:
     from freemoe.hub.cards import card_notes, loading
 
     assert card_notes(result) == []
+    assert card_notes({**result, "notes": ["a quick answer"]}) == ["a quick answer", ""]
     assert any(line == f'moe = freemoe.load("{HERE}")' for line in loading(result, "moe", "x"))

@@ -175,7 +175,9 @@ class Shown:
         """
         notes = result.get("notes", [])
         if self.as_json:
-            print_json(command, {**made, "headlines": [*notes, *headlines], **({} if self.summary else {"result": result})})
+            print_json(
+                command, {**made, "headlines": [*notes, *headlines], **({} if self.summary else {"result": result})}
+            )
             return
         for table in [] if self.summary else tables():
             print_table(table)

@@ -8,7 +8,7 @@ from typing import Any
 from freemoe.core import neutral
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
-from freemoe.hub.cards import Measured, card_notes, base_shown, front_matter, loading
+from freemoe.hub.cards import Measured, base_shown, card_notes, front_matter, loading
 
 ABOUT = {
     "full": "all experts of the base",

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 from freemoe.hookmoe.compare import read_ways
-from freemoe.hookmoe.material import prepare
+from freemoe.hookmoe.material import TextParts, prepare
 from freemoe.hookmoe.metrics import count_parameters
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.methods import given_plan, rules_asked, units_of
 from freemoe.hookmoe.plans.plan import Plan, uniform
 from freemoe.hookmoe.plans.search import MOST_ACTS, even, profile_units
 from freemoe.recipes import TrimRecipe
+from freemoe.text.blocks import seconds_per_token
+
+# A pass with gradients, in passes without; a token that is written alone, in tokens of a prompt.
+_WITH_GRADIENTS, _ONE_BY_ONE = 3, 16
 
 
 def outlook(recipe: TrimRecipe) -> dict[str, Any]:
@@ -20,7 +26,9 @@ def outlook(recipe: TrimRecipe) -> dict[str, Any]:
     Returns:
         Plain data in the order to print it; the last word of a key is its unit.
     """
+    began = time.perf_counter()
     model, _, text = prepare(recipe)
+    loading = time.perf_counter() - began
     base = plan_of(model)
     training = recipe.training
     hidden = model.config.get_text_config().hidden_size
@@ -31,6 +39,14 @@ def outlook(recipe: TrimRecipe) -> dict[str, Any]:
     units = units_of(model, recipe.hooks, cut)
     full, least = count_parameters(model, base), count_parameters(model, plan)
     cached = text.train.tokens * hidden * model.dtype.itemsize
+    measured = _measured(recipe, base, len(rules_asked(model, recipe.plan.rescale)))
+    compared = len(read_ways(recipe.plan.compare, model))
+    per_token = seconds_per_token(model, text.train)
+    stages = {
+        stage: per_token * passed
+        for stage, passed in _passed_tokens(recipe, text, measured, compared).items()
+        if passed
+    }
     return {
         "base": recipe.model,
         "experts_per_token": base.text(),
@@ -46,14 +62,36 @@ def outlook(recipe: TrimRecipe) -> dict[str, Any]:
         "hook_parameters": 2 * hidden * units,
         "text_blocks": {"train": len(text.train), "held_out": len(text.held_out), "test": len(text.test)},
         "block_tokens": training.block,
-        "plans_measured_at_most": _measured(recipe, base, len(rules_asked(model, recipe.plan.rescale))),
-        "compared_plans": len(read_ways(recipe.plan.compare, model)),
+        "plans_measured_at_most": measured,
+        "compared_plans": compared,
         "steps": training.steps,
         "step_blocks": training.rows,
         "loss": training.loss,
         "control": training.control,
         "cached_inputs_bytes": cached,
+        "time_by_stage_seconds": {"loading": loading, **stages},
+        "time_on_this_processor_seconds": loading + sum(stages.values()),
         "output": recipe.output,
+    }
+
+
+def _passed_tokens(recipe: TrimRecipe, text: TextParts, measured: int, compared: int) -> dict[str, float]:
+    """Tokens that go through the model at most, by stage, those with gradients counted as often as they cost more."""
+    training, timing = recipe.training, recipe.timing
+    hooks = recipe.hooks.layers != "none"
+    steps = training.steps * training.rows * training.block * _WITH_GRADIENTS
+    once = steps + math.ceil(training.steps / training.every) * text.held_out.tokens
+    asked = sum(timing.prompts or (text.test.length,))
+    # Of every row its loss and its routes; the full model's answers, and the free compensators' fit.
+    rows = 3 + hooks * (1 + training.control)
+    return {
+        "teacher": text.held_out.tokens + hooks * text.train.tokens,
+        "plan": measured * text.held_out.tokens,
+        "hooks": hooks * (once + 2 * text.train.tokens),
+        "control": hooks * training.control * once,
+        "test": (2 * rows + 2) * text.test.tokens + min(text.train.tokens, 64 * training.block),
+        "compared_plans": compared * text.test.tokens,
+        "speed": 2 * (timing.rounds + 1) * (asked + timing.new_tokens * _ONE_BY_ONE),
     }
 
 

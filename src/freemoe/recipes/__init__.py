@@ -11,7 +11,6 @@ from freemoe.recipes.build import (
     BandSection,
     BuildRecipe,
     DataSection,
-    EvalRecipe,
     EvidenceSection,
     RouterSection,
     SaliencySection,
@@ -20,6 +19,7 @@ from freemoe.recipes.build import (
     UnitSection,
 )
 from freemoe.recipes.convert import ConvertRecipe, GateSection, LossSection, TrainSection
+from freemoe.recipes.evaluate import EvalRecipe
 from freemoe.recipes.reading import Recipe, dump, load_recipe, recipe_from, set_path
 from freemoe.recipes.trim import HookSection, HookTraining, PlanSection, TrimRecipe
 

@@ -1,4 +1,4 @@
-"""Recipes of domain experts: `freemoe build` and `freemoe eval`."""
+"""The recipe of domain experts: `freemoe build`."""
 
 from __future__ import annotations
 
@@ -349,11 +349,11 @@ class BuildRecipe(SpreadSection):
     SETTINGS: ClassVar[dict[str, Any]] = {"preset": _PRESETS}
 
     command: Literal["build"] = "build"
-    preset: Preset = "standard"
     model: Model
     revision: Revision = None
     domains: Domains
     output: Output = "freemoe-out"
+    preset: Preset = "standard"
     seed: Seed = 0
     dtype: Dtype = "auto"
     device: Devices = "auto"
@@ -395,30 +395,3 @@ class BuildRecipe(SpreadSection):
             if name not in self.domains:
                 raise ValueError(f"subdomains.count names {name!r}, which is no domain here: {', '.join(self.domains)}")
         return self
-
-
-class EvalRecipe(SpreadSection):
-    """Everything `freemoe eval` needs: a model or an artefact, and tasks."""
-
-    command: Literal["eval"] = "eval"
-    artefact: str = Field(description="Folder that freemoe wrote, or a plain model.")
-    base: str | None = Field(default=None, description="Base model; the artefact's own if absent.")
-    experts: tuple[str, ...] = Field(
-        default=("base", "auto"),
-        max_length=10_000,
-        description="base, auto (the router), names; a+b is a union of experts, a&b an intersection.",
-    )
-    domains: Domains
-    output: str | None = Field(default=None, description="Also write the result as JSON here.")
-    seed: Seed | None = Field(
-        default=None,
-        description="Carves tasks that have no split of their own; the artefact's own if absent, 0 for a model.",
-    )
-    dtype: Dtype = "auto"
-    device: Devices = "auto"
-    threads: Threads = None
-    place: Where = "local"
-    workers: Workers = 1
-    unit_seconds: UnitSeconds = None
-    batch_tokens: BatchTokens = 4096
-    data: DataSection = DataSection()

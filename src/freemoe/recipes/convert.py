@@ -205,7 +205,6 @@ class ConvertRecipe(SpreadSection):
     SETTINGS: ClassVar[dict[str, Any]] = {"preset": _PRESETS, "profile": _PROFILES}
 
     command: Literal["convert"] = "convert"
-    preset: Preset = "standard"
     model: Model
     revision: Revision = None
     chat: Chat = "auto"
@@ -215,6 +214,7 @@ class ConvertRecipe(SpreadSection):
     mix: Literal["paper", "authors"] | None = Field(default=None, description="A mix of data sets under data_root.")
     data_root: str | None = Field(default=None, description="Folder with the data sets; the hub if absent.")
     output: Output = "freemoe-converted"
+    preset: Preset = "standard"
     seed: Seed = 0
     dtype: Dtype = "auto"
     device: Device = "auto"

@@ -12,8 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 from freemoe.core.errors import RecipeError
 from freemoe.core.untrusted import is_there, read_yaml
-from freemoe.recipes.build import BuildRecipe, EvalRecipe
+from freemoe.recipes.build import BuildRecipe
 from freemoe.recipes.convert import ConvertRecipe
+from freemoe.recipes.evaluate import EvalRecipe
 from freemoe.recipes.trim import TrimRecipe
 
 Recipe = BuildRecipe | EvalRecipe | ConvertRecipe | TrimRecipe

@@ -176,7 +176,6 @@ class TrimRecipe(SpreadSection):
     SETTINGS: ClassVar[dict[str, Any]] = {"preset": _PRESETS}
 
     command: Literal["trim"] = "trim"
-    preset: Preset = "standard"
     model: Model
     revision: Revision = None
     chat: Chat = "auto"
@@ -184,6 +183,7 @@ class TrimRecipe(SpreadSection):
         description="Text file, rows of any shape (docs/data.md), hf:owner/name:split, or demo: for the bundled world's documents."
     )
     output: Output = "freemoe-trimmed"
+    preset: Preset = "standard"
     seed: Seed = 0
     dtype: Dtype = "auto"
     device: Device = "auto"

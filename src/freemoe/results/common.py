@@ -66,7 +66,9 @@ class Result(Part):
     freemoe: str = Field(description="Version that wrote it.")
     created: str
     recipe: dict[str, Any]
-    notes: list[str] = Field([], description="What to mind in reading it: which settings a preset made smaller or larger.")
+    notes: list[str] = Field(
+        [], description="What to mind in reading it: which settings a preset made smaller or larger."
+    )
     seen: SeenRecord
     environment: dict[str, Any]
     cost: Cost

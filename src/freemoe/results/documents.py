@@ -198,6 +198,7 @@ class BuildPlanDocument(PlanDocument):
     above_the_base_bytes: dict[str, int] = Field(description="The largest moment of every stage.")
     fits: str
     time_of_one_document_seconds: float = Field(description="Measured on one batch.")
+    time_by_stage_seconds: dict[str, float] = Field(description="By one worker, about; what takes none is left out.")
     time_of_one_worker_seconds: float = Field(description="Of the whole build by one worker, about.")
 
 
@@ -214,6 +215,8 @@ class ConvertPlanDocument(PlanDocument):
     active_share: float
     trained_numbers: int
     training_bytes: int = Field(description="Of the trained numbers, their gradients and Adam's moments.")
+    time_by_stage_seconds: dict[str, float] = Field(description="About; what takes none is left out.")
+    time_on_this_processor_seconds: float
 
 
 class TrimPlanDocument(PlanDocument):
@@ -239,6 +242,8 @@ class TrimPlanDocument(PlanDocument):
     loss: str
     control: bool
     cached_inputs_bytes: int
+    time_by_stage_seconds: dict[str, float] = Field(description="At most, about; what takes none is left out.")
+    time_on_this_processor_seconds: float
 
 
 class EvalPlanDocument(PlanDocument):

@@ -8,6 +8,7 @@ the question that it asks, cannot stand on both sides.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -189,3 +190,16 @@ def row_texts(tokenizer: Any, blocks: Blocks) -> Iterator[str]:
             piece.append(token)
     if piece:
         yield tokenizer.decode(piece, skip_special_tokens=True)
+
+
+@torch.no_grad()
+def seconds_per_token(model: Any, blocks: Blocks) -> float:
+    """Time of a forward pass by its tokens: of the beginning of one block, and of a whole batch where that takes seconds only."""
+    seconds, some = 0.0, Blocks(blocks.ids[:1, :128], blocks.positions[:1, :128])
+    for _ in range(3):
+        start = time.perf_counter()
+        model(some.ids.to(model.device), position_ids=some.positions.to(model.device), use_cache=False)
+        seconds = (time.perf_counter() - start) / some.tokens
+        if seconds * TOKENS_AT_ONCE < 10:
+            some = next(blocks.batches())
+    return seconds

@@ -8,7 +8,7 @@ from freemoe.core import neutral
 from freemoe.core.numbers import percent
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
-from freemoe.hub.cards import HERE, Measured, card_notes, base_shown, front_matter, loading
+from freemoe.hub.cards import HERE, Measured, base_shown, card_notes, front_matter, loading
 
 NAMES = {
     "dense": "dense model",

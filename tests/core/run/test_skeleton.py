@@ -29,6 +29,9 @@ class Plain:
     def model_dump(self, *, mode: str) -> dict[str, Any]:
         return asdict(self)
 
+    def notes(self) -> list[str]:
+        return ["half of it"] if self.number > 1 else []
+
 
 class System:
     """Doubles a number, in two units of work; may die before either, and reads an input."""

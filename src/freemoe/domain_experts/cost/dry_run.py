@@ -9,20 +9,23 @@ from typing import Any
 
 from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Kept
-from freemoe.domain_experts.candidates import check_division
+from freemoe.domain_experts.candidates import SALIENCY, check_division, competing
 from freemoe.domain_experts.cost.memory import FITTED, fitting, stage_peaks
 from freemoe.domain_experts.purify.activations import free_bytes
 from freemoe.domain_experts.purify.methods import method_of
 from freemoe.domain_experts.rank.bands import grid
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.route.subdomains import divide, features
-from freemoe.domain_experts.structured.fitting import documents_to_fit
+from freemoe.domain_experts.structured.fitting import UNITS, documents_to_fit
 from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.offload import resident_bytes
 from freemoe.models.precision import compute_dtype
 from freemoe.recipes import BuildRecipe
+
+# Documents of every domain that are scored to know what one takes: few enough for a large base on a processor.
+_WARM, _TIMED = 2, 16
 
 
 def plan(recipe: BuildRecipe) -> dict[str, Any]:
@@ -35,10 +38,11 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     Raises:
         FreeMoEError: What the build would raise before its first unit of work.
     """
-    said = Kept()
+    said, began = Kept(), time.perf_counter()
     bench = prepare(recipe, said)
+    loading = time.perf_counter() - began
     fitted = any(METRICS.get(m).needs == "gradients" for m in recipe.search.metrics)
-    divided, reference, reported, purified = {}, 0, 0, 0.0
+    divided, reference, reported, units, purified = {}, 0, 0, 0.0, 0.0
     for name, data in bench.domains.items():
         ids = [bench.scorer.prompt_ids(d) for d in data.reference.documents]
         part = divide(
@@ -47,21 +51,30 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
         divided[name] = part
         reference += len(data.reference)
         reported += len(data.reported)
-        purified += _documents_to_fit(bench, data.reference.documents, part.labels, fitted)
+        of_units, of_weights = _documents_to_fit(bench, data.reference.documents, part.labels, fitted)
+        units, purified = units + of_units, purified + of_weights
     check_division(bench, divided)
     subdomains = sum(len(part.names) for part in divided.values())
     bands = sum(
         len(grid(recipe.bands, m, recipe.seed)) for m in recipe.search.metrics if METRICS.get(m).needs != "gradients"
     )
-    per_document = _seconds_per_document(bench)
     # Halving scores everything on an eighth or so, and half as many candidates on twice as much each round.
     share = 1.0 if recipe.search.method == "exhaustive" else min(1.0, (2 + math.log2(max(2, bands))) / max(1, bands))
-    passes = {
-        "calibration": float(any(METRICS.get(m).needs == "norms" for m in recipe.search.metrics)),
-        "search": 1 + bands * share + fitted * 0.3,
+    tested = len({UNITS, SALIENCY} & set(competing(recipe)))
+    guard = 1 - recipe.saliency.gradient_share - recipe.saliency.stop_share
+    search = reference * ((1 + bands * share if bands else guard) + tested * guard)
+    # Documents scored once, by stage; a stage that is left out takes none.
+    documents = {
+        "calibration": reference * any(METRICS.get(m).needs == "norms" for m in recipe.search.metrics),
+        "structured_purification": units,
+        "signed_purification": purified,
+        "search": search,
+        "report": 2 * reported,
+        "report_controls": recipe.evidence.controls * reported,
+        "report_oracle": recipe.evidence.oracle * (bands + tested) * reported,
     }
-    evidence = 2 + recipe.evidence.controls + ((bands + fitted) if recipe.evidence.oracle else 0)
-    seconds = per_document * (reference * sum(passes.values()) + purified + reported * evidence)
+    per_document = _seconds_per_document(bench)
+    stages_seconds = {stage: per_document * count for stage, count in documents.items() if count}
     # What a method from elsewhere takes, no one knows: as much as the greater of these two.
     ways = (recipe.saliency.method,) if recipe.saliency.method in FITTED else FITTED
     stages = ("scoring", *(("calibration", "band search") if bands else ()), *(ways if fitted else ()), "report")
@@ -75,29 +88,31 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
         "bands_per_subdomain": bands,
         "candidate_bands": subdomains * bands,
         "purifications": subdomains * fitted,
-        "document_scores_to_search": round(reference * passes["search"]),
-        "document_scores_to_report": round(reported * evidence),
+        "document_scores_to_search": round(search),
+        "document_scores_to_report": round(sum(n for stage, n in documents.items() if stage.startswith("report"))),
         **_memory(bench, stages),
         "time_of_one_document_seconds": per_document,
-        "time_of_one_worker_seconds": seconds,
+        "time_by_stage_seconds": {"loading": loading, **stages_seconds},
+        "time_of_one_worker_seconds": loading + sum(stages_seconds.values()),
         "output": recipe.output,
     }
 
 
-def _documents_to_fit(bench: Workbench, documents: Sequence[Document], labels: Sequence[int], purify: bool) -> float:
+def _documents_to_fit(
+    bench: Workbench, documents: Sequence[Document], labels: Sequence[int], purify: bool
+) -> tuple[float, float]:
     """Cost of what is fitted to a domain's subdomains, units and single weights, as documents scored once."""
-    units, section, text = bench.recipe.units, bench.recipe.saliency, is_text(documents)
-    if not (units.unit or purify):
-        return 0.0
-    total = 0.0
-    for number in dict.fromkeys(labels):
+    section, saliency, text = bench.recipe.units, bench.recipe.saliency, is_text(documents)
+    units = weights = 0.0
+    for number in dict.fromkeys(labels) if section.unit or purify else ():
         members = [d for d, label in zip(documents, labels, strict=True) if label == number]
         tokens = sum(len(answer) for _, answer in bench.rows(members))
-        if units.unit:
-            total += documents_to_fit(units, section.stop_share, section.gradient_share, len(members), tokens)
+        if section.unit:
+            shares = (saliency.stop_share, saliency.gradient_share)
+            units += documents_to_fit(section, *shares, len(members), tokens)
         if purify:
-            total += method_of(section, text, bench.weights).cost(section, text, len(members), tokens)
-    return total
+            weights += method_of(saliency, text, bench.weights).cost(saliency, text, len(members), tokens)
+    return units, weights
 
 
 def _memory(bench: Workbench, stages: Sequence[str]) -> dict[str, Any]:
@@ -130,12 +145,12 @@ def _memory(bench: Workbench, stages: Sequence[str]) -> dict[str, Any]:
 
 
 def _seconds_per_document(bench: Workbench) -> float:
-    """Time of scoring some documents; the first pass warms up, the second is measured."""
+    """Time of scoring some documents; the first few warm up, the others are measured."""
     elapsed, scored = 0.0, 0
-    for _ in range(2):
+    for count in (_WARM, _TIMED):
         start, scored = time.perf_counter(), 0
         for name, data in bench.domains.items():
-            documents = data.reference.documents[:32]
+            documents = data.reference.documents[:count]
             bench.evaluators[name].score(documents)
             scored += len(documents)
         elapsed = time.perf_counter() - start

@@ -11,7 +11,7 @@ from freemoe.core.version import __version__
 from freemoe.domain_experts.structured.wording import unit_lines
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
-from freemoe.hub.cards import Measured, card_notes, base_shown, front_matter, loading
+from freemoe.hub.cards import Measured, base_shown, card_notes, front_matter, loading
 from freemoe.results.build import KIND
 
 ROWS = ("base", "expert", "routed", "control", "oracle")

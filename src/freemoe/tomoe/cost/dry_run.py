@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import torch
-
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.offload import resident_bytes
 from freemoe.models.sublayers import find_sublayers
 from freemoe.recipes import ConvertRecipe
-from freemoe.text.blocks import Blocks
+from freemoe.text.blocks import seconds_per_token
 from freemoe.tomoe.cost.memory import sizes
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.material import read_blocks
@@ -19,8 +17,6 @@ from freemoe.tomoe.structures.rivals import RIVALS
 from freemoe.tomoe.structures.structure import dense_parameters
 from freemoe.training.loop import looks
 
-# Enough for an estimate, and few enough for a large base on a processor.
-_TIMED_TOKENS = 128
 # A pass with gradients, in passes without: forward, and backward as long as two of them; a step has the teacher's too.
 _WITH_GRADIENTS, _STEP, _AGAIN = 3, 4, 1
 
@@ -31,9 +27,11 @@ def plan(recipe: ConvertRecipe) -> dict[str, Any]:
     Returns:
         Plain data in the order to print it; the last word of a key is its unit.
     """
+    began = time.perf_counter()
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, "cpu")
     sublayers = find_sublayers(model)
     blocks, _ = read_blocks(recipe, model, tokenizer)
+    loading = time.perf_counter() - began
     length, tokens = blocks["train"].length, {name: part.tokens for name, part in blocks.items()}
     dense = dense_parameters(sublayers)
     trained = sum(
@@ -41,7 +39,8 @@ def plan(recipe: ConvertRecipe) -> dict[str, Any]:
     )
     seen = recipe.train.steps * recipe.train.batch_tokens
     size = sizes(recipe, sublayers, resident_bytes(model), model.config.vocab_size, length, trained)
-    per_token = _seconds_per_token(model, blocks["train"])
+    per_token = seconds_per_token(model, blocks["train"])
+    stages = {stage: per_token * passed for stage, passed in passed_tokens(recipe, tokens).items() if passed}
     return {
         "text_tokens": tokens,
         "block_tokens": length,
@@ -59,13 +58,14 @@ def plan(recipe: ConvertRecipe) -> dict[str, Any]:
         # With their gradients, Adam's moments and their mean.
         "training_bytes": size.optimizer,
         "clustering_bytes": size.clustering,
-        "time_on_this_processor_seconds": per_token * passed_tokens(recipe, tokens),
+        "time_by_stage_seconds": {"loading": loading, **stages},
+        "time_on_this_processor_seconds": loading + sum(stages.values()),
         "output": recipe.output,
     }
 
 
-def passed_tokens(recipe: ConvertRecipe, tokens: dict[str, int]) -> float:
-    """Tokens that go through the model, those with gradients counted as often as they cost more.
+def passed_tokens(recipe: ConvertRecipe, tokens: dict[str, int]) -> dict[str, float]:
+    """Tokens that go through the model, by stage, those with gradients counted as often as they cost more.
 
     Args:
         recipe: Of the conversion.
@@ -75,21 +75,12 @@ def passed_tokens(recipe: ConvertRecipe, tokens: dict[str, int]) -> float:
     statistics = min(tokens["train"], recipe.train.statistics_tokens)
     variants = 2 * held_out + test
     if recipe.method != "tomoe" or recipe.active == 1:
-        return statistics + variants + test
+        return {"statistics": statistics, "evaluation": variants + test}
     again = _AGAIN * recipe.train.checkpointing
     states = len(looks(recipe.train.steps, recipe.train.save_every)) * (1 + bool(recipe.train.mean_window))
-    trained = recipe.train.steps * recipe.train.batch_tokens * (_STEP + again)
-    begun = statistics * (_WITH_GRADIENTS + again) * (recipe.gates.start == "statistics")
-    rivals = (statistics + len(RIVALS.names()) * variants) if recipe.rivals else 0
-    return trained + begun + states * held_out + 2 * test + rivals
-
-
-@torch.no_grad()
-def _seconds_per_token(model: Any, blocks: Blocks) -> float:
-    """Time of a pass over the beginning of a block; the first warms up, the second is measured."""
-    elapsed, batch = 0.0, Blocks(blocks.ids[:1, :_TIMED_TOKENS], blocks.positions[:1, :_TIMED_TOKENS])
-    for _ in range(2):
-        start = time.perf_counter()
-        model(batch.ids, position_ids=batch.positions, use_cache=False)
-        elapsed = time.perf_counter() - start
-    return elapsed / batch.tokens
+    return {
+        "statistics": statistics * (_WITH_GRADIENTS + again) * (recipe.gates.start == "statistics"),
+        "training": recipe.train.steps * recipe.train.batch_tokens * (_STEP + again),
+        "evaluation": states * held_out + 2 * test,
+        "rivals": (statistics + len(RIVALS.names()) * variants) if recipe.rivals else 0,
+    }
