@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from freemoe.cli.served import Source
 from freemoe.core.artifacts import MANIFEST, _own_checksum
 from freemoe.core.errors import ArtifactError, FreeMoEError, NumericError
 from freemoe.domain_experts.inspection import inspect_artefact
 from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.evals.held_out import read_record
 from freemoe.models.checkpoints.loading import load_tokenizer
-from freemoe.systems import load
+from freemoe.systems import load, merge
 from tests.artefacts import rename, rewritten
 from tests.domain_experts.structured.artefacts import unit_artefact
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -64,32 +66,40 @@ def test_the_artefacts_hold_every_kind(artefact: Path, units: Path) -> None:
 
 
 EXPERTS: dict[str, tuple[Any, Any, str]] = {
-    "an unknown kind": (lambda m: one(m).update(kind="bend"), None, "is of kind 'bend'; this freemoe knows base, band"),
+    "an unknown kind": (
+        lambda m: one(m).update(kind="bend"),
+        None,
+        r"experts\.0\.kind: Input should be 'base', 'band', .*seen: 'bend'",
+    ),
     "a kind that it has no tensors of": (
         lambda m: one(m).update(kind="switch"),
         None,
-        "is of kind 'switch' and holds tens",
+        "a band has a rule",
     ),
     "a band that is called base": (
         lambda m: one(m).update(kind="base"),
         None,
-        "is of kind 'base' and holds tensors of",
+        "a band has a rule",
     ),
-    "a band without a rule": (lambda m: one(m).update(band=None), None, "of kind 'band' and has the rule None"),
-    "a band upside down": (lambda m: one(m)["band"].update(start=0.9, end=0.1), None, "by which nothing can be"),
-    "a band of nothing": (lambda m: one(m)["band"].update(end=one(m)["band"]["start"]), None, "by which nothing can"),
-    "a band beyond the ranking": (lambda m: one(m)["band"].update(start=2.0, end=3.0), None, "by which nothing can"),
-    "a band of NaN": (lambda m: one(m)["band"].update(end=NAN), None, "by which nothing can"),
-    "an unknown metric": (lambda m: one(m)["band"].update(metric="taste"), None, "by which nothing can"),
-    "an unknown scope": (lambda m: one(m)["band"].update(scope="world"), None, "by which nothing can"),
-    "an unknown entry": (lambda m: one(m)["band"].update(extra=1), None, "cannot be read"),
-    "no kind": (lambda m: one(m).pop("kind"), None, "cannot be read"),
-    "no name": (lambda m: one(m).pop("name"), None, "each needs a name of its own"),
+    "a band without a rule": (lambda m: one(m).update(band=None), None, "a band has a rule"),
+    "a band upside down": (lambda m: one(m)["band"].update(start=0.9, end=0.1), None, "ends above its start"),
+    "a band of nothing": (lambda m: one(m)["band"].update(end=one(m)["band"]["start"]), None, "ends above its"),
+    "a band beyond the ranking": (lambda m: one(m)["band"].update(start=2.0, end=3.0), None, "equal to 1 .seen: 2"),
+    "a band of NaN": (lambda m: one(m)["band"].update(end=NAN), None, "a finite number .seen: nan"),
+    "an unknown metric": (
+        lambda m: one(m)["band"].update(metric="taste"),
+        None,
+        "ranks by 'taste', which is none of wanda",
+    ),
+    "an unknown scope": (lambda m: one(m)["band"].update(scope="world"), None, "should be 'row' or 'layer'"),
+    "an unknown entry": (lambda m: one(m)["band"].update(extra=1), None, "Extra inputs are not permitted"),
+    "no kind": (lambda m: one(m).pop("kind"), None, "kind: Field required"),
+    "no name": (lambda m: one(m).pop("name"), None, "name: Field required"),
     "another's name": (lambda m: m["experts"][0].update(name=m["experts"][1]["name"]), None, "a name of its own"),
     "the base's name": (lambda m: one(m).update(name="base"), None, "a name of its own"),
     "no experts": (lambda m: m.update(experts=[]), None, "a name of its own"),
-    "no list of experts": (lambda m: m.pop("experts"), None, "has experts = None, where a list is needed"),
-    "an expert that is a word": (lambda m: m.update(experts=["law/0"]), None, "a name of its own"),
+    "no list of experts": (lambda m: m.pop("experts"), None, "a name of its own"),
+    "an expert that is a word": (lambda m: m.update(experts=["law/0"]), None, "experts.0: Input should be an object"),
     "no tensors of one": (None, without("low"), "holds|fit|cannot be read"),
     "tensors of nobody": (lambda m: m["experts"].pop(), None, "no expert of its manifest"),
     "a part that there is not": (
@@ -116,7 +126,7 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "infinite norms": (put("norm", lambda t: t + float("inf")), "NaN or infinity in '.*norm"),
     "negative norms": (put("norm", lambda t: -t - 1), "ends or norms .* do not fit"),
     "norms of another width": (put("norm", lambda t: t[..., :-1].contiguous()), "ends or norms .* do not fit"),
-    "no norms": (without("norm"), "by which nothing can"),
+    "no norms": (without("norm"), "norms that are not there"),
     "norms of another input": (
         lambda t: [rename(t, k, k.replace("|norm|", "|norm|x")) for k in parts(t, "norm")],
         "ends or norms .* do not fit",
@@ -155,11 +165,11 @@ CODES: dict[str, tuple[Any, Any, str]] = {
         "nothing that",
     ),
     "an unknown unit": (None, lambda m: one(m, "unit").update(unit="wish"), "has units of the kind 'wish'"),
-    "no unit": (None, lambda m: one(m, "unit").pop("unit"), "has units of the kind None"),
+    "no unit": (None, lambda m: one(m, "unit").pop("unit"), "a unit expert a kind of unit"),
     "a unit of another kind": (
         None,
         lambda m: one(m, "switch").update(unit="neuron"),
-        "has units of the kind 'neuron'",
+        "a unit expert a kind of unit",
     ),
 }
 
@@ -179,19 +189,27 @@ ROUTERS: dict[str, tuple[Any, Any, str]] = {
     "NaN in level 2": (None, filled("subdomain|law|weight", NAN), "NaN or infinity in 'subdomain"),
     "a scale of zero": (None, filled("scale", 0.0), "mean and scale"),
     "a negative scale": (None, filled("scale", -1.0), "mean and scale"),
-    "a threshold of NaN": (lambda r: r.update(threshold=NAN), None, "abstains below nan"),
-    "a threshold that is a word": (lambda r: r.update(threshold="high"), None, "abstains below 'high'"),
-    "a threshold above every confidence": (lambda r: r.update(threshold=1e30), None, "abstains below 1e"),
-    "a temperature of NaN": (lambda r: r.update(temperature=NAN), None, "the temperature is nan"),
-    "a temperature of zero": (lambda r: r["subdomain_temperatures"].update(law=0.0), None, "the temperature is 0"),
-    "a negative temperature": (lambda r: r.update(temperature=-1.0), None, "the temperature is -1"),
-    "another number of domains": (lambda r: r["domains"].pop(), None, "its domains are"),
-    "a domain twice": (lambda r: r.update(domains=["law", "law"]), None, "its domains are|classes are"),
-    "a domain of no subdomain": (lambda r: r["subdomains"].update(law=[]), None, "law: "),
+    "a threshold of NaN": (
+        lambda r: r.update(threshold=NAN),
+        None,
+        r"router\.threshold: Input should be a finite number",
+    ),
+    "a threshold that is a word": (lambda r: r.update(threshold="high"), None, "valid number .seen: 'high'"),
+    "a threshold above every confidence": (lambda r: r.update(threshold=1e30), None, "equal to 1.02 .seen: 1e"),
+    "a temperature of NaN": (lambda r: r.update(temperature=NAN), None, "a finite number"),
+    "a temperature of zero": (
+        lambda r: r["subdomain_temperatures"].update(law=0.0),
+        None,
+        r"subdomain_temperatures\.law",
+    ),
+    "a negative temperature": (lambda r: r.update(temperature=-1.0), None, r"router\.temperature"),
+    "another number of domains": (lambda r: r["domains"].pop(), None, "every domain has"),
+    "a domain twice": (lambda r: r.update(domains=["law", "law"]), None, "every domain has"),
+    "a domain of no subdomain": (lambda r: r["subdomains"].update(law=[]), None, r"subdomains\.law: "),
     "a subdomain more": (lambda r: r["subdomains"]["law"].append("law/9"), None, "3 classes"),
     "a subdomain that is no expert": (lambda r: r["subdomains"].update(law=["law/0", "x/1"]), None, "leads to 'x/1'"),
-    "another feature": (lambda r: r.update(feature="taste"), None, "it reads 'taste'"),
-    "no threshold": (lambda r: r.pop("threshold"), None, "KeyError: 'threshold'"),
+    "another feature": (lambda r: r.update(feature="taste"), None, "seen: 'taste'"),
+    "no threshold": (lambda r: r.pop("threshold"), None, "threshold: Field required"),
     "no tensors": (None, lambda t: [t.pop(k) for k in list(t) if "law" in k], "KeyError"),
     "weights of another width": (
         None,
@@ -203,7 +221,7 @@ ROUTERS: dict[str, tuple[Any, Any, str]] = {
         lambda t: t.update({k: v[..., :9].clone() for k, v in t.items() if not k.endswith("bias")}),
         "features of 9 numbers, and the base's have 32",
     ),
-    "a list": (lambda r: r.clear(), None, "KeyError"),
+    "a list": (lambda r: r.clear(), None, "domains: Field required"),
 }
 
 
@@ -270,6 +288,42 @@ def test_a_manifest_with_a_gap(artefact: Path, tmp_path: Path, key: str, value: 
     copy = rewritten(artefact, tmp_path / "copy", manifest=lambda m: m.pop(key))
     with pytest.raises(ArtifactError):
         load(copy, device="cpu")
+
+
+HOSTILE: dict[str, Any] = {
+    **{f"router: {value!r:.20}": {"router": value} for value in ([None], 10**30, "x", {"domains": None})},
+    **{f"domains: {v!r:.20}": ("domains", v) for v in (None, True, NAN, 3, [None], [["law"]], {"law": 1}, 10**30)},
+    **{f"threshold: {v!r:.20}": ("threshold", v) for v in (None, True, 10**30, -(10**400), "0.5", [0.5])},
+    **{f"experts: {v!r:.20}": {"experts": v} for v in (7, None, {}, [7], [None], [[]], [{"name": {}, "kind": "base"}])},
+    "a file's checksum": {"files": {"experts.safetensors": 7}},
+    "a record elsewhere": {"seen": {"file": "../../secret"}},
+    "a record that is a word": {"seen": "x"},
+    "a revision": {"revision": 10**30},
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_nobody_reads_a_manifest_that_is_none(artefact: Path, tmp_path: Path, world: Any, case: str) -> None:
+    change = HOSTILE[case]
+
+    def edit(manifest: dict[str, Any]) -> None:
+        if isinstance(change, dict):
+            manifest.update(change)
+        else:
+            manifest["router"][change[0]] = change[1]
+
+    copy = rewritten(artefact, tmp_path / "copy", manifest=edit)
+    if "files" in case or "checksum" in case:
+        (copy / MANIFEST).write_text(json.dumps({**json.loads((copy / MANIFEST).read_text()), **change}))
+    for read in (
+        lambda: inspect_artefact(copy),
+        lambda: merge(copy, ["law/0", "law/1"], tmp_path / "merged", op="union", dry=True),
+        lambda: FreeMoE.from_pretrained(world.model, copy),
+        lambda: Source(copy).names(),
+        lambda: read_record(copy),
+    ):
+        with pytest.raises(ArtifactError, match="is not whole"):
+            read()
 
 
 @pytest.mark.parametrize(

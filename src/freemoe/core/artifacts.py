@@ -6,21 +6,131 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import CARD, MANIFEST, PAGES, write_atomic
 from freemoe.core.run.folder import IDENTITY, RUNNING, WORKING
-from freemoe.core.untrusted import read_json
-
-T = TypeVar("T")
+from freemoe.core.untrusted import checked, read_json
 
 FORMAT = 3
 """Of what is written; since 3 experts can hold whole units."""
 
 _OLDEST = 2
 
-_WORDS = ("kind", "freemoe_version", "base_model_name_or_path", "base_fingerprint")
+
+Share = Annotated[float, Field(ge=0, le=1)]
+# Divided by a smaller temperature, logits are infinite.
+Temperature = Annotated[float, Field(ge=1e-6, le=1e6)]
+Classes = Annotated[list[str], Field(min_length=1)]
+
+
+class _Part(BaseModel):
+    """A piece of a manifest. What systems write is typed here too, as names and routes are listed without opening a system.
+
+    Keys that are not known may stand at the top and in experts: a newer freemoe writes more. In a rule, a router or an identity they
+    would mean something.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class Rule(_Part):
+    """The band of an expert: ``domain_experts.rank.bands.Band``."""
+
+    metric: str
+    start: Share
+    end: Share
+    p: str = "2"
+    scope: Literal["row", "layer"] = "row"
+    sublayers: str = "both"
+    layers: tuple[int, int] | None = None
+    patch: int = Field(1, ge=1, lt=2**31)
+    seed: int = Field(0, ge=0, lt=2**64)
+
+    @model_validator(mode="after")
+    def _is_not_empty(self) -> Rule:
+        if self.start >= self.end:
+            raise ValueError("a band ends above its start")
+        return self
+
+
+class ExpertEntry(_Part):
+    """One expert; its tensors are read by ``domain_experts.expert``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    kind: Literal["base", "band", "switch", "unit"]
+    band: Rule | None = None
+    unit: str | None = None
+
+    @model_validator(mode="after")
+    def _is_of_its_kind(self) -> ExpertEntry:
+        if (self.band is None) == (self.kind == "band") or (self.unit is None) == (self.kind == "unit"):
+            raise ValueError("a band has a rule, a unit expert a kind of unit, and no other expert has either")
+        return self
+
+
+class RouterEntry(_Part):
+    """The router; its tensors are read by ``domain_experts.route.reading``."""
+
+    domains: Classes
+    subdomains: dict[str, Classes]
+    temperature: Temperature
+    subdomain_temperatures: dict[str, Temperature]
+    # Where no confidence is enough it lies just above 1.
+    threshold: float = Field(ge=0, le=1.02)
+    feature: Literal["embedding", "hidden"]
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> RouterEntry:
+        if not sorted(self.domains) == sorted(self.subdomains) == sorted(self.subdomain_temperatures):
+            raise ValueError("every domain has subdomains and a temperature of its own, once")
+        if any(len(set(classes)) < len(classes) for classes in self.subdomains.values()):
+            raise ValueError("a subdomain is there twice")
+        return self
+
+
+class BaseIdentity(_Part):
+    """What decides a base's answers beside its weights: ``models.checkpoints.identity``."""
+
+    transformers: str
+    config: dict[str, Any] = Field(min_length=1)
+    buffers: str
+    tokenizer: dict[str, str | None] | None
+
+
+class SeenEntry(_Part):
+    """The record of what the making saw."""
+
+    model_config = ConfigDict(extra="allow")
+
+    file: Literal["seen.safetensors"]
+
+
+class ManifestSchema(_Part):
+    """What a manifest may say, held against whatever is read before a command, a server or a system looks at it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    format: int
+    # Who needs one of these four says that it is not there.
+    kind: str = ""
+    freemoe_version: str = ""
+    base_model_name_or_path: str = ""
+    base_fingerprint: str = ""
+    revision: str | None = None
+    base_identity: BaseIdentity | None = None
+    files: dict[str, str]
+    checksum: str | None = None
+    experts: list[ExpertEntry] = []
+    router: RouterEntry | None = None
+    plan: list[int | None] | None = None
+    seen: SeenEntry | None = None
+    chat: bool = False
 
 
 def _checksum(path: Path) -> str:
@@ -49,7 +159,7 @@ def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
 
 
 class Manifest(dict[str, Any]):
-    """What an artefact says of itself; to ask it for an entry that it lacks is an ArtifactError.
+    """What an artefact says of itself, as `ManifestSchema` has it; to ask for an entry that it lacks is an ArtifactError.
 
     Args:
         said: Its entries.
@@ -59,9 +169,6 @@ class Manifest(dict[str, Any]):
     def __init__(self, said: Mapping[str, Any], path: Path) -> None:
         super().__init__(said)
         self.path = path
-        for name in _WORDS:
-            if not isinstance(self.get(name, ""), str):
-                raise ArtifactError(f"{str(path)!r} is damaged: {name} is {self[name]!r:.80}. Copy the artefact again.")
 
     def __missing__(self, name: str) -> Any:
         raise ArtifactError(
@@ -89,26 +196,24 @@ def read_manifest(folder: str | Path, check: bool = True) -> Manifest:
         advice = "" if hint else " Give the folder that freemoe build, convert, trim or demo wrote."
         raise ArtifactError(f"{str(root)!r} is not an artefact: {_what_is_there(root)}.{hint}{advice}")
     try:
-        manifest = Manifest(read_json(path, finite=False), path)
-        version = manifest["format"]
-        files = dict(manifest["files"])
-    except ArtifactError:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
-        said = error if isinstance(error, DataError) else f"{error!r}."
-        raise ArtifactError(f"{str(path)!r} is damaged: {said} Copy the artefact again or build it anew.") from None
-    if version not in range(_OLDEST, FORMAT + 1):
+        said = read_json(path, finite=False)
+    except DataError as error:
+        raise ArtifactError(f"{str(path)!r} is damaged: {error} Copy the artefact again or build it anew.") from None
+    version = said.get("format") if isinstance(said, dict) else None
+    if type(version) is int and version not in range(_OLDEST, FORMAT + 1):
         raise ArtifactError(
             f"{str(path)!r} has format {version!r}; this freemoe reads format {FORMAT} back to {_OLDEST}. Install "
             "the freemoe that wrote it, or build it anew."
         )
+    checked(ManifestSchema, said, repr(str(path)), ArtifactError, "Copy the artefact again or build it anew.")
+    manifest = Manifest(said, path)
     if check:
         if manifest.get("checksum") != _own_checksum(manifest):
             raise ArtifactError(
                 f"{MANIFEST!r} in {str(root)!r} was edited: its checksum is not its own. Copy the artefact again or build "
                 "it anew."
             )
-        for name, expected in files.items():
+        for name, expected in manifest["files"].items():
             file = root / name
             if name == CARD:
                 continue
@@ -120,21 +225,6 @@ def read_manifest(folder: str | Path, check: bool = True) -> Manifest:
                     "artefact again or build it anew."
                 )
     return manifest
-
-
-def entry(manifest: Mapping[str, Any], name: str, kind: type[T], folder: str | Path) -> T:
-    """An entry of a manifest.
-
-    Raises:
-        ArtifactError: It is missing, or of another type.
-    """
-    found = manifest.get(name)
-    if not isinstance(found, kind):
-        raise ArtifactError(
-            f"The manifest of {str(folder)!r} has {name} = {found!r:.80}, where a {kind.__name__} is needed. Copy the artefact "
-            "again or build it anew."
-        )
-    return found
 
 
 def read_tensors(folder: str | Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,7 +241,7 @@ def read_tensors(folder: str | Path, name: str, manifest: Mapping[str, Any]) -> 
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    if name not in entry(manifest, "files", dict, folder):
+    if name not in manifest["files"]:
         raise ArtifactError(f"The manifest of {str(folder)!r} does not list {name!r}. Copy the artefact again.")
     try:
         found = load_file(Path(folder) / name)

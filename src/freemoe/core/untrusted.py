@@ -12,13 +12,17 @@ import json
 import math
 import re
 import stat
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from freemoe.core.errors import DataError, FreeMoEError
 from freemoe.core.memory import available_memory_bytes
 from freemoe.core.numbers import byte_text
+
+T = TypeVar("T")
 
 DEPTH = 64
 """Lists and mappings in one another at most."""
@@ -139,6 +143,32 @@ def parse_json(text: str, where: str, error: type[FreeMoEError] = DataError, fin
             if isinstance(held, str) and (fault := text_fault(held)):
                 raise error(f"{where}: {held!r:.60} holds {fault}.")
     return value
+
+
+def checked(schema: type[T], value: Any, where: str, error: type[FreeMoEError] = DataError, advice: str = "") -> T:
+    """Plain data as a pydantic type says it is: a number is no text, and a text no number.
+
+    Args:
+        schema: The type.
+        value: As JSON has it.
+        where: What it is called, for messages.
+        error: What is raised.
+        advice: What to do, at its end.
+
+    Raises:
+        FreeMoEError: It is not; with the places, what is allowed there, and what was seen.
+    """
+    try:
+        # From JSON, where a list may be a tuple.
+        return TypeAdapter(schema).validate_json(json.dumps(value), strict=True)
+    except ValidationError as trouble:
+        raise error(f"{where} is not whole: {faults_text(trouble.errors())} {advice}".rstrip()) from None
+
+
+def faults_text(faults: Sequence[Any]) -> str:
+    """What pydantic found, in a sentence: the first places with what is allowed there and what was seen."""
+    said = [f"{'.'.join(map(str, f['loc']))}: {f['msg']} (seen: {f['input']!r:.80})" for f in faults[:3]]
+    return "; ".join(said) + (f"; and {len(faults) - 3:,} more" if len(faults) > 3 else "") + "."
 
 
 def text_fault(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from freemoe.core.artifacts import entry, read_tensors
+from freemoe.core.artifacts import read_tensors
 from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.rank.bands import Band, band_tile, mask_between
 from freemoe.domain_experts.rank.importance import METRICS
@@ -181,9 +181,9 @@ def read_experts(folder: str | Path, manifest: Mapping[str, Any]) -> list[Expert
         ArtifactError: One is of an unknown kind, has no tensors or another kind's, or a rule that is none; names are missing or
             there twice; tensors belong to nobody, or are NaN.
     """
-    described = entry(manifest, "experts", list, folder)
+    described = manifest.get("experts", [])
     tensors = read_tensors(folder, EXPERTS, manifest)
-    names = [one.get("name") if isinstance(one, dict) else None for one in described]
+    names = [one["name"] for one in described]
     wrong = [f"{n!r:.120} {name_fault(n) or 'is there twice'}" for n in names if name_fault(n) or names.count(n) > 1]
     if wrong or not names:
         raise ArtifactError(
@@ -197,20 +197,16 @@ def read_experts(folder: str | Path, manifest: Mapping[str, Any]) -> list[Expert
             "it anew."
         )
     try:
-        return [_checked(Expert.from_parts(one, tensors), one, tensors) for one in described]
+        return [_checked(Expert.from_parts(one, tensors), tensors) for one in described]
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(
             f"An expert in {str(folder)!r} cannot be read ({type(error).__name__}: {error}). Build it anew."
         ) from None
 
 
-def _checked(expert: Expert, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Expert:
-    """Raise unless an expert is of a known kind, and has what this kind needs and nothing else."""
+def _checked(expert: Expert, tensors: Mapping[str, Tensor]) -> Expert:
+    """Raise unless an expert has what its kind needs and nothing else."""
     name, kind = expert.name, expert.kind
-    if kind not in _PARTS:
-        raise ArtifactError(
-            f"Expert {name!r} is of kind {kind!r}; this freemoe knows {', '.join(_PARTS)}. Install the freemoe that wrote it."
-        )
     own = [(key.rsplit("|", 2)[1], tensor.dtype) for key, tensor in tensors.items() if key.rsplit("|", 2)[0] == name]
     odd = [f"{part} ({dtype})" for part, dtype in own if part not in _PARTS[kind] or dtype not in _TYPES[part]]
     off = sum(coded(code) for code in expert.switches.values()) + sum(len(n) for _, n in expert.lines.values())
@@ -225,24 +221,14 @@ def _checked(expert: Expert, described: Mapping[str, Any], tensors: Mapping[str,
             f"Expert {name!r} is of kind {kind!r} and has units of the kind {expert.unit!r}; known: {', '.join(KINDS)}, which say "
             "what of a weight is off. Build it anew."
         )
-    if (expert.band is None) != (kind != "band") or (kind == "band" and not _is_rule(expert)):
+    if expert.band is not None and (
+        expert.band.metric not in METRICS or (METRICS.get(expert.band.metric).needs == "norms" and not expert.norms)
+    ):
         raise ArtifactError(
-            f"Expert {name!r} is of kind {kind!r} and has the rule {described.get('band')!r:.200}, by which nothing can be "
-            "switched off. Build it anew."
+            f"Expert {name!r} ranks by {expert.band.metric!r}, which is none of {', '.join(METRICS.names())}, or needs norms that are not "
+            "there. Install the package that wrote it, or build it anew."
         )
     return expert
-
-
-def _is_rule(expert: Expert) -> bool:
-    """Whether a band can be one, and what it reads is there."""
-    band = expert.band
-    if band is None or not all(isinstance(end, float | int) for end in (band.start, band.end)):
-        return False
-    known = band.metric in METRICS and band.scope in ("row", "layer") and isinstance(band.patch, int) and band.patch > 0
-    if not known or not 0 <= band.start < band.end <= 1:
-        return False
-    needed = METRICS.get(band.metric).needs == "norms"
-    return bool(expert.norms) or not needed
 
 
 def _check_ends(expert: Expert, band: Band, weight: Weight) -> None:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, FreeMoEError
 from freemoe.core.files import MANIFEST
+from freemoe.core.untrusted import faults_text
 from freemoe.results import common
 from freemoe.results.build import BuildResult
 from freemoe.results.convert import ConvertResult
@@ -51,13 +52,10 @@ def read_result(folder: str | Path, exact: bool = False) -> dict[str, Any]:
         except ValidationError as error:
             wrong = [fault for fault in error.errors() if exact or fault["type"] != "extra_forbidden"]
             if wrong:
-                raise ArtifactError(f"The result of {str(folder)!r} is not whole: {_told(wrong)}. {_ADVICE}") from None
+                raise ArtifactError(
+                    f"The result of {str(folder)!r} is not whole: {faults_text(wrong)} {_ADVICE}"
+                ) from None
     return found
-
-
-def _told(faults: list[Any]) -> str:
-    said = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults[:3]]
-    return "; ".join(said) + (f"; and {len(faults) - 3:,} more" if len(faults) > 3 else "")
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.skeleton import Made, carry_out
 
+SEEN = {"file": "seen.safetensors", "documents": 0}
+
 
 @dataclass(frozen=True)
 class Plain:
@@ -51,7 +53,7 @@ class System:
         run.same_inputs({"text": self.text})
         numbers = [run.journal.unit(f"unit {n}", lambda n=n: self._work(n)) for n in (1, 2)]
         write_atomic(run.partial / "numbers.txt", str(sum(numbers)).encode())
-        return Made("fingerprint", {"sum": sum(numbers)}, {"numbers": numbers}, {"documents": 0}, {"bytes": 1})
+        return Made("fingerprint", {"sum": sum(numbers)}, {"numbers": numbers}, SEEN, {"bytes": 1})
 
     def run(self, **how: Any) -> Path:
         return carry_out(
@@ -102,7 +104,7 @@ def test_everything_is_written_and_vouched_for(tmp_path: Path) -> None:
     assert folder == tmp_path / "out"
     result = json.loads((folder / "result.json").read_text())
     assert list(result)[:5] == ["format", "kind", "freemoe", "created", "recipe"]
-    assert (result["kind"], result["sum"], result["seen"]) == ("doubled", 2, {"documents": 0})
+    assert (result["kind"], result["sum"], result["seen"]) == ("doubled", 2, SEEN)
     assert (result["cost"]["units_done"], result["cost"]["units_reused"], result["cost"]["bytes"]) == (3, 0, 1)
     manifest = read_manifest(folder)
     assert (manifest["base_fingerprint"], manifest["numbers"]) == ("fingerprint", [1, 1])

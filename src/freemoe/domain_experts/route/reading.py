@@ -8,17 +8,13 @@ from typing import Any
 
 import torch
 
-from freemoe.core.artifacts import entry, read_tensors
+from freemoe.core.artifacts import read_tensors
 from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.route.router import Level, Router
-from freemoe.domain_experts.route.subdomains import FEATURES
 
 ROUTER = "router.safetensors"
 """The file of an artefact that holds it."""
-
-_COLDEST = 1e-6
-"""The least temperature; divided by a smaller one, logits are infinite."""
 
 
 def read_router(folder: str | Path, manifest: Mapping[str, Any], experts: Sequence[Expert]) -> Router | None:
@@ -32,12 +28,11 @@ def read_router(folder: str | Path, manifest: Mapping[str, Any], experts: Sequen
     Raises:
         ArtifactError: It holds NaN, its tensors do not fit its classes, or its classes not the experts.
     """
-    if "router" not in manifest or manifest["router"] is None:
+    if manifest.get("router") is None:
         return None
-    described = entry(manifest, "router", dict, folder)
     tensors = read_tensors(folder, ROUTER, manifest)
     try:
-        router = Router.from_parts(described, tensors)
+        router = Router.from_parts(manifest["router"], tensors)
         faults = _faults(router, {expert.name for expert in experts})
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         faults = [f"{type(error).__name__}: {error}"]
@@ -64,7 +59,7 @@ def require_features(router: Router | None, model: Any) -> None:
 
 def _faults(router: Router, experts: set[str]) -> list[str]:
     """Why it cannot route, in words."""
-    width, domains = len(router.mean), router.domain.classes
+    width = len(router.mean)
     found = []
     if {router.mean.dtype, router.scale.dtype} != {torch.float32}:
         found.append(f"mean and scale are of the types {router.mean.dtype} and {router.scale.dtype}, not float32")
@@ -72,13 +67,6 @@ def _faults(router: Router, experts: set[str]) -> list[str]:
         found.append(
             f"mean and scale have the shapes {tuple(router.mean.shape)} and {tuple(router.scale.shape)}, or no width"
         )
-    if router.feature not in FEATURES:
-        found.append(f"it reads {router.feature!r}; known: {', '.join(FEATURES)}")
-    # Where no confidence is enough the threshold lies just above 1.
-    if not (isinstance(router.threshold, float | int) and 0 <= router.threshold <= 1.02):
-        found.append(f"it abstains below {router.threshold!r}")
-    if set(domains) != set(router.subdomain):
-        found.append(f"its domains are {sorted(domains)}, and it has subdomains of {sorted(router.subdomain)}")
     for name, level in {"its domains": router.domain, **router.subdomain}.items():
         found += _faults_of(name, level, width)
     ways = [name for level in router.subdomain.values() for name in level.classes]
@@ -90,14 +78,10 @@ def _faults(router: Router, experts: set[str]) -> list[str]:
 def _faults_of(name: str, level: Level, width: int) -> list[str]:
     count = len(level.classes)
     found = []
-    if not count or len(set(level.classes)) != count:
-        found.append(f"{name}: the classes are {list(level.classes)}")
     if tuple(level.weight.shape) != (count, width) or tuple(level.bias.shape) not in ((count,), (0,)):
         found.append(
             f"{name}: {count} classes of {width} numbers have weights of the shape {tuple(level.weight.shape)}"
         )
     if {level.weight.dtype, level.bias.dtype} != {torch.float32}:
         found.append(f"{name}: its numbers are of the types {level.weight.dtype} and {level.bias.dtype}, not float32")
-    if not (isinstance(level.temperature, float | int) and _COLDEST <= level.temperature <= 1 / _COLDEST):
-        found.append(f"{name}: the temperature is {level.temperature!r}")
     return found

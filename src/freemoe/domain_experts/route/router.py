@@ -213,8 +213,6 @@ class Router:
         def level(key: str, classes: Sequence[str], temperature: float) -> Level:
             return Level(tuple(classes), tensors[f"{key}|weight"], tensors[f"{key}|bias"], temperature)
 
-        if strangers := sorted(described["subdomain_temperatures"].keys() - described["subdomains"].keys()):
-            raise ValueError(f"a temperature of {strangers[0]!r:.100}, which is no domain")
         levels = {
             name: level(f"subdomain|{name}", classes, described["subdomain_temperatures"][name])
             for name, classes in described["subdomains"].items()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.artifacts import entry, read_manifest
+from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import MANIFEST
 from freemoe.core.untrusted import read_json
@@ -60,7 +60,7 @@ def expert_names(artefact: str | Path) -> list[str]:
             f"{str(artefact)!r} holds {manifest.get('kind')!r}, and experts per request are served of {EXPERTS!r}. Give the "
             "folder that freemoe build wrote."
         )
-    return [str(one["name"]) for one in entry(manifest, "experts", list, artefact)]
+    return [one["name"] for one in manifest.get("experts", [])]
 
 
 def llm_arguments(folder: str | Path, base: str | Path | None = None) -> dict[str, Any]:
