@@ -193,4 +193,6 @@ def test_it_serves_and_ends_at_a_signal(folders: SimpleNamespace, tmp_path: Path
         finally:
             process.kill()
         assert process.stderr is not None
-        assert f"serving on http://127.0.0.1:{port}" in process.stderr.read()
+        said = process.stderr.read()
+        assert f"serving on http://127.0.0.1:{port}" in said
+        assert '"POST /v1/completions HTTP/1.1" 200' in said

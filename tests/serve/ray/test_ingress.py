@@ -154,6 +154,7 @@ def test_replicas_answer_in_turns_and_load_what_they_are_asked_for(
 ) -> None:
     async def story(client: httpx.AsyncClient) -> None:
         models = [row["id"] for row in (await client.get("/v1/models")).json()["data"]]
+        assert [(await client.get(f"/v1/models/{name}")).json()["id"] for name in models] == models
         assert models == ["base", "auto", "base:a", "base:b"]
         for name in ("base", "a", "a", "auto"):
             found = await client.post(TEXT, json={**GOOD, "model": name})
