@@ -19,12 +19,12 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 FILES = {
     "messages.jsonl": "chat",
     "conversations.json": "chat",
-    "instructions.jsonl": "instruction",
+    "instructions.jsonl": "instruction {instruction, input, output}",
     "completions.jsonl": "completion",
     "targets.jsonl": "target",
     "choices.csv": "choice",
     "choices.parquet": "choice",
-    "lettered.tsv": "lettered",
+    "lettered.tsv": "lettered {question, A, B, C, D, answer}",
     "notes.txt": "",
     "texts.jsonl": "",
 }
@@ -41,7 +41,7 @@ def test_each_is_recognised_and_said(name):
     data = load_domain("d", [str(DATA / name)], tokenizer=tokenizer)
     assert len(data.reference) >= 5
     assert len(data.reported) >= 5
-    said = f"read as {FILES[name]} {{" if FILES[name] else "reported its tail"
+    said = f"read as {FILES[name]}" if FILES[name] else "reported its tail"
     assert said in data.notes[0]
 
 

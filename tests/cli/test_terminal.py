@@ -13,8 +13,9 @@ import pytest
 from rich.table import Table
 
 from freemoe.cli import common
-from freemoe.cli.common import PIPED, Bars, Shown, make_console, progress_of
-from freemoe.core.run.progress import Lines, Pace, Quiet
+from freemoe.cli.common import PIPED, Shown, make_console, progress_of
+from freemoe.core.run import progress
+from freemoe.core.run.progress import Bars, Lines, Pace, Quiet, default_progress
 from tests.cli.conftest import Freemoe
 
 XTERM = {"TERM": "xterm-256color"}
@@ -102,12 +103,13 @@ def test_a_bar_says_the_time_left_of_steps_that_are_longer_than_half_a_minute(mo
     now = 0.0
     console, shown = make_console(False, True, {**XTERM, "COLUMNS": "100"}), io.StringIO()
     console.file = shown
-    monkeypatch.setattr(common, "console", console)
-    monkeypatch.setattr(common, "Pace", lambda total: Pace(total, lambda: now))
-    with Bars().stage("cells", 3) as advance:
+    monkeypatch.setattr(progress, "Pace", lambda total: Pace(total, lambda: now))
+    with Bars(console).stage("cells", 4) as advance:
         now = 600
         advance(1)
-    assert "1/3" in shown.getvalue()
+        now = 1200
+        advance(1)
+    assert "2/4" in shown.getvalue()
     assert "left 0:20:00" in shown.getvalue()
 
 
@@ -146,3 +148,22 @@ def test_the_installed_command_heeds_columns_in_a_pipe() -> None:
         assert done.returncode == 0, done.stderr
         widths[columns] = max(len(line.rstrip()) for line in done.stdout.splitlines())
     assert widths["40"] <= 40 < widths["200"] <= 200
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "kind"), [(True, "xterm", Bars), (True, "dumb", Quiet), (False, "xterm", Quiet)]
+)
+def test_python_draws_bars_on_a_terminal_alone(
+    terminal: bool, term: str, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.StringIO()
+    shown.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", shown)
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", term)
+    found = default_progress()
+    assert type(found) is kind
+    with found.stage("cells", 2) as advance:
+        advance(2)
+    assert ("2/2" in shown.getvalue()) == (kind is Bars)

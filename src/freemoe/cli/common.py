@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from rich.segment import Segment
 from freemoe.cli.documents import lines_of, print_json
 from freemoe.core import neutral
 from freemoe.core.errors import FreeMoEError, RecipeError
-from freemoe.core.run.progress import Lines, Pace, Progress, Quiet
+from freemoe.core.run.progress import Bars, Lines, Progress, Quiet
 from freemoe.core.untrusted import parse_yaml
 from freemoe.recipes import Recipe, dump, set_path
 
@@ -82,47 +81,6 @@ console = make_console(True, sys.stderr.isatty(), os.environ)
 out = make_console(False, sys.stdout.isatty(), os.environ)
 
 
-class Bars:
-    """Progress bars on standard error with elapsed time and ETA; standard output stays for results."""
-
-    @contextlib.contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Draw one bar while the stage lasts."""
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
-
-        columns = (
-            TextColumn("{task.description:22}", markup=False),
-            BarColumn(24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            # Rich's own column forgets steps after half a minute, and then knows nothing of longer ones.
-            TextColumn("left {task.fields[pace].left}", markup=False),
-        )
-        with Progress(*columns, console=console) as bars:
-            pace = Pace(total)
-            task = bars.add_task(neutral.one_line(name), total=total, pace=pace)
-
-            def advance(steps: int) -> None:
-                pace.advance(steps)
-                bars.advance(task, steps)
-
-            yield advance
-
-    def say(self, line: str) -> None:
-        """Print a line that stays."""
-        _note(line)
-
-
-def _note(line: str) -> None:
-    console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
-
-
 def _write_line(line: str) -> None:
     sys.stderr.write(neutral.printable(line) + "\n")
     sys.stderr.flush()
@@ -133,7 +91,7 @@ def progress_of(quiet: bool) -> Progress:
     if quiet:
         return Quiet()
     # Not what FORCE_COLOR says: it asks for colours in a log, not for moving bars.
-    return Bars() if sys.stderr.isatty() and os.environ.get("TERM") not in DUMB else Lines(_write_line)
+    return Bars(console) if sys.stderr.isatty() and os.environ.get("TERM") not in DUMB else Lines(_write_line)
 
 
 @dataclass(frozen=True)

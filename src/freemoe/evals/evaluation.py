@@ -22,7 +22,7 @@ from freemoe.core.files import digest, write_atomic
 from freemoe.core.registry import unknown_name
 from freemoe.core.run.lock import alone
 from freemoe.core.run.places import place_of
-from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.progress import Progress, default_progress
 from freemoe.core.run.units import Unit
 from freemoe.core.version import __version__
 from freemoe.distributed.executors import executor_of, require_place
@@ -169,13 +169,13 @@ def evaluate(
         FreeMoEError: Its child that says what is wrong.
     """
     if not recipe.output:
-        return _evaluated(recipe, subject, str(place or recipe.artefact), work, progress or Quiet())
+        return _evaluated(recipe, subject, str(place or recipe.artefact), work, progress or default_progress())
     output = Path(recipe.output)
     require_result_place(output, overwrite)
     with alone(output):
         # What another process may have written meanwhile.
         require_result_place(output, overwrite)
-        result = _evaluated(recipe, subject, str(place or recipe.artefact), work, progress or Quiet())
+        result = _evaluated(recipe, subject, str(place or recipe.artefact), work, progress or default_progress())
         write_atomic(output, (json.dumps(result, indent=1) + "\n").encode())
     return result
 

@@ -59,7 +59,7 @@ def read_items(source: str, wanted: str | None) -> tuple[Shape, list[tuple[Row, 
     """
     rows = read_rows(source)
     shape = shape_of(source, wanted, rows)
-    return shape, [(row, read_item(row, shape, rows[0])) for row in rows]
+    return shape.of_row(rows[0]), [(row, read_item(row, shape, rows[0])) for row in rows]
 
 
 def user_messages(item: Conversation) -> list[str]:

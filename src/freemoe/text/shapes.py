@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from freemoe.core.errors import DataError
@@ -92,12 +92,14 @@ class Shape:
         columns: What it needs, each with the names it may have.
         read: Makes an item of a row; is told where it stands.
         beats: Shapes whose columns may stand beside its own, and which it is taken before.
+        optional: Further columns that its rows have, beside those that it needs.
     """
 
     name: str
     columns: tuple[tuple[str, ...], ...]
     read: Callable[[str, dict[str, Any]], Item]
     beats: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
     def fits(self, row: dict[str, Any]) -> bool:
         """Whether a row has all that it needs."""
@@ -109,10 +111,13 @@ class Shape:
 
     def describe(self) -> str:
         """Its columns: ``{question, choices, answer}``."""
-        return "{" + ", ".join(names[0] for names in self.columns) + "}"
+        *first, last = [names[0] for names in self.columns]
+        return "{" + ", ".join([*first, *self.optional, last]) + "}"
 
-
-# ------------------------------------------------------------------------------------------ cells
+    def of_row(self, row: Row) -> Shape:
+        """The same with the optional columns that a row has, for `describe`."""
+        has = row.value if isinstance(row.value, dict) else {}
+        return replace(self, optional=tuple(name for name in _OPTIONAL.get(self.name, ()) if name in has))
 
 
 def _cell(row: dict[str, Any], names: Sequence[str]) -> tuple[str, Any]:
@@ -181,9 +186,6 @@ def _listed(value: Any) -> Any:
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
     return value
-
-
-# ------------------------------------------------------------------------------------------ shapes
 
 
 def _choice(where: str, row: dict[str, Any]) -> Choice:
@@ -315,14 +317,15 @@ SHAPES: dict[str, Shape] = {
 }
 """In the order in which they are told."""
 
+_OPTIONAL = {"lettered": tuple(string.ascii_uppercase[2:]), "instruction": ("input",)}
+
 _LOOSE = {"completion": (PROMPT, COMPLETION), "choice": (QUESTION, CHOICES, ANSWER)}
 """Further names that columns may have where the shape is forced."""
 
 
 def forced(name: str) -> Shape:
     """The shape of a name that was asked for."""
-    shape = SHAPES[name]
-    return Shape(shape.name, _LOOSE.get(name, shape.columns), shape.read, shape.beats)
+    return replace(SHAPES[name], columns=_LOOSE.get(name, SHAPES[name].columns))
 
 
 def recognise(row: Row) -> Shape:

@@ -51,15 +51,16 @@ def test_a_line_every_ten_seconds_and_one_at_the_end() -> None:
         assert clock.asked.get(timeout=30) == EVERY == 10
         assert lines == []
         clock.passes()
-        advance(3)
+        advance(1)
+        advance(2)
         assert lines == ["progress: search 0/12 (0 %) elapsed 0:00:10 left unknown"]
         clock.passes()
         for _ in range(5):
             clock.passes()
         advance(9)
         clock.now += 1
-    assert lines[1] == "progress: search 3/12 (25 %) elapsed 0:00:20 left 0:01:00"
-    assert lines[6] == "progress: search 3/12 (25 %) elapsed 0:01:10 left 0:03:30"
+    assert lines[1] == "progress: search 3/12 (25 %) elapsed 0:00:20 left 0:00:45"
+    assert lines[6] == "progress: search 3/12 (25 %) elapsed 0:01:10 left 0:04:30"
     assert lines[7:] == ["progress: search 12/12 (100 %) elapsed 0:01:11 left 0:00:00"]
     assert all(LINE.fullmatch(line) for line in lines)
 
@@ -120,7 +121,10 @@ def test_the_time_left_follows_the_pace_of_late() -> None:
 
 def test_a_step_counts_however_long_ago_it_ended() -> None:
     clock = Clock()
-    pace = Pace(2, clock)
+    pace = Pace(3, clock)
+    clock.now += 60
+    pace.advance(1)
+    assert pace.left == "unknown"  # one sample says nothing of the next
     clock.now += 60
     pace.advance(1)
     pace.advance(0)

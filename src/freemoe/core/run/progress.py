@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from freemoe.core import neutral
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +26,7 @@ _MOST_SAMPLES = 256
 
 
 class Progress(Protocol):
-    """Where long work reports how far it is; the command line draws bars from it."""
+    """Where long work reports how far it is: what `build`, `convert`, `trim` and `evaluate` take as ``progress``."""
 
     def stage(self, name: str, total: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
         """Open a stage of ``total`` steps; yields a function that takes finished steps."""
@@ -43,6 +49,60 @@ class Quiet:
     def say(self, line: str) -> None:
         """Log the line."""
         log.info("%s", line)
+
+
+class Bars:
+    """Progress bars with elapsed time and ETA, on standard error or in a notebook; standard output stays for results.
+
+    Args:
+        console: Where to draw.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    @contextlib.contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Draw one bar while the stage lasts."""
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        columns = (
+            TextColumn("{task.description:22}", markup=False),
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            # Rich's own column forgets steps after half a minute, and then knows nothing of longer ones.
+            TextColumn("left {task.fields[pace].left}", markup=False),
+        )
+        with Progress(*columns, console=self.console) as bars:
+            pace = Pace(total)
+            task = bars.add_task(neutral.one_line(name), total=total, pace=pace)
+
+            def advance(steps: int) -> None:
+                pace.advance(steps)
+                bars.advance(task, steps)
+
+            yield advance
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        self.console.print(neutral.printable(line), style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def default_progress() -> Progress:
+    """Where a function reports that is given no progress: bars on a terminal or in a notebook, the log elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True, markup=False)
+    if console.is_jupyter and importlib.util.find_spec("ipywidgets") is None:
+        return Lines(print)  # rich draws in notebooks by ipywidgets alone
+    return Bars(console) if console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal) else Quiet()
 
 
 class Kept(Quiet):
@@ -92,11 +152,14 @@ class Pace:
 
     @property
     def left(self) -> str:
-        """Time until the last step, as hours, minutes and seconds; ``unknown`` before the first is finished."""
+        """Time until the last step, as hours, minutes and seconds; ``unknown`` as long as no more than one report came.
+
+        The first steps of a stage compile, load and warm up.
+        """
         now, first = self.clock(), self._samples[0]
         half = (first[0] + now) / 2
         since, before = next((s for s in reversed(self._samples[:-1]) if s[0] <= half), first)
-        if self.done == before or self.done > self.total:
+        if self.done == before or self.done > self.total or (self.done < self.total and len(self._samples) < 3):
             return "unknown"
         return _clock((now - since) * (self.total - self.done) / (self.done - before))
 

@@ -19,7 +19,7 @@ from freemoe.core.errors import ArtifactError, DiskError, FreeMoEError
 from freemoe.core.files import CARD, as_disk_error, write_atomic
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run.folder import RunFolder, finished
-from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.progress import Progress, default_progress
 from freemoe.core.version import __version__
 
 NOT_DECIDING = ("workers", "place", "unit_seconds", "preset")
@@ -114,7 +114,7 @@ def carry_out(
         return Path(recipe.output)
     run = RunFolder(recipe.output, identity, overwrite=overwrite, resume=resume)
     try:
-        made = steps(run, progress or Quiet())
+        made = steps(run, progress or default_progress())
         _write(kind, recipe, spelled, made, card, run, started)
         _require_readable(run.partial, check, page)
         return run.publish()

@@ -217,7 +217,8 @@ def _where(
         try:
             place = fetch_model(str(model), asked, weights=weights)
         except HubError as error:
-            raise HubError(f"The base model {str(model)!r} could not be loaded. {error}") from error
+            here = "" if "/" in str(model) else f"There is no folder {f'./{model}'!r} here. "
+            raise HubError(f"{here}The base model {str(model)!r} could not be loaded. {error}") from error
     require_plausible(model, place, weights)
     return {"pretrained_model_name_or_path": str(place)}
 
