@@ -60,7 +60,6 @@ def finished(folder: Path, **result: object) -> Path:
     (folder / MANIFEST).write_text(
         json.dumps({"kind": "x", "files": {"result.json": 1, "experts.safetensors": 2}, "checksum": 3})
     )
-    (folder / "journal.jsonl").write_text('{"unit": "a"}\n{"unit": "speed|64", "value": 1}\n')
     return folder
 
 
@@ -72,7 +71,6 @@ def test_times_are_not_compared_and_all_else_is(tmp_path: Path) -> None:
     (other / MANIFEST).write_text(
         json.dumps({"kind": "x", "files": {"result.json": 8, "experts.safetensors": 2}, "checksum": 8})
     )
-    (other / "journal.jsonl").write_text('{"unit": "a"}\n{"unit": "speed|64", "value": 7}\n')
     assert differences(one, other) == []
     (other / "experts.safetensors").write_bytes(b"abd")
     assert differences(one, other) == ["experts.safetensors has other contents (bytes)"]

@@ -253,7 +253,8 @@ def test_a_true_disk_that_is_full(small_disk: Path) -> None:
     again = RunFolder(small_disk / "out", {"a": 1})
     assert again.unit("first", never) == 1
     again.tensors("second", lambda: {"x": torch.zeros(10_000)})
-    assert (again.publish() / "journal.jsonl").read_bytes().count(b"\n") == 2
+    assert again.journal.path.read_bytes().count(b"\n") == 2
+    again.publish()
 
 
 def test_nobody_watches_an_ordinary_run() -> None:

@@ -52,7 +52,7 @@ def test_publishing_makes_the_folder_appear_whole(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     assert run.publish() == tmp_path / "out"
     assert inside(tmp_path) == ["out"]
-    assert inside(tmp_path / "out") == ["journal.jsonl", "result"]
+    assert inside(tmp_path / "out") == ["result"]
 
 
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
@@ -194,14 +194,14 @@ def test_what_is_drawn_of_a_result_goes_with_its_artefact(tmp_path: Path) -> Non
     for name in ("report.html", ".report.html.lock", "plans.svg", "journal.jsonl"):
         (tmp_path / "out" if (tmp_path / "out").exists() else artefact(tmp_path / "out")).joinpath(name).write_text("x")
     started(tmp_path / "out", overwrite=True).publish()
-    assert inside(tmp_path / "out") == ["journal.jsonl"]
+    assert inside(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_an_empty_folder_may_be_replaced(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "out").mkdir()
     started(tmp_path / "out", overwrite=overwrite).publish()
-    assert inside(tmp_path / "out") == ["journal.jsonl"]
+    assert inside(tmp_path / "out") == []
 
 
 def test_neighbours_with_like_names_stay(tmp_path: Path) -> None:

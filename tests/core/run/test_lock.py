@@ -141,7 +141,7 @@ def test_killed_between_the_rename_and_the_tidying(tmp_path: Path, monkeypatch: 
     assert not finished(tmp_path / "out", {"a": 2})
     assert (tmp_path / "out" / "states").exists()
     assert finished(tmp_path / "out", {"a": 1})
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [MANIFEST, "journal.jsonl"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [MANIFEST]
     assert not finished(tmp_path / "out", {"a": 1})
 
 

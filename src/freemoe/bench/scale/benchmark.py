@@ -22,7 +22,7 @@ from freemoe.distributed.executors import has_ray, pool
 
 WORK = "freemoe.bench.scale.work"
 DEVICES = (8, 16, 32, 64, 128, 256, 512)
-FILES = ("experts.safetensors", "router.safetensors", "journal.jsonl")
+FILES = ("experts.safetensors", "router.safetensors", "seen.safetensors")
 STAGES = {"signed purification": "purify", "search": "search", "report": "report"}
 
 

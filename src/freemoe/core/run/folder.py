@@ -36,6 +36,9 @@ RUNNING = "running.pid"
 IDENTITY = "identity.json"
 """In a working folder: everything that decides the result."""
 
+JOURNAL = "journal.jsonl"
+"""In a working folder: the finished units of work."""
+
 WORKING = ("units", "parts", "states")
 """Folders of a working folder that only a resumed run needs."""
 
@@ -57,7 +60,7 @@ def interrupted(output: str | Path) -> str:
     """What to tell someone who stopped a run."""
     partial = _partial_of(Path(output))
     with contextlib.suppress(OSError):
-        if (partial / "journal.jsonl").exists():
+        if (partial / JOURNAL).exists():
             return f"Stopped. Finished work is kept in {str(partial)!r}; run the same command again to go on."
     return "Stopped before any unit of work was finished."
 
@@ -97,7 +100,7 @@ class RunFolder:
             except ValueError:
                 known = {}
             # A run that stopped before its first unit of work (a misspelt task, a missing file) is in nobody's way.
-            idle = set(Journal(self.partial / "journal.jsonl").names()) <= {INPUTS} and not self._states()
+            idle = set(Journal(self.partial / JOURNAL).names()) <= {INPUTS} and not self._states()
             if not resume or (known != identity and (overwrite or idle)):
                 shutil.rmtree(self.partial)
                 self._release()
@@ -121,7 +124,7 @@ class RunFolder:
                 (self.partial / RUNNING).unlink(missing_ok=True)
                 self._release()
                 raise
-        self.journal = Journal(self.partial / "journal.jsonl")
+        self.journal = Journal(self.partial / JOURNAL)
         self.join()
         self._tidy()
 
@@ -279,7 +282,7 @@ def _strip(output: Path) -> None:
     for name in WORKING:
         shutil.rmtree(output / name, ignore_errors=True)
         tell("done", f"strip {name}")
-    for name in (RUNNING, IDENTITY):
+    for name in (JOURNAL, RUNNING, IDENTITY):
         with contextlib.suppress(OSError):
             (output / name).unlink(missing_ok=True)
 
@@ -315,7 +318,7 @@ class RunPart(RunFolder):
         self.partial = _partial_of(self.output)
         self.overwrite = False
         self._claim = None
-        known = [*_parts(self.partial, unit), self.partial / "journal.jsonl"]
+        known = [*_parts(self.partial, unit), self.partial / JOURNAL]
         # One file for every process: of two that do the same part, one may be dying.
         own = self.partial / "parts" / f"{digest(unit)}-{os.getpid()}.jsonl"
         own.parent.mkdir(exist_ok=True)
@@ -353,7 +356,7 @@ def require_replaceable(output: Path, overwrite: bool) -> None:
 def _not_ours(folder: Path) -> list[str]:
     """Files of an artefact that neither its manifest nor a run has named; links are not followed."""
     pages = {f".{page}.lock" for page in PAGES}.union(PAGES)
-    ours = {MANIFEST, RUNNING, IDENTITY, "journal.jsonl", *pages, *_files_of(folder)}
+    ours = {MANIFEST, RUNNING, IDENTITY, JOURNAL, *pages, *_files_of(folder)}
     paths = {path.relative_to(folder) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
     return sorted(str(path) for path in paths if str(path) not in ours and path.parts[0] not in WORKING)
 
