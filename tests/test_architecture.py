@@ -33,7 +33,7 @@ FLOORS = (
     ("evals",),
     ("domain_experts", "tomoe", "hookmoe"),
     ("serve", "report", "bench"),
-    ("systems", "papers"),
+    ("systems", "papers", "lm_eval"),
     ("cli", "__main__"),
 )
 SYSTEMS = ("domain_experts", "tomoe", "hookmoe")

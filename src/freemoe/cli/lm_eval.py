@@ -47,13 +47,7 @@ def register(app: typer.Typer) -> None:
         if dry_run:
             print_json("lm-eval-plan", {"arguments": line}) if as_json else say(shlex.join(["lm_eval", *line]))
             return
-        from freemoe.compat.lm_eval import command as lm_evals_command
-        from freemoe.evals.tasks.harness.rows import require_lm_eval
-
-        require_lm_eval()
-        evaluate = lm_evals_command()
-
-        import freemoe.domain_experts.lm_eval_model  # noqa: F401  its import makes the model known
+        from freemoe.lm_eval import command as lm_evals_command
 
         sys.argv = ["lm_eval", *line]
-        evaluate()
+        lm_evals_command()()
