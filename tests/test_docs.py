@@ -107,7 +107,8 @@ def test_blocks_are_code_and_say_so(guide: Path) -> None:
 @by_guide
 def test_links_lead_somewhere(guide: Path) -> None:
     # Those inside the site, anchors included, are checked again by `mkdocs build --strict`.
-    made = script("docs_pages").MADE
+    # The first page is read on code hosts too, where pages that `make docs` makes are not there.
+    made = [] if guide == ROOT / "docs" / "index.md" else script("docs_pages").MADE
     text = re.sub(r"```.*?```", "", text_of(guide), flags=re.DOTALL)
     targets = [*re.findall(r"(?<!`)\]\(([^)\s]+)\)", text), *re.findall(r'(?:src|href|srcset)="([^"]+)"', text)]
     for target in targets:
