@@ -255,9 +255,10 @@ def _inspect_converted(folder: Path, base: str | None) -> dict[str, Any]:
 
 
 def _tables_of_conversion(result: dict[str, Any]) -> tuple[list[Any], list[str]]:
-    from freemoe.tomoe.card import headlines
+    from freemoe.report.tables import plain_table
+    from freemoe.tomoe.card import headlines, table
 
-    return [], headlines(result)
+    return [plain_table(*table(result))], headlines(result)
 
 
 def _page_of_conversion(folder: Path) -> Path:
@@ -293,11 +294,11 @@ def _inspect_trimmed(folder: Path, base: str | None) -> dict[str, Any]:
 
 
 def _tables_of_trim(result: dict[str, Any]) -> tuple[list[Any], list[str]]:
-    from freemoe.hookmoe.card import headlines
-    from freemoe.report.tables import compared_table, trimmed_table
+    from freemoe.hookmoe.card import headlines, table
+    from freemoe.report.tables import compared_table, plain_table
 
     compared = [compared_table(result["compared"])] if result.get("compared") else []
-    return [trimmed_table(result["test"]), *compared], headlines(result)
+    return [plain_table(*table(result)), *compared], headlines(result)
 
 
 def _page_of_trim(folder: Path) -> Path:
@@ -313,11 +314,12 @@ def _subject_of_trim(recipe: EvalRecipe) -> Subject:
 
 
 def _own_text_of_trim(*where: Any) -> tuple[Any, dict[str, Any]]:
+    from freemoe.hookmoe.card import table
     from freemoe.hookmoe.evaluation import evaluate_text
-    from freemoe.report.tables import trimmed_table
+    from freemoe.report.tables import plain_table
 
     found = evaluate_text(*where)
-    return trimmed_table(found), found
+    return plain_table(*table({"test": found})), found
 
 
 def _own_text_plan_of_trim(folder: str, base: str | None) -> dict[str, Any]:

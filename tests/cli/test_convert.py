@@ -13,7 +13,20 @@ from freemoe.results import ConvertResult
 from tests.cli.conftest import Freemoe, document, numbers_are_numbers
 from tests.tiny import save_base_and_text
 
-SMALL = ["--steps", "2", "--block", "32", "--batch-tokens", "64", "--experts", "3", "--dtype", "float32"]
+SMALL = [
+    "--steps",
+    "2",
+    "--block",
+    "32",
+    "--batch-tokens",
+    "64",
+    "--experts",
+    "3",
+    "--dtype",
+    "float32",
+    "--rounds",
+    "0",
+]
 
 
 @pytest.fixture
@@ -36,6 +49,8 @@ def model(folder: Path) -> Path:
         (["--batch-tokens", "128"], "train.batch_tokens", 128),
         (["--rate", "0.01"], "train.rate", 0.01),
         (["--checkpointing"], "train.checkpointing", True),
+        (["--new-tokens", "5"], "timing.new_tokens", 5),
+        (["--rounds", "0"], "timing.rounds", 0),
         (["--set", "gates.noise=true"], "gates.noise", True),
         (["--seed", "5"], "seed", 5),
         (["--threads", "1"], "threads", 1),

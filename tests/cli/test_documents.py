@@ -72,7 +72,9 @@ def test_every_document_that_is_printed_has_a_type() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
                 name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-                if name in ("print_json", "print_found", "tell") and isinstance(node.args[0], ast.Constant):
+                if name in ("print_json", "print_found", "tell", "tell_artefact") and isinstance(
+                    node.args[0], ast.Constant
+                ):
                     printed.add(node.args[0].value)
     plans = {f"{name}-plan" for name in ("build", "convert", "trim", "eval")}
     assert printed | plans == set(DOCUMENTS)
@@ -137,13 +139,14 @@ def test_what_is_told_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     def told(**shown: bool) -> str:
         made = {"folder": Path("out"), "report": Path("out/report.html"), "plans": None}
         Shown(**shown).tell(
-            "trim", made, ["a: 1 -> 2", "b"], {"x": 1.5, "notes": ["n"]}, lambda: [Table("head", box=None)], ["b"]
+            "trim", made, ["a: 1 -> 2", "b"], {"x": 1.5, "notes": ["n"]}, lambda: [Table("head", box=None)]
         )
         return capsys.readouterr().out
 
     assert [line.strip() for line in told().splitlines()] == [
         "head",
         "n",
+        "a: 1 -> 2",
         "b",
         "artefact: out",
         "report: out/report.html",

@@ -40,7 +40,10 @@ CONVERTED = {
     "recipe": {"text": "hf:maker/corpus:train", "method": "tomoe", "profile": "fast"},
     "parameters": {"active_share": 0.5, "active_share_at_run_time": 0.55, "active_share_with_embeddings": 0.6},
     "blocks": {"length": 64, "train": 10, "held_out": 10, "test": 10},
-    "scores": {"converted": {"perplexity@64": 12.5, "next_token_accuracy@64": 0.25}},
+    "scores": {
+        name: {"perplexity@64": 12.5, "next_token_accuracy@64": 0.25, "nll": [9.0, 9.5], "tokens": [5, 5]}
+        for name in ("dense", "converted")
+    },
 }
 
 

@@ -23,7 +23,7 @@ def _common(recipe: Any, kind: str) -> dict[str, Any]:
     return {**shared, "kind": kind, "recipe": recipe.model_dump(mode="json")}
 
 
-def make_conversion(better: bool = True) -> dict[str, Any]:
+def make_conversion() -> dict[str, Any]:
     """A conversion of four layers with three rivals."""
     rng = random.Random(3)
     blocks = [2.0 + rng.random() for _ in range(24)]
@@ -39,7 +39,7 @@ def make_conversion(better: bool = True) -> dict[str, Any]:
             "tokens": [100] * 24,
         }
 
-    rivals = {"static-magnitude": 1.4, "static-activation": 0.9, "activation-split": 0.7 if better else 0.2}
+    rivals = {"static-magnitude": 1.4, "static-activation": 0.9, "activation-split": 0.7}
     return {
         **_common(ConvertRecipe(model="some/base", text=("t.txt",), output="converted"), "converted"),
         "base": {"name": "some/base", "fingerprint": "cd34" * 16, "model_type": "llama"},
@@ -51,6 +51,7 @@ def make_conversion(better: bool = True) -> dict[str, Any]:
         ],
         "usage": [[(1 + (e + n) % 5) / 24 for e in range(8)] for n in range(LAYERS)],
         "scores": {"dense": score(0.0), "converted": score(0.4), **{n: score(v) for n, v in rivals.items()}},
+        "speed": {"prompt": 64, **{side: {"ttft": 0.007, "itl": 0.003} for side in ("dense", "converted")}},
         "rivals": {name: {"attention": 0.5, "active": 0.5} for name in rivals},
         "history": {
             "columns": ["distillation", "active", "target"],

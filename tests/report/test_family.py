@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 import re
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -13,11 +16,15 @@ import yaml
 from typer.testing import CliRunner
 
 from freemoe.cli import app
+from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError
+from freemoe.evals.verdict import perplexity_against
+from freemoe.hookmoe import card as trimmed_card
 from freemoe.recipes import EvalRecipe, recipe_from
 from freemoe.report import conversion, evaluation, trimmed
 from freemoe.results import BuildResult, ConvertResult, TrimResult
-from freemoe.systems import evaluate
+from freemoe.systems import SYSTEMS, evaluate
+from freemoe.tomoe import card as converted_card
 from tests.report.family import FAMILY, make_build, make_conversion, make_evaluation, make_trim
 from tests.report.page import Page
 
@@ -105,32 +112,123 @@ def test_the_same_result_gives_the_same_bytes(name: str, pages: dict[str, str]) 
     assert page(copy.deepcopy(make())) == pages[name]
 
 
-def test_a_conversion_is_held_against_the_best_rival_on_the_same_blocks() -> None:
-    result = make_conversion()
-    found = conversion.verdict(result)
-    ours, best = (result["scores"][n]["perplexity@128"] for n in ("converted", "activation-split"))
-    assert found.state == "better"
-    assert f"× {ours / best:.3f} [" in found.words
-    assert "activation-statistics split" in found.words
-    assert conversion.verdict(make_conversion(better=False)).state == "worse"
-    alone = {**result, "scores": {n: result["scores"][n] for n in ("dense", "converted")}}
-    assert "no rival of that size was scored" in conversion.verdict(alone).words
+def priced(name: str, extra: tuple[float, ...], speeds: dict[str, tuple[float, float, float]] | None) -> dict[str, Any]:
+    """A result of ``convert`` or ``trim`` whose blocks cost so much more perplexity each, and which is so many times as fast."""
+    result = FAMILY[name][0]()
+    ours = [300.0 + 100 * math.log1p(extra[n % len(extra)]) for n in range(1 if len(extra) == 1 else 400)]
+    before, tokens = [300.0] * len(ours), [100] * len(ours)
+    if name == "convert":
+        for row, nll in (("dense", before), ("converted", ours), *((n, [400.0] * len(ours)) for n in result["rivals"])):
+            result["scores"][row] |= {"nll": nll, "tokens": tokens}
+    else:
+        result["test"]["rows"]["hooks"]["ratio"] = perplexity_against(ours, before, tokens)
+    del result["speed"]
+    if speeds is not None:
+        names = ("dense", "converted") if name == "convert" else ("full", "trimmed")
+        sides = {side: {"ttft": 0.1, "itl": 0.01} for side in names}
+        parts = {part: dict(zip(("mean", "low", "high"), found, strict=True)) for part, found in speeds.items()}
+        result["speed"] = {"prompt": 64, "new_tokens": 17, "rounds": 5, **sides, **parts}
+    SYSTEMS.get(result["kind"]).result.model_validate(json.loads(json.dumps(result)))
+    return result
+
+
+FASTER, SAME, SLOWER, ONCE = (1.4, 1.3, 1.5), (1.0, 0.95, 1.05), (0.8, 0.7, 0.9), (1.4, None, None)
+
+
+@pytest.mark.parametrize("name", ["convert", "trim"])
+@pytest.mark.parametrize(
+    ("extra", "decode", "prefill", "state", "price"),
+    [
+        ((0.12, 0.16), FASTER, SAME, "same", "Mixed: costs 14.0 % [13.8, 14.2] perplexity against your model; reads"),
+        ((0.12, 0.16), SLOWER, SLOWER, "worse", "No: costs 14.0 % [13.8, 14.2] perplexity against your model; reads"),
+        ((0.12, 0.16), None, None, "worse", "No: costs 14.0 % [13.8, 14.2] perplexity against your model; reads"),
+        ((-0.12, -0.16), FASTER, SAME, "better", "Yes: saves 14.0 % [13.8, 14.2] perplexity against your model; reads"),
+        ((-0.12, -0.16), SAME, SLOWER, "same", "Mixed: saves 14.0 % [13.8, 14.2] perplexity against your model; reads"),
+        ((-0.5, 1.0), SAME, FASTER, "better", "(no reliable difference); reads"),
+        ((-0.5, 1.0), SLOWER, SAME, "worse", "(no reliable difference); reads"),
+        ((-0.5, 1.0), SAME, SAME, "same", "(no reliable difference); reads"),
+        ((0.14,), ONCE, ONCE, "same", "No: perplexity +14 % against your model (no interval); reads"),
+        ((0.14,), FASTER, FASTER, "better", "Yes: perplexity +14 % against your model (no interval); reads"),
+    ],
+)
+def test_page_card_and_terminal_begin_with_the_price_against_the_users_model(
+    name: str,
+    extra: tuple[float, ...],
+    decode: Any,
+    prefill: Any,
+    state: str,
+    price: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = priced(name, extra, decode and {"decode": decode, "prefill": prefill})
+    card = {"convert": converted_card, "trim": trimmed_card}[name]
+    verdict = card.verdict(result)
+    assert verdict.state == state
+    assert price in verdict.words.partition(". ")[0] + "."
+    fast = {
+        FASTER: "decodes 1.40x [1.30, 1.50]",
+        SLOWER: "decodes 0.80x [0.70, 0.90]",
+        ONCE: "decodes 1.40x (no interval)",
+    }
+    assert ("its speed was not measured." if decode is None else fast.get(decode, "decodes 1.00x")) in verdict.words
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    write_manifest(tmp_path, {"kind": result["kind"]})
+    told = CliRunner().invoke(app, ["report", str(tmp_path), "--dry-run"])
+    assert told.exit_code == 0, told.output
+    for module in (conversion, trimmed):
+        monkeypatch.setattr(module, "PICTURES", ())
+    # Brackets are escaped in Markdown.
+    for said in (Page(FAMILY[name][1](result)).text, card.model_card(result).replace("\\", ""), told.output):
+        assert verdict.words in said
 
 
 @pytest.mark.parametrize(
-    ("won", "state", "words"),
+    ("loss", "words"),
     [
-        ((0.6, 0.55, 0.66), "better", "Yes: 60 % [55, 66] of the loss"),
-        ((0.1, -0.2, 0.3), "same", "No: 10 % [-20, 30] of the loss"),
-        ((-0.3, -0.5, -0.1), "worse", "No: -30 % [-50, -10] of the loss"),
-        ((None, None, None), "same", "loses nothing"),
-        (None, "same", "there are no hooks"),
+        (
+            3.9,
+            "Among 3 rivals at this share it is the best: 0.463x [0.463, 0.464] the perplexity of activation-statistics split",
+        ),
+        (3.13, "it is as good as the best: 1.00"),
+        (2.0, "it is not the best: 3.0"),
     ],
 )
-def test_a_trim_is_held_against_its_plan_alone(won, state: str, words: str) -> None:
-    found = trimmed.verdict(make_trim(won))
-    assert found.state == state
-    assert words in found.words
+def test_after_the_price_a_conversion_is_held_against_the_best_rival_on_the_same_blocks(
+    loss: float, words: str
+) -> None:
+    result = priced("convert", (0.12, 0.16), None)
+    result["scores"]["activation-split"]["nll"] = [100 * loss] * 400
+    assert words in converted_card.verdict(result).words
+    alone = {**result, "scores": {n: result["scores"][n] for n in ("dense", "converted")}}
+    assert "No rival at this share was scored." in converted_card.verdict(alone).words
+
+
+def test_a_missed_budget_is_no_and_keeps_its_price() -> None:
+    found = converted_card.verdict(
+        {**priced("convert", (-0.1, -0.1), None), "missed_budget": {"asked": 0.5, "got": 0.9}}
+    )
+    assert (found.state, found.label) == ("worse", "The budget was missed")
+    assert found.words.startswith("No: saves 10.00 % [10.00, 10.00] perplexity against your model")
+    assert "50.0% active weights were asked for, and a token uses 90.0%." in found.words
+
+
+@pytest.mark.parametrize(
+    ("won", "words"),
+    [
+        ((0.6, 0.55, 0.66), "it is reliably better: 60 % [55, 66] of the lost loss is won back"),
+        ((0.1, -0.2, 0.3), "it is not reliably different: 10 % [-20, 30]"),
+        ((-0.3, -0.5, -0.1), "it is reliably worse: -30 % [-50, -10]"),
+        ((None, None, None), "loses nothing that could be won back"),
+        (None, "It is the plan alone, with nothing that compensates."),
+    ],
+)
+def test_after_the_price_a_trim_is_held_against_its_plan_alone(won: Any, words: str) -> None:
+    made = make_trim(won)
+    assert words in trimmed_card.verdict(made).words
+    # What an earlier freemoe wrote has no ratio of perplexities, and medians of times alone.
+    assert "(no interval)" in trimmed_card.verdict(made).words
+    assert "measured without an interval" in trimmed_card.verdict(made).words
 
 
 def test_an_evaluation_compares_every_row_with_the_first() -> None:

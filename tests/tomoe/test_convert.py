@@ -53,6 +53,7 @@ def recipe(base: Path, output: Path, **values: Any) -> ConvertRecipe:
         "output": str(output),
         "experts": 3,
         "dtype": "float32",
+        "timing": {"rounds": 1, "new_tokens": 2},
     }
     train = {"steps": 4, "batch_tokens": 64, "block": 32, "save_every": 2, **values.pop("train", {})}
     found = recipe_from({**data, "train": train, **values})
@@ -102,6 +103,9 @@ def test_what_is_written(done: Path, base: Path) -> None:
     assert len(result["history"]["rows"]) == 4
     assert [p["step"] for p in result["held_out_curve"]] == [0, 2, 4]
     assert all(abs(sum(layer) - 1) < 1e-6 for layer in result["usage"])
+    assert min(result["speed"][side]["ttft"] for side in ("dense", "converted")) > 0
+    assert result["speed"]["prompt"] == 32
+    assert headlines(result)[0].startswith(("Yes: ", "No: ", "Mixed: "))
     assert "# " in (done / "README.md").read_text()
     assert load_recipe(done / "recipe.yaml").model_dump() == recipe(base, done).model_dump()
     assert not list(done.glob("units"))

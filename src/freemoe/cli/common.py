@@ -119,7 +119,6 @@ class Shown:
         headlines: list[str],
         result: Any,
         tables: Callable[[], list[Table]],
-        under: list[str] | None = None,
     ) -> None:
         """Print what a run made.
 
@@ -128,8 +127,7 @@ class Shown:
             made: What is where: ``folder`` and more paths, or None.
             headlines: The verdict in lines.
             result: As the artefact holds it.
-            tables: Makes the tables.
-            under: What stands under them; the headlines, if absent.
+            tables: Makes the tables, which stand above the headlines.
         """
         notes = result.get("notes", [])
         if self.as_json:
@@ -139,11 +137,27 @@ class Shown:
             return
         for table in [] if self.summary else tables():
             print_table(table)
-        for line in [*notes, *(headlines if self.summary or under is None else under)]:
+        for line in [*notes, *headlines]:
             say(line)
         for name, where in made.items():
             if where and (name == "folder" or not self.summary):
                 say(f"{'artefact' if name == 'folder' else name}: {where}")
+
+    def tell_artefact(self, command: str, folder: Path, **more: Path | None) -> None:
+        """Print verdict and tables of what a run made, and where they and its page are.
+
+        Args:
+            command: Whose document it is.
+            folder: The artefact.
+            more: What else was written, by name.
+        """
+        from freemoe.report.page import REPORT
+        from freemoe.results import read_result
+        from freemoe.systems import SYSTEMS
+
+        result = read_result(folder)
+        tables, lines = SYSTEMS.get(result["kind"]).tables(result)
+        self.tell(command, {"folder": folder, "report": folder / REPORT, **more}, lines, result, lambda: tables)
 
 
 def calm_libraries() -> None:

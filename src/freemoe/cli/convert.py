@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
 
 from freemoe.cli import completion
 from freemoe.cli.common import Shown, calm_libraries, stopped
-from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, Command, Flags
+from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, Command, Flags
 from freemoe.recipes import ConvertRecipe
 
 HELP = """Make a dense model a token-level mixture of experts: the base's own weights, frozen, a part of them per token.
@@ -51,6 +50,7 @@ FLAGS: Flags = {
     "batch_tokens": "train.batch_tokens",
     "rate": "train.rate",
     "checkpointing": "train.checkpointing",
+    **TIMING,
     "seed": "seed",
     "dtype": "dtype",
     "device": "device",
@@ -68,34 +68,17 @@ def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, shown: S
     calm_libraries()
     from freemoe.core.run.folder import interrupted
     from freemoe.report.conversion import write_conversion_report
-    from freemoe.report.page import REPORT
-    from freemoe.tomoe.card import below_table, headlines
     from freemoe.tomoe.convert import convert
     from freemoe.tomoe.devices import Devices
 
     try:
         drawn = {"page": write_conversion_report, "progress": shown.progress()}
         folder = convert(recipe, overwrite=overwrite, resume=resume, **drawn)
-        if Devices.found().rank:
-            return folder  # the first of several processes writes and prints
     except KeyboardInterrupt:
         raise stopped(interrupted(recipe.output)) from None
-    from freemoe.results import read_result
-
-    result = read_result(folder)
-    made, said = {"folder": folder, "report": folder / REPORT}, headlines(result)
-    shown.tell("convert", made, said, result, lambda: [_table(result)], below_table(result))
+    if not Devices.found().rank:  # the first of several processes writes and prints
+        shown.tell_artefact("convert", folder)
     return folder
-
-
-def _table(result: dict[str, Any]) -> Table:
-    from freemoe.core.numbers import percent
-    from freemoe.tomoe.card import rows
-
-    table = Table("on test text", "active", f"perplexity@{result['blocks']['length']}", "next-token accuracy", box=None)
-    for name, active, perplexity, accuracy in rows(result):
-        table.add_row(name, percent(active), f"{perplexity:.3f}", f"{accuracy:.2%}")
-    return table
 
 
 def _plan(recipe: ConvertRecipe) -> dict[str, Any]:

@@ -98,6 +98,23 @@ SHARED: Flags = {
 SIDE_BY_SIDE: Flags = {"place": Flag("place", ("--on",)), "workers": "workers", "unit_seconds": "unit_seconds"}
 
 
+def _put_prompts(data: dict[str, Any], text: str) -> None:
+    try:
+        set_path(data, "timing.prompts", [int(part) for part in text.split(",")])
+    except ValueError:
+        raise RecipeError(f"--speed is {text!r}; write tokens of prompts: 1024,2048,4096") from None
+
+
+# What is timed at the end, of every command that changes how fast a model is.
+TIMING: Flags = {
+    "speed": Flag(
+        "timing.prompts", help="Tokens of the prompts to time: 1024,2048,4096. [one block]", put=_put_prompts, kind=str
+    ),
+    "new_tokens": "timing.new_tokens",
+    "rounds": "timing.rounds",
+}
+
+
 @dataclass(frozen=True)
 class Command:
     """A command that makes a recipe and runs it.

@@ -10,7 +10,7 @@ import typer
 
 from freemoe.cli import completion
 from freemoe.cli.common import Shown, calm_libraries, stopped
-from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, Command, Flag, Flags
+from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, Command, Flag, Flags
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import TrimRecipe, set_path
 
@@ -52,13 +52,6 @@ def _put_compared(data: dict[str, Any], text: str) -> None:
     set_path(data, "plan.compare", text.split())
 
 
-def _put_prompts(data: dict[str, Any], text: str) -> None:
-    try:
-        set_path(data, "timing.prompts", [int(part) for part in text.split(",")])
-    except ValueError:
-        raise RecipeError(f"--speed is {text!r}; write tokens of prompts: 1024,2048,4096") from None
-
-
 FLAGS: Flags = {
     "preset": "preset",
     "output": OUTPUT,
@@ -85,11 +78,7 @@ FLAGS: Flags = {
     "block": "training.block",
     "limit": "training.limit",
     "control": "training.control",
-    "speed": Flag(
-        "timing.prompts", help="Tokens of the prompts to time: 1024,2048,4096. [one block]", put=_put_prompts, kind=str
-    ),
-    "new_tokens": "timing.new_tokens",
-    "rounds": "timing.rounds",
+    **TIMING,
     "seed": "seed",
     "dtype": "dtype",
     "device": "device",
@@ -116,21 +105,14 @@ def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: Show
     from freemoe.core.run.folder import interrupted
     from freemoe.hookmoe.trim import trim
     from freemoe.report.figures.plan_figures import PLANS
-    from freemoe.report.page import REPORT
     from freemoe.report.trimmed import write_pages
 
     try:
         folder = trim(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume, page=write_pages)
     except KeyboardInterrupt:
         raise stopped(interrupted(recipe.output)) from None
-    from freemoe.results import read_result
-    from freemoe.systems import SYSTEMS
-
-    result = read_result(folder)
     picture = folder / PLANS
-    made = {"folder": folder, "report": folder / REPORT, "plans": picture if picture.exists() else None}
-    tables, lines = SYSTEMS.get(result["kind"]).tables(result)
-    shown.tell("trim", made, lines, result, lambda: tables)
+    shown.tell_artefact("trim", folder, plans=picture if picture.exists() else None)
     return folder
 
 

@@ -197,7 +197,7 @@ def smallest_p(documents: int) -> float:
 
 
 def over_seeds(values: Sequence[float]) -> Interval:
-    """Mean over training seeds with Student's 95 % interval: another user's seed is another draw of the same kind.
+    """Mean over repeats, such as training seeds, with Student's 95 % interval: another user's is another draw of the same kind.
 
     A single value has no bounds.
     """

@@ -1,4 +1,4 @@
-"""The model card of a trimmed mixture, and its table as lines."""
+"""What page, card and terminal say of a trimmed mixture: verdict, table and lines; all read the result, nothing else."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import math
 from typing import Any
 
 from freemoe.core import neutral
+from freemoe.core.numbers import percent
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
-from freemoe.hub.cards import Measured, base_shown, card_notes, front_matter, loading
+from freemoe.evals.speed import speed_lines
+from freemoe.evals.verdict import Verdict, judge_against_model, sign
+from freemoe.hub.cards import Measured, base_shown, card_notes, front_matter, loading, markdown_table
 
 ABOUT = {
     "full": "all experts of the base",
@@ -28,11 +31,34 @@ def share_text(values: list[float | None] | None) -> str:
     return f"{100 * values[0]:.0f} % [{low}, {high}]"
 
 
+def run_as(result: dict[str, Any]) -> str:
+    """The row of the test table that is the artefact as it is run."""
+    return next(name for name in ("hooks", "rescaled", "plan") if name in result["test"]["rows"])
+
+
+def verdict(result: dict[str, Any]) -> Verdict:
+    """What the artefact costs and gives against the full model, and what it wins back of what its plan alone loses."""
+    rows, cost, ours = result["test"]["rows"], result["cost_of_a_token"], run_as(result)
+    share = rows[ours].get("recovered_ce")
+    if ours == "plan":
+        then = "It is the plan alone, with nothing that compensates."
+    elif share is None or share[0] is None:
+        then = "The plan alone loses nothing that could be won back."
+    else:
+        state = sign(dict(zip(("mean", "low", "high"), share, strict=True)), 0.0)
+        said = {1: "reliably better", 0: "not reliably different", -1: "reliably worse"}[state]
+        then = f"Against the plan alone it is {said}: {share_text(share)} of the lost loss is won back."
+    unknown = {"mean": math.exp(rows[ours]["ce"] - rows["full"]["ce"]), "low": None, "high": None}
+    read = f"{percent(cost['trimmed']['active'] / cost['full']['active'])} of the weights"
+    return judge_against_model(rows[ours].get("ratio", unknown), read, result.get("speed"), then)
+
+
 def headlines(result: dict[str, Any]) -> list[str]:
-    """What a trim found, in two or three lines."""
+    """The verdict, and what a trim found, in a few lines."""
     rows, cost = result["test"]["rows"], result["cost_of_a_token"]
     full, plan = rows["full"], rows["plan"]
     lines = [
+        verdict(result).words,
         f"plan {result['plan']['text']}: Act {result['base']['act']:.3f} -> {result['plan']['act']:.3f}, active parameters "
         f"{cost['full']['active']:,} -> {cost['trimmed']['active']:,} (hooks {cost['trimmed']['hooks']:,})",
         f"test loss {full['ce']:.4f} -> {plan['ce']:.4f} with the plan alone (KL {plan['kl']:.4f})",
@@ -43,20 +69,13 @@ def headlines(result: dict[str, Any]) -> list[str]:
             f"with hooks (router weights: {result['rescale']['rule']}) {hooks['ce']:.4f} (KL {hooks['kl']:.4f}): "
             f"{share_text(hooks['recovered_ce'])} of the lost loss and {share_text(hooks['recovered_kl'])} of the KL won back"
         )
-    if said := guessing_text("the test text", result.get("guessing")):
-        lines.append(said)
-    for speed in result["speed"].get("lengths") or [result["speed"]]:
-        ttft, itl = ([1000 * speed[side][what] for side in ("full", "trimmed")] for what in ("ttft", "itl"))
-        lines.append(
-            f"first token after {ttft[0]:.1f} -> {ttft[1]:.1f} ms, further ones every {itl[0]:.1f} -> {itl[1]:.1f} ms (batch 1, "
-            f"prompt of {speed['prompt']} tokens, as this machine was loaded)"
-        )
-    return lines
+    guess = guessing_text("the test text", result.get("guessing"))
+    return [*lines, *([guess] if guess else []), *speed_lines(result.get("speed"))]
 
 
-def table(result: dict[str, Any]) -> list[list[str]]:
-    """Rows of the test table: name, loss, KL, shares won back, what the row is."""
-    return [
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The test part for people: header, and rows of name, loss, KL, shares won back, what the row is."""
+    return ["", "loss", "KL", "loss won back", "KL won back", ""], [
         [
             name,
             f"{row['ce']:.4f}",
@@ -69,13 +88,8 @@ def table(result: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-HEADER = ["", "loss", "KL", "loss won back", "KL won back", ""]
-
-
 def model_card(result: dict[str, Any]) -> str:
     """README.md of the artefact."""
-    lines = [f"| {' | '.join(HEADER)} |", f"|{'---|' * len(HEADER)}"]
-    lines += [f"| {' | '.join(map(neutral.markdown, row))} |" for row in table(result)]
     title = f"{base_shown(result)}, trimmed"
     tags = ["mixture-of-experts", "frozen-base", "hooks"]
     return "\n".join(
@@ -90,7 +104,7 @@ def model_card(result: dict[str, Any]) -> str:
             "",
             f"On {result['test']['tokens']:,} tokens of the text's test part, which decided nothing; 95 % intervals over its blocks:",
             "",
-            *lines,
+            *markdown_table(*table(result)),
             "",
             "## Use",
             "",
@@ -106,6 +120,5 @@ def model_card(result: dict[str, Any]) -> str:
 
 def _measured(result: dict[str, Any]) -> list[Measured]:
     """What the artefact, as it is run, reached on the text's test part."""
-    rows = result["test"]["rows"]
-    row = next(rows[name] for name in ("hooks", "rescaled", "plan") if name in rows)
-    return [Measured("held-out text", "perplexity", math.exp(row["ce"]), "perplexity")]
+    loss = result["test"]["rows"][run_as(result)]["ce"]
+    return [Measured("held-out text", "perplexity", math.exp(loss), "perplexity")]

@@ -6,6 +6,7 @@ import math
 import time
 from typing import Any
 
+from freemoe.evals.speed import timed_tokens
 from freemoe.hookmoe.compare import read_ways
 from freemoe.hookmoe.material import TextParts, prepare
 from freemoe.hookmoe.metrics import count_parameters
@@ -16,8 +17,8 @@ from freemoe.hookmoe.plans.search import MOST_ACTS, even, profile_units
 from freemoe.recipes import TrimRecipe
 from freemoe.text.blocks import seconds_per_token
 
-# A pass with gradients, in passes without; a token that is written alone, in tokens of a prompt.
-_WITH_GRADIENTS, _ONE_BY_ONE = 3, 16
+# A pass with gradients, in passes without.
+_WITH_GRADIENTS = 3
 
 
 def outlook(recipe: TrimRecipe) -> dict[str, Any]:
@@ -77,11 +78,10 @@ def outlook(recipe: TrimRecipe) -> dict[str, Any]:
 
 def _passed_tokens(recipe: TrimRecipe, text: TextParts, measured: int, compared: int) -> dict[str, float]:
     """Tokens that go through the model at most, by stage, those with gradients counted as often as they cost more."""
-    training, timing = recipe.training, recipe.timing
+    training = recipe.training
     hooks = recipe.hooks.layers != "none"
     steps = training.steps * training.rows * training.block * _WITH_GRADIENTS
     once = steps + math.ceil(training.steps / training.every) * text.held_out.tokens
-    asked = sum(timing.prompts or (text.test.length,))
     # Of every row its loss and its routes; the full model's answers, and the free compensators' fit.
     rows = 3 + hooks * (1 + training.control)
     return {
@@ -91,7 +91,7 @@ def _passed_tokens(recipe: TrimRecipe, text: TextParts, measured: int, compared:
         "control": hooks * training.control * once,
         "test": (2 * rows + 2) * text.test.tokens + min(text.train.tokens, 64 * training.block),
         "compared_plans": compared * text.test.tokens,
-        "speed": 2 * (timing.rounds + 1) * (asked + timing.new_tokens * _ONE_BY_ONE),
+        "speed": timed_tokens(recipe.timing, text.test.length),
     }
 
 

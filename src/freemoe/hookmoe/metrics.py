@@ -1,4 +1,4 @@
-"""What a plan costs and changes: Act, parameters, time to first token, time between tokens, routes (HookMoE Sec. 4.1).
+"""What a plan costs and changes: Act, parameters, routes (HookMoE Sec. 4.1); time is `evals.speed`'s.
 
 Parameters are counted from the live model, so that shared heads, low-rank attention, dense layers and norms are right; the
 paper's formula misses them. Act counts routed experts only.
@@ -6,10 +6,8 @@ paper's formula misses them. Act counts routed experts only.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.hooks.hook import Hooks
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.layers import moe_layers
@@ -103,46 +100,3 @@ def load_cv(found: Mapping[int, Tensor], counts: Mapping[int, int]) -> dict[int,
         loads = torch.bincount(index.flatten(), minlength=counts[n])[: counts[n]].double()
         result[n] = float(loads.std(correction=0) / loads.mean())
     return result
-
-
-def speed(model: Any, trimmed: Trimmed, prompt: Tensor, new: int = 17, repeats: int = 3) -> dict[str, Any]:
-    """Time greedy requests of one prompt, full and trimmed in turns, after one warm-up of each.
-
-    Args:
-        model: The base, with nothing on it.
-        trimmed: Plan and hooks.
-        prompt: (1, length) int64.
-        new: Tokens of the long request.
-        repeats: Rounds.
-
-    Returns:
-        ``prompt``: its tokens; ``new_tokens``, ``rounds``. ``full`` and ``trimmed``: medians in seconds: ``ttft``, a whole request for one new token, and
-        ``itl``, (request for ``new`` tokens - ttft) / (new - 1).
-    """
-    times: dict[str, list[tuple[float, float]]] = {"full": [], "trimmed": []}
-    for number in range(repeats + 1):
-        for side, found in times.items():
-            with nullcontext() if side == "full" else trimmed.attached(model):
-                first, whole = request(model, prompt, 1), request(model, prompt, new)
-            if number:
-                found.append((first, (whole - first) / (new - 1)))
-    medians = {s: [statistics.median(values) for values in zip(*f, strict=True)] for s, f in times.items()}
-    about = {"prompt": prompt.shape[1], "new_tokens": new, "rounds": repeats}
-    return {**about, **{s: {"ttft": ttft, "itl": itl} for s, (ttft, itl) in medians.items()}}
-
-
-@torch.no_grad()
-def request(model: Any, prompt: Tensor, new: int) -> float:
-    """Seconds of one greedy request for exactly ``new`` tokens."""
-    _wait(model.device)
-    began = time.perf_counter()
-    model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, min_new_tokens=new, max_new_tokens=new
-    )
-    _wait(model.device)
-    return time.perf_counter() - began
-
-
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

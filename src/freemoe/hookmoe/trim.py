@@ -25,6 +25,8 @@ from freemoe.distributed.executors import require_place
 from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import asked
+from freemoe.evals.speed import compare_prompts, prompt_lengths
+from freemoe.evals.verdict import perplexity_against
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.card import model_card
@@ -37,7 +39,7 @@ from freemoe.hookmoe.hooks.training import Material, Schedule, train
 from freemoe.hookmoe.inspection import inspect_trimmed
 from freemoe.hookmoe.material import TextParts, inputs, prepare
 from freemoe.hookmoe.measure import Quality, as_json, measure, recovered
-from freemoe.hookmoe.metrics import act_equivalent, act_per_layer, agreement, count_parameters, load_cv, routes, speed
+from freemoe.hookmoe.metrics import act_equivalent, act_per_layer, agreement, count_parameters, load_cv, routes
 from freemoe.hookmoe.plans.apply import applied, expert_counts, plan_of
 from freemoe.hookmoe.plans.elsewhere import measuring
 from freemoe.hookmoe.plans.layers import moe_layers
@@ -152,7 +154,7 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
             "hooks": {"widths": widths, "residual_kl": residual, "losses": losses, "start": start},
             "cost_of_a_token": _costs(model, base, trimmed),
             "test": test,
-            "speed": _speeds(model, recipe, trimmed, text, run),
+            **_speeds(model, recipe, trimmed, text, run),
             "compared": compared,
             "text": {
                 "passages": text.passages,
@@ -279,14 +281,16 @@ def _compared(
 
 
 def _speeds(model: Any, recipe: TrimRecipe, trimmed: Trimmed, text: TextParts, run: RunFolder) -> dict[str, Any]:
-    """The first length's figures, and under ``lengths`` those of all that are asked for; each is timed once."""
-    asked, found = recipe.timing, []
-    ids = text.test.ids.flatten()
-    for length in asked.prompts or (text.test.length,):
-        prompt = ids.repeat(-(-length // len(ids)))[:length]
-        timed = partial(speed, model, trimmed, prompt[None].to(model.device), asked.new_tokens, asked.rounds)
-        found.append(run.unit(f"speed|{length}", timed))
-    return {**found[0], "lengths": found}
+    """The base and the artefact in turns, both by transformers' own code: what differs is the trim."""
+
+    @contextmanager
+    def lean() -> Iterator[Any]:
+        with trimmed.attached(model):
+            yield model
+
+    sides = {"full": lambda: contextlib.nullcontext(model), "trimmed": lean}
+    lengths = prompt_lengths(recipe.timing, model, text.test.length)
+    return compare_prompts(recipe.timing, sides, text.test.ids.flatten().to(model.device), lengths, run)
 
 
 @contextmanager
@@ -365,6 +369,9 @@ def measure_rows(
             advance(1)
     full, plan = measured["full"], measured["plan"]
     for name, quality in measured.items():
+        if name != "full":
+            sums = (part.tolist() for part in (quality.ce, full.ce, full.tokens))
+            report[name]["ratio"] = perplexity_against(*sums)
         if name not in ("full", "plan"):
             share = recovered(full.ce, plan.ce, quality.ce, seed, control=name == "control")
             report[name]["recovered_ce"] = as_json(share)

@@ -85,6 +85,12 @@ def front_matter(
     return ["---", *card.to_yaml().splitlines(), "---", ""]
 
 
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table of a card, as lines."""
+    lines = [f"| {' | '.join(map(neutral.markdown, cells))} |" for cells in (header, *rows)]
+    return [lines[0], f"|{'---|' * len(header)}", *lines[1:]]
+
+
 def base_shown(result: dict[str, Any]) -> str:
     """The base's name for a card: the repository's, else the last part of its path."""
     name = str(result["base"]["name"])

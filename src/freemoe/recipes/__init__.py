@@ -21,6 +21,7 @@ from freemoe.recipes.build import (
 from freemoe.recipes.convert import ConvertRecipe, GateSection, LossSection, TrainSection
 from freemoe.recipes.evaluate import EvalRecipe
 from freemoe.recipes.reading import Recipe, dump, load_recipe, recipe_from, set_path
+from freemoe.recipes.sections import TimingSection
 from freemoe.recipes.trim import HookSection, HookTraining, PlanSection, TrimRecipe
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "SaliencySection",
     "SearchSection",
     "SubdomainSection",
+    "TimingSection",
     "TrainSection",
     "TrimRecipe",
     "UnitSection",

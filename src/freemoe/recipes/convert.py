@@ -20,6 +20,7 @@ from freemoe.recipes.sections import (
     Seed,
     SpreadSection,
     Threads,
+    TimingSection,
     UnitSeconds,
     Where,
     Workers,
@@ -237,6 +238,7 @@ class ConvertRecipe(SpreadSection):
     gates: GateSection = GateSection()
     losses: LossSection = LossSection()
     train: TrainSection = TrainSection()
+    timing: TimingSection = TimingSection()
 
     @field_validator("method")
     @classmethod

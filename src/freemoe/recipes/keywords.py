@@ -28,6 +28,7 @@ SHORT: dict[str, dict[str, str]] = {
         "data_root": "data.root",
         "subdomains": "subdomains.count",
     },
+    "convert": {"speed": "timing.prompts"},
     "trim": {"plan": "plan.given", "hooks": "hooks.layers", "speed": "timing.prompts"},
 }
 """Names that the command line has for fields of sections, where they are no field's own or are one of several sections."""

@@ -208,3 +208,17 @@ def _words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "not set" if value is None else str(value)
+
+
+class TimingSection(Section):
+    """What is timed at the end: greedy requests of the base and of what was made of it, in turns, batch 1."""
+
+    prompts: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = Field(
+        default=(),
+        max_length=100,
+        description="Tokens of each prompt (paper: 1024,2048,4096); one block of the test part if absent.",
+    )
+    new_tokens: int = Field(default=17, ge=2, le=2**20, description="Tokens of the long request (paper: 256).")
+    rounds: int = Field(
+        default=5, ge=0, le=100_000, description="Rounds, after one that warms up (paper: 100); 0: nothing is timed."
+    )

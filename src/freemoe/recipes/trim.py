@@ -20,6 +20,7 @@ from freemoe.recipes.sections import (
     Seed,
     SpreadSection,
     Threads,
+    TimingSection,
     UnitSeconds,
     Where,
     Workers,
@@ -135,18 +136,6 @@ class HookTraining(Section):
     control: bool = Field(default=True, description="Also train the same hooks with k unreduced.")
 
 
-class TimingSection(Section):
-    """What is timed at the end: greedy requests of the base and of the artefact, in turns, batch 1."""
-
-    prompts: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = Field(
-        default=(),
-        max_length=100,
-        description="Tokens of each prompt (paper: 1024,2048,4096); one block of the test part if absent.",
-    )
-    new_tokens: int = Field(default=17, ge=2, le=2**20, description="Tokens of the long request (paper: 256).")
-    rounds: int = Field(default=3, ge=1, le=100_000, description="Rounds, after one that warms up (paper: 100).")
-
-
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "quick": {
         "plan": {"best": 1, "swaps": 0},
@@ -160,7 +149,7 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "test": 32,
             "control": False,
         },
-        "timing": {"rounds": 2},
+        "timing": {"rounds": 3},
     },
     "thorough": {
         "plan": {"best": 4, "swaps": 96},

@@ -9,15 +9,24 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from freemoe.core.numbers import decimals
 from freemoe.report.figures.all_figures import Picture
 from freemoe.report.figures.drawing import WIDE, is_narrow, legend_above, new_figure, plain, ratio_ticks, shaded, styled
-from freemoe.report.page import Group, Page, Table, Verdict, common_facts, made, record_lines, render, size, write_page
+from freemoe.report.page import (
+    INTERVALS,
+    Group,
+    Page,
+    Table,
+    common_facts,
+    made,
+    record_lines,
+    render,
+    size,
+    write_page,
+)
 from freemoe.report.palette import BASE, EXPERT, INK, RIVAL, SOFT
 from freemoe.report.reading import number
-from freemoe.tomoe.card import NAMES, headlines, rows
+from freemoe.tomoe.card import headlines, rows, table, verdict
 
-_OURS = ("dense", "converted")
 _READINGS = (
     ("dense model", "base", "The base as it came: every weight is used for every token."),
     (
@@ -48,27 +57,25 @@ def write_conversion_report(source: str | Path) -> Path:
 def page(result: dict[str, Any]) -> str:
     """The page of a result."""
     length, blocks = result["blocks"]["length"], result["blocks"]
-    scored = [
-        (role_of(name), [shown, f"{decimals(100 * active, 1)} %", number(perplexity, 3), f"{100 * accuracy:.2f} %"])
-        for name, (shown, active, perplexity, accuracy) in zip(result["scores"], rows(result), strict=True)
-    ]
+    header, cells = table(result)
+    scored = [(role_of(name), row) for name, row in zip(result["scores"], cells, strict=True)]
     present = {role_of(name) for name in result["scores"]}
     return render(
         Page(
             title=f"{result['base']['name']} as a mixture of experts",
             about=made(result, "every token uses a part of the weights, and none was changed"),
             verdict=verdict(result),
-            findings=[("fact", line) for line in headlines(result)[1:] if not line.startswith("  ")],
+            findings=[("fact", line.replace("->", "→")) for line in headlines(result)[1:]],
             notes=result.get("notes") or (),
             heading="Figures on test text",
             table=Table(
                 f"{blocks['test']:,} tokens of text that neither trained nor chose anything, in contexts of at most {length} tokens.",
-                ("on test text", "active", f"perplexity@{length}", "next-token accuracy"),
+                header,
                 [Group(scored)],
                 (1, 2, 3),
             ),
             reading="Perplexity: less is better. Active: the share of the weights of the decoder's linears that one token uses. The "
-            "verdict's ratios are of perplexities on the same text, with 95 % bootstrap intervals over its blocks.",
+            f"verdict's ratios are of perplexities on the same text, with {INTERVALS}",
             readings=[r for r in _READINGS if r[1] in present],
             pictures=PICTURES,
             splits=[
@@ -92,46 +99,6 @@ def page(result: dict[str, Any]) -> str:
 def role_of(name: str) -> str:
     """What a row of the scores is."""
     return {"dense": "base", "converted": "expert"}.get(name, "rival")
-
-
-def ratio(result: dict[str, Any], top: str, bottom: str) -> tuple[float, float, float]:
-    """Perplexity of one row over another's on the same blocks, with its interval."""
-    from freemoe.evals.statistics import ratio_bootstrap
-
-    a, b = result["scores"][top], result["scores"][bottom]
-    found = ratio_bootstrap(a["nll"], b["nll"], b["tokens"], [str(i) for i in range(len(b["nll"]))])
-    return found.mean, found.low, found.high
-
-
-def verdict(result: dict[str, Any]) -> Verdict:
-    """Whether the converted model is reliably better than the best rival of its size, and what it loses to the dense one."""
-    key = f"perplexity@{result['blocks']['length']}"
-    active = f"{100 * result['parameters']['active_share']:.1f} % of the weights active"
-    home = f"against the dense model × {_shown(ratio(result, 'converted', 'dense'))}"
-    missed = result.get("missed_budget")
-    if missed:
-        asked = f"{decimals(100 * missed['asked'], 1)} % were asked for"
-        return Verdict("worse", "The budget was missed", f"No: {active}, where {asked}; perplexity is, {home}.")
-    rivals = [name for name in result["scores"] if name not in _OURS]
-    if not rivals:
-        return Verdict(
-            "same",
-            "No rival to compare with",
-            f"With {active}, perplexity is, {home}; no rival of that size was scored.",
-        )
-    best = min(rivals, key=lambda name: result["scores"][name][key])
-    found = ratio(result, "converted", best)
-    said = f"perplexity is × {_shown(found)} that of the best rival of {len(rivals)} ({NAMES.get(best, best)}), and {home}."
-    if found[2] < 1:
-        return Verdict("better", "Reliably better than its rivals", f"Yes: with {active}, {said}")
-    if found[1] > 1:
-        return Verdict("worse", "Worse than its best rival", f"No: with {active}, {said}")
-    return Verdict("same", "No reliable gain over its best rival", f"No: with {active}, {said}")
-
-
-def _shown(found: tuple[float, float, float]) -> str:
-    mean, low, high = (number(v, 3) for v in found)
-    return f"{mean} [{low}, {high}]"
 
 
 @styled

@@ -7,15 +7,14 @@ from typing import Any
 
 from freemoe.core.errors import ArtifactError
 from freemoe.evals.guessing import guessing_text
+from freemoe.evals.verdict import State, Verdict
 from freemoe.report.figures.all_figures import Picture
 from freemoe.report.figures.gain_figures import gains
 from freemoe.report.page import (
     STATES,
     Group,
     Page,
-    State,
     Table,
-    Verdict,
     common_facts,
     made,
     record_lines,

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.domain_experts.prove.card import ROWS
+from freemoe.evals.verdict import State, Verdict
 from freemoe.report.figures.all_figures import FIGURES
-from freemoe.report.page import STATES, Page, State, Verdict, common_facts, made, size, write_page
+from freemoe.report.page import STATES, Page, common_facts, made, size, write_page
 from freemoe.report.page import render as render_page
 from freemoe.report.reading import (
     COMPARED,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 import yaml
@@ -19,6 +19,7 @@ from markupsafe import Markup
 from freemoe.core import neutral
 from freemoe.core.files import write_atomic
 from freemoe.core.run.lock import alone
+from freemoe.evals.verdict import State, Verdict
 from freemoe.report import reading
 from freemoe.report.figures.all_figures import Picture, drawn
 from freemoe.report.palette import css
@@ -26,23 +27,10 @@ from freemoe.results import read_result, shown
 
 REPORT = "report.html"
 
-State = Literal["better", "same", "worse", "fact"]
+INTERVALS = "95 % bootstrap intervals over its blocks. Speed is the geometric mean over requests in turns, with Student's 95 % interval."
+"""How the intervals of a verdict against the model are made, for the words below a table."""
+
 STATES: dict[int, State] = {1: "better", 0: "same", -1: "worse"}
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The answer to "is there a reliable gain?".
-
-    Attributes:
-        state: How it is marked.
-        label: In two or three words.
-        words: In one sentence, with the figure and its interval.
-    """
-
-    state: State
-    label: str
-    words: str
 
 
 @dataclass(frozen=True)

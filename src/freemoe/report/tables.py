@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -9,8 +10,6 @@ from rich.text import Text
 
 from freemoe.core.numbers import decimals
 from freemoe.domain_experts.prove.card import ROWS, gain_text
-from freemoe.hookmoe.card import HEADER
-from freemoe.hookmoe.card import table as trimmed_rows
 from freemoe.report.reading import accepted, gain_words, is_text, number, percent
 
 _ROW_STYLES = {"base": "dim", "expert": "bold", "routed": "bold", "control": "", "oracle": "dim italic"}
@@ -84,15 +83,11 @@ def subdomain_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def trimmed_table(test: dict[str, Any]) -> Table:
-    """The test part of a trimmed mixture, row by row.
-
-    Args:
-        test: What stands under ``test`` in ``result.json``.
-    """
-    shown = Table(*HEADER, box=None)
-    for row in trimmed_rows({"test": test}):
-        shown.add_row(*row)
+def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of cells that are text already."""
+    shown = Table(*header, box=None)
+    for row in rows:
+        shown.add_row(*map(Text, row))
     return shown
 
 
@@ -102,11 +97,11 @@ def compared_table(rows: list[dict[str, Any]]) -> Table:
     Args:
         rows: What stands under ``compared`` in ``result.json``.
     """
-    shown = Table("plan or rule", "Act", "loss", "KL", "next token right", box=None)
-    for row in rows:
-        cells = (row["name"], f"{row['act']:.3f}", f"{row['loss']:.4f}", f"{row['kl']:.4f}", f"{row['accuracy']:.2f} %")
-        shown.add_row(*(Text(cell) for cell in cells))
-    return shown
+    cells = [
+        (row["name"], f"{row['act']:.3f}", f"{row['loss']:.4f}", f"{row['kl']:.4f}", f"{row['accuracy']:.2f} %")
+        for row in rows
+    ]
+    return plain_table(("plan or rule", "Act", "loss", "KL", "next token right"), cells)
 
 
 def evaluation_table(result: dict[str, Any]) -> Table:

@@ -9,15 +9,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from freemoe.hookmoe.card import ABOUT, HEADER, headlines, share_text, table
+from freemoe.hookmoe.card import ABOUT, headlines, table, verdict
 from freemoe.report.figures.all_figures import Picture
 from freemoe.report.figures.drawing import WIDE, heading, is_narrow, legend_above, new_figure, styled
 from freemoe.report.figures.plan_figures import pareto_figure, write_pareto
-from freemoe.report.page import Group, Page, Table, Verdict, common_facts, made, record_lines, render, write_page
+from freemoe.report.page import INTERVALS, Group, Page, Table, common_facts, made, record_lines, render, write_page
 from freemoe.report.palette import colour, role
 from freemoe.results import read_result
 
-_COLUMNS = ("row", *HEADER[1:-1])
 _OURS = ("hooks", "rescaled")
 
 
@@ -35,7 +34,8 @@ def write_pages(folder: Path) -> Path:
 def page(result: dict[str, Any]) -> str:
     """The page of a result."""
     test, text, base = result["test"], result["text"], result["base"]
-    found = [(role(row[0], "rival"), ["" if cell == "-" else cell for cell in row[:-1]]) for row in table(result)]
+    header, cells = table(result)
+    found = [(role(row[0], "rival"), ["" if cell == "-" else cell for cell in row[:-1]]) for row in cells]
     parts = zip(
         ("train the hooks", "choose plan, rule and state", "are reported"),
         text["passages"],
@@ -47,17 +47,17 @@ def page(result: dict[str, Any]) -> str:
             title=f"{base['name']}, trimmed",
             about=made(result, "fewer experts run, hooks make up for it, no weight was changed"),
             verdict=verdict(result),
-            findings=[("fact", line.replace("->", "→")) for line in headlines(result)],
+            findings=[("fact", line.replace("->", "→")) for line in headlines(result)[1:]],
             notes=result.get("notes") or (),
             heading="Figures on test text",
             table=Table(
                 f"{test['tokens']:,} tokens of text that neither trained nor chose anything.",
-                _COLUMNS,
+                ("row", *header[1:-1]),
                 [Group(found)],
                 (1, 2, 3, 4),
             ),
             reading="Loss: cross-entropy in nats per token. KL: divergence from the full model in nats per token. For both, less is "
-            "better. Won back: the share of what the plan alone loses that a row does not lose, with 95 % bootstrap intervals over blocks.",
+            f"better. Won back: the share of what the plan alone loses that a row does not lose, with {INTERVALS}",
             readings=[(name, role(name, "rival"), ABOUT.get(name, "a row of its own")) for name in test["rows"]],
             pictures=PICTURES,
             splits=[
@@ -76,29 +76,6 @@ def page(result: dict[str, Any]) -> str:
         ),
         result,
     )
-
-
-def verdict(result: dict[str, Any]) -> Verdict:
-    """Whether the artefact reliably wins back what its plan loses."""
-    rows = result["test"]["rows"]
-    act = f"Act {result['base']['act']:.3g} → {result['plan']['act']:.3g}"
-    full, plan = rows["full"]["ce"], rows["plan"]["ce"]
-    ours = next((name for name in _OURS if name in rows), None)
-    if ours is None:
-        words = f"Nothing to win back with: {act} takes the test loss from {full:.4f} to {plan:.4f}, and there are no hooks."
-        return Verdict("same", "The plan alone", words)
-    share = rows[ours].get("recovered_ce")
-    losses = f"test loss {full:.4f} in full, {plan:.4f} by the plan alone, {rows[ours]['ce']:.4f} with {ours}"
-    if share is None or share[0] is None:
-        return Verdict(
-            "same", "Nothing was lost", f"{act} loses nothing on test text that could be won back: {losses}."
-        )
-    won = f"{share_text(share)} of the loss that the plan costs at {act} is won back ({losses})."
-    if share[1] is not None and share[1] > 0:
-        return Verdict("better", "Reliable gain over the plan alone", f"Yes: {won}")
-    if share[2] is not None and share[2] < 0:
-        return Verdict("worse", "Worse than the plan alone", f"No: {won}")
-    return Verdict("same", "No reliable gain over the plan alone", f"No: {won}")
 
 
 @styled

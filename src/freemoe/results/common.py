@@ -37,6 +37,35 @@ class Guessing(Part):
     documents: int | None = Field(None, description="Questions with choices.")
 
 
+class TimesAsFast(Part):
+    """How many times as fast a model is, with its 95 % interval over rounds; no ends where there was one round."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+class SpeedAt(BaseModel):
+    """Greedy requests of one prompt before a change and after it, in turns, batch 1.
+
+    Beside, under the name of each side: median seconds to the first token (``ttft``) and between two further ones (``itl``).
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    prompt: int = Field(description="Its tokens.")
+    new_tokens: int = Field(17, description="Tokens of an answer.")
+    rounds: int = Field(3, description="After one that warmed up.")
+    prefill: TimesAsFast | None = Field(None, description="To the first token.")
+    decode: TimesAsFast | None = Field(None, description="Between two further tokens.")
+
+
+class Speed(SpeedAt):
+    """The first prompt's figures, and those of all."""
+
+    lengths: list[SpeedAt] = []
+
+
 class Cost(BaseModel):
     """What a run took; systems tell more of it."""
 

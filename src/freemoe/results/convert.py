@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from freemoe.results.common import Guessing, Part, Result
+from freemoe.results.common import Guessing, Part, Result, Speed
 
 KIND = "converted"
 """Of the artefact, as its manifest has it."""
@@ -62,6 +62,7 @@ class ConvertResult(Result):
     scores: dict[str, dict[str, Any]] = Field(
         description="Dense, converted and every rival on the test part, block by block."
     )
+    speed: Speed | None = Field(None, description="Dense and converted; none where nothing was timed.")
     rivals: dict[str, dict[str, float]] = Field(description="The variant of every rival that held-out text chose.")
     history: dict[str, Any] = Field(description="Columns and rows of the training.")
     held_out_curve: list[dict[str, float]]

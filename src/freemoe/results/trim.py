@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from freemoe.results.common import Guessing, Part, Result
+from freemoe.results.common import Guessing, Part, Result, Speed
 
 
 class MixtureFacts(Part):
@@ -34,7 +34,7 @@ class TestPart(Part):
 
     tokens: int
     rows: dict[str, dict[str, Any]] = Field(
-        description="Loss, divergence from the full model, use of experts; what was won back."
+        description="Loss, divergence from the full model, perplexity over its own, use of experts; what was won back."
     )
 
 
@@ -49,8 +49,6 @@ class TrimResult(Result):
     cost_of_a_token: dict[str, Any]
     test: TestPart
     guessing: Guessing | None = Field(None, description="Only where the full mixture is no better than guessing.")
-    speed: dict[str, Any] = Field(
-        description="Seconds to the first token and between tokens; every length that was asked for."
-    )
+    speed: Speed | None = Field(None, description="Full and trimmed; none where nothing was timed.")
     compared: list[dict[str, Any]] = Field([], description="Plans and rules per token on the test part, without hooks.")
     text: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The model card of a converted model and the lines that its command prints; both read the result, nothing else."""
+"""What page, card and terminal say of a converted model: verdict, table and lines; all read the result, nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from freemoe.core import neutral
 from freemoe.core.numbers import percent
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
-from freemoe.hub.cards import HERE, Measured, base_shown, card_notes, front_matter, loading
+from freemoe.evals.speed import speed_lines
+from freemoe.evals.verdict import Verdict, judge_against_model, perplexity_against, sign, times
+from freemoe.hub.cards import HERE, Measured, base_shown, card_notes, front_matter, loading, markdown_table
 
 NAMES = {
     "dense": "dense model",
@@ -37,26 +39,50 @@ def rows(result: dict[str, Any]) -> list[tuple[str, float, float, float]]:
     return found
 
 
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The scores on test text for people: header and rows."""
+    header = ["on test text", "active", f"perplexity@{result['blocks']['length']}", "next-token accuracy"]
+    return header, [[name, percent(active), f"{p:.3f}", f"{right:.2%}"] for name, active, p, right in rows(result)]
+
+
+def verdict(result: dict[str, Any]) -> Verdict:
+    """What the converted model costs and gives against the dense one, and whether any rival of its size is as good."""
+    parameters, rivals = result["parameters"], [n for n in result["scores"] if n not in ("dense", "converted")]
+    against = {name: _against(result, name) for name in ("dense", *rivals)}
+    then = "No rival at this share was scored."
+    if rivals:
+        best = max(rivals, key=lambda name: against[name]["mean"])
+        said = {-1: "it is the best", 0: "it is as good as the best", 1: "it is not the best"}[sign(against[best])]
+        then = (
+            f"Among {len(rivals)} rivals at this share {said}: {times(against[best], 3)} the perplexity of "
+            f"{NAMES.get(best, best)}, the best rival."
+        )
+    missed = result.get("missed_budget")
+    asked = (
+        f"{percent(missed['asked'])} active weights were asked for, and a token uses {percent(missed['got'])}."
+        if missed
+        else ""
+    )
+    share = f"{percent(parameters['active_share_at_run_time'])} of the decoder's weights"
+    return judge_against_model(against["dense"], share, result.get("speed"), then, asked)
+
+
+def _against(result: dict[str, Any], name: str) -> dict[str, Any]:
+    ours, other = result["scores"]["converted"], result["scores"][name]
+    return perplexity_against(ours["nll"], other["nll"], ours["tokens"])
+
+
 def headlines(result: dict[str, Any]) -> list[str]:
-    """What was found, in a few lines."""
-    length = result["blocks"]["length"]
-    lines = [f"held-out test text, {result['blocks']['test']} tokens, context of at most {length}:"]
-    lines += [
-        f"  {name}: {percent(active)} active, perplexity@{length} {perplexity:.3f}, next-token accuracy {accuracy:.2%}"
-        for name, active, perplexity, accuracy in rows(result)
-    ]
-    return [*lines, *below_table(result)]
-
-
-def below_table(result: dict[str, Any]) -> list[str]:
-    """What stands below the table of what was found: what is active, and that the dense model only guesses, if it does."""
+    """The verdict, what is active, how fast it is, and that the dense model only guesses, if it does."""
     parameters = result["parameters"]
     guess = guessing_text("the test text", result.get("guessing"))
     return [
+        verdict(result).words,
         f"active weights of the decoder's linears: {percent(parameters['active_share'])} nominal, "
         f"{percent(parameters['active_share_at_run_time'])} at run time with routers and gates; "
         f"{percent(parameters['active_share_with_embeddings'])} with embeddings",
         *missed_text(result),
+        *speed_lines(result.get("speed")),
         *([guess] if guess else []),
     ]
 
@@ -98,6 +124,7 @@ def model_card(result: dict[str, Any]) -> str:
         f"{percent(parameters['active_share'])} of the weights of the decoder's linears, and no weight was changed "
         f"(base fingerprint `{base['fingerprint'][:16]}`).",
         "",
+        *(line for said in headlines(result) for line in (neutral.markdown(said), "")),
         *loading(result, "model", 'text, way = model.generate_text("...")'),
         f'Without freemoe: `AutoModelForCausalLM.from_pretrained("{HERE}", trust_remote_code=True)`, and of the tokenizer, which '
         f'needs no code, `AutoTokenizer.from_pretrained("{HERE}", trust_remote_code=False)`.',
@@ -105,17 +132,12 @@ def model_card(result: dict[str, Any]) -> str:
         *card_notes(result),
         "## On held-out text",
         "",
-        f"| | active | perplexity@{length} | next-token accuracy |",
-        "|---|---|---|---|",
-    ]
-    lines += [f"| {neutral.markdown(n)} | {percent(a)} | {p:.3f} | {c:.2%} |" for n, a, p, c in rows(result)]
-    lines += [
+        *markdown_table(*table(result)),
         "",
         f"The text was divided by content: {result['blocks']['train']:,} tokens trained, "
         f"{result['blocks']['held_out']:,} settled what training left open, {result['blocks']['test']:,} are reported. "
         "Rivals are not trained; they see the same text.",
         "",
-        *(line for said in below_table(result)[1:] for line in (neutral.markdown(said), "")),
         f"At run time {percent(parameters['active_share_at_run_time'])} of those weights are read for a token, routers and gates "
         "included: value dimensions that a token masks are still computed. Load with another engine only after "
         "comparing logits.",

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from freemoe.distributed.executors import executor_of, require_place
 from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import asked
+from freemoe.evals.speed import compare_prompts
 from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.identity import IDENTITY, identity
 from freemoe.models.checkpoints.lending import lent_model
@@ -122,8 +125,11 @@ def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Pr
     rivals = _rivals(bench) if recipe.rivals and recipe.method == "tomoe" else {}
     scores |= {name: score for name, (score, _) in rivals.items()}
     parameters = counted(bench, structure)
+    folder = run.partial
+    layers, usage, model_type = _layers(bench, structure), _usage(bench, structure), bench.model.config.model_type
+    speed = _export(bench, structure, folder)
     result = {
-        "base": {"name": recipe.model, "fingerprint": base, "model_type": bench.model.config.model_type},
+        "base": {"name": recipe.model, "fingerprint": base, "model_type": model_type},
         "blocks": {
             "length": bench.train.length,
             **{part: getattr(bench, part).tokens for part in ("train", "held_out", "test")},
@@ -131,15 +137,14 @@ def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Pr
         "parameters": parameters,
         **missed_budget(recipe.active, parameters["active_share"]),
         **({"guessing": guessing} if guessing else {}),
-        "layers": _layers(bench, structure),
-        "usage": _usage(bench, structure),
+        "layers": layers,
+        "usage": usage,
+        **speed,
         "scores": {name: score.to_dict() for name, score in scores.items()},
         "rivals": {name: variant for name, (_, variant) in rivals.items()},
         "history": {"columns": list(History.columns), "rows": history},
         "held_out_curve": curve,
     }
-    folder = run.partial
-    _export(bench, structure, folder)
     write_atomic(folder / STRUCTURE, save(to_tensors(structure)))
     models = [p for p in folder.glob("*.safetensors") if p.name.startswith("model")]
     return Made(
@@ -279,15 +284,32 @@ def _usage(bench: Bench, structure: Structure) -> list[list[float]]:
     return [(c / c.sum()).tolist() for c in counts]
 
 
-def _export(bench: Bench, structure: Structure, folder: Path) -> None:
-    """Write the model, load it again and hold it against the masks on the dense one, which is gone afterwards, unless lent."""
+def _export(bench: Bench, structure: Structure, folder: Path) -> dict[str, Any]:
+    """Write the model, load it again, hold it against the masks on the dense one, and time the two; the dense one is then gone.
+
+    Returns:
+        What `compare_prompts` found.
+    """
     export(bench.model, structure, folder, mode=bench.recipe.mode, tokenizer=bench.tokenizer, resume=True)
     device, paths = bench.model.device, [layer.path for layer in bench.sublayers]
     ids = bench.test.ids[:1, :COMPARED].to(device)
     with masked(bench.model, structure, bench.sublayers):
         given, logits = layer_inputs(bench.model, paths, ids)
-    if lent_model(bench.recipe.model) is None:
+    timing, lengths = bench.recipe.timing, bench.prompts
+    if not lengths and lent_model(bench.recipe.model) is None:
         # Nothing is left for it to do, and the two together would take twice the memory.
         bench.model.to("meta")
     loaded, _ = load_base(folder, device=str(device))
     require_agreement(tokens_apart(loaded, paths, ids, given, logits), ids.numel())
+    sides = {"dense": partial(_answering, bench.model), "converted": partial(_answering, loaded)}
+    return compare_prompts(timing, sides, bench.test.ids.flatten().to(device), lengths, bench.own_run)
+
+
+@contextmanager
+def _answering(model: Any) -> Iterator[Any]:
+    """A model in evaluation mode: in training mode, which checkpointing needs, it answers without a cache."""
+    before = model.training
+    try:
+        yield model.eval()
+    finally:
+        model.train(before)

@@ -14,6 +14,7 @@ from freemoe.core.files import digest
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.evals.seen import Seen
+from freemoe.evals.speed import prompt_lengths
 from freemoe.models.checkpoints.identity import SETTINGS
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import Sublayers, find_sublayers
@@ -50,6 +51,11 @@ class Bench:
         return self.train.rows(
             range(min(len(self.train), max(1, self.recipe.train.statistics_tokens // self.train.length)))
         )
+
+    @property
+    def prompts(self) -> list[int]:
+        """Tokens of the prompts that are timed."""
+        return prompt_lengths(self.recipe.timing, self.model, self.test.length)
 
     def seen(self) -> Seen:
         """Hashes of the training and held-out text: all of it, also where training stops before its end."""
@@ -92,6 +98,7 @@ def read_blocks(recipe: ConvertRecipe, model: Any, tokenizer: Any) -> tuple[dict
     if tokenizer is None:
         raise DataError(f"{recipe.model!r} has no tokenizer, and text must become tokens. Save one beside the model.")
     length = block_length(recipe, model)
+    prompt_lengths(recipe.timing, model, length)  # refused here, before anything is trained
     parts = read_text(recipe, tokenizer)
     blocks = {
         part: pack_blocks(tokenizer, getattr(parts, part), length, f"{part.replace('_', '-')} part of the text")

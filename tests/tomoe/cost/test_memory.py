@@ -115,5 +115,6 @@ def test_more_tokens_layers_and_words_take_more_and_checkpointing_less() -> None
 
 
 def test_the_base_and_the_largest_moment_are_the_peak() -> None:
-    assert Sizes(10, 5, 2, 1, 20).peak == 30
-    assert Sizes(10, 50, 2, 1, 20).peak == 63
+    assert Sizes(10, 5, 2, 1, 20, 0).peak == 30
+    assert Sizes(10, 5, 2, 1, 3, 10).peak == 20
+    assert Sizes(10, 50, 2, 1, 20, 10).peak == 63

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.bench.devices import dtype_on, is_accelerator, wait
+from freemoe.bench.devices import dtype_on, is_accelerator
 from freemoe.bench.harness import Figure, Outcome, Settings, one_clock
 from freemoe.bench.speed.shapes import random_model
 from freemoe.compat.transformers import experts_way
+from freemoe.evals.speed import time_request
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.decoding.quick import quick_decoding
 from freemoe.hookmoe.hooks.hook import allocate, new_hooks
@@ -152,40 +153,10 @@ def ceilings(model: Any, trimmed: Trimmed, length: int) -> tuple[float, float]:
     return flops(full) / flops(cut), (full - embedding) / (cut - embedding)
 
 
-class _Clock:
-    """A streamer that notes when each new token came: in one thread by the processor's own time, which others do not lengthen."""
-
-    def __init__(self, device: str) -> None:
-        self.clock = time.perf_counter if is_accelerator(device) else one_clock(torch.get_num_threads())
-        self.times: list[float] = [self.now()]
-
-    def now(self) -> float:
-        """Seconds, when every device has done what it was asked for."""
-        wait()
-        return self.clock()
-
-    def put(self, value: Tensor) -> None:
-        """The prompt first, then one token after the other."""
-        self.times.append(self.now())
-
-    def end(self) -> None:
-        """Nothing is left to do."""
-
-
-@torch.no_grad()
 def request(model: Any, prompt: Tensor, new: int) -> tuple[float, float]:
-    """Seconds to the first token, and between two further ones, of one greedy request."""
-    clock = _Clock(str(model.device))
-    model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        do_sample=False,
-        min_new_tokens=new,
-        max_new_tokens=new,
-        streamer=clock,
-    )
-    began, _, first, *_, last = clock.times
-    return first - began, (last - first) / (new - 1)
+    """`time_request`; in one thread by the processor's own time, which others do not lengthen."""
+    on_cpu = not is_accelerator(str(model.device))
+    return time_request(model, prompt, new, one_clock(torch.get_num_threads()) if on_cpu else time.perf_counter)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ SPEEDS = ("prefill", "decode")
 """Entries of ``result.json``, wherever they stand, that are tokens per second."""
 
 # How a model card tells a time or a speed.
-_TOLD = (" ms", "seconds", "tokens/s")
+_TOLD = (" ms", "seconds", "tokens/s", "as fast")
 
 
 def differences(one: Path, other: Path) -> list[str]:

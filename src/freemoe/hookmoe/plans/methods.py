@@ -10,6 +10,7 @@ from freemoe.core.errors import RecipeError
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.unit_state import NOT_KEPT
+from freemoe.evals.speed import prompt_lengths
 from freemoe.hookmoe.hooks.hook import allocate
 from freemoe.hookmoe.hooks.teacher import Teacher
 from freemoe.hookmoe.measure import measure
@@ -125,21 +126,11 @@ def check_asked(model: Any, recipe: TrimRecipe) -> None:
         given_plan(model, recipe.plan.given)
     elif all(k in (None, 1) for k in plan_of(model).ks):
         raise RecipeError("The model runs 1 expert per token already: there is nothing to cut.")
-    longest, most = max(recipe.timing.prompts, default=0), _most_positions(model)
-    if longest and most is not None and longest + recipe.timing.new_tokens > most:
-        raise RecipeError(
-            f"timing.prompts asks for {longest} tokens and {recipe.timing.new_tokens} new ones, and the model has {most} positions: "
-            f"prompts of {max(0, most - recipe.timing.new_tokens)} tokens at most."
-        )
+    prompt_lengths(recipe.timing, model, recipe.training.block)
     if isinstance(recipe.hooks.layers, tuple):
         wrong = [n for n in recipe.hooks.layers if n not in layers]
         if wrong:
             raise RecipeError(f"hooks.layers names {wrong}, which are dense or absent; mixture layers: {layers}.")
-
-
-def _most_positions(model: Any) -> int | None:
-    """Tokens that a request may have, where the configuration says so."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def given_plan(model: Any, text: str) -> Plan:

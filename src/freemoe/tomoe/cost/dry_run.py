@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from freemoe.evals.speed import timed_tokens
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.offload import resident_bytes
 from freemoe.models.sublayers import find_sublayers
@@ -40,7 +41,8 @@ def plan(recipe: ConvertRecipe) -> dict[str, Any]:
     seen = recipe.train.steps * recipe.train.batch_tokens
     size = sizes(recipe, sublayers, resident_bytes(model), model.config.vocab_size, length, trained)
     per_token = seconds_per_token(model, blocks["train"])
-    stages = {stage: per_token * passed for stage, passed in passed_tokens(recipe, tokens).items() if passed}
+    every = passed_tokens(recipe, tokens) | {"speed": timed_tokens(recipe.timing, length)}
+    stages = {stage: per_token * passed for stage, passed in every.items() if passed}
     return {
         "text_tokens": tokens,
         "block_tokens": length,

@@ -34,6 +34,7 @@ class Sizes:
         logits: Of a chunk of tokens.
         optimizer: What is trained, its gradients, moments and mean.
         clustering: Inputs of every MLP, of which experts begin as clusters.
+        timed: The converted model, at most, where it is timed beside the base.
     """
 
     base: int
@@ -41,11 +42,12 @@ class Sizes:
     logits: int
     optimizer: int
     clustering: int
+    timed: int
 
     @property
     def peak(self) -> int:
-        """The largest moment, beside the libraries: a step, or the clustering before the first one."""
-        return self.base + max(self.activations + self.logits + self.optimizer, self.clustering)
+        """The largest moment, beside the libraries: a step, the clustering before the first one, or the timing at the end."""
+        return self.base + max(self.activations + self.logits + self.optimizer, self.clustering, self.timed)
 
 
 def sizes(
@@ -83,6 +85,7 @@ def sizes(
         logits=_LOGITS * 4 * chunk * vocabulary,
         optimizer=(_TRAINED + mean + _WRITTEN) * trained,
         clustering=4 * clustered * sublayers[0].hidden * len(layers) + tokens * each * _through(sublayers[0]),
+        timed=base_bytes if recipe.timing.rounds else 0,
     )
 
 

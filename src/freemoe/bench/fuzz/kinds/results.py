@@ -81,10 +81,10 @@ def _of_experts(result: dict[str, Any]) -> list[Any]:
 
 
 def _of_trim(result: dict[str, Any]) -> list[Any]:
-    from freemoe.hookmoe.card import headlines
-    from freemoe.report.tables import trimmed_table
+    from freemoe.hookmoe.card import headlines, table
+    from freemoe.report.tables import plain_table
 
-    return [trimmed_table(result["test"]), *headlines(result)]
+    return [plain_table(*table(result)), *headlines(result)]
 
 
 def _page(folder: Path, experts: bool) -> Path:

@@ -1,0 +1,158 @@
+"""How fast one request is on this machine, before a change to a model and after it: in turns, batch 1, greedy."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freemoe.core.errors import RecipeError
+from freemoe.core.run.folder import RunFolder
+from freemoe.evals.statistics import over_seeds
+from freemoe.recipes import TimingSection
+
+PARTS = {"prefill": "ttft", "decode": "itl"}
+"""What is faster or slower -> the seconds that say so: to the first token, and between two further ones."""
+
+
+_ONE_BY_ONE = 16
+"""A token that is written alone, in tokens of a prompt."""
+
+Sides = Mapping[str, Callable[[], AbstractContextManager[Any]]]
+"""Name -> opens a model; the one that was there before comes first."""
+
+
+def prompt_lengths(timing: TimingSection, model: Any, block: int) -> list[int]:
+    """Tokens of the prompts that are timed: those that were asked for, or one block of text as far as the context reaches.
+
+    Raises:
+        RecipeError: A prompt and its new tokens are more than the model has positions.
+    """
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    room = max(timing.prompts, default=block) if most is None else max(1, most - timing.new_tokens)
+    if timing.rounds and max(timing.prompts, default=0) > room:
+        raise RecipeError(
+            f"timing.prompts asks for {max(timing.prompts)} tokens and {timing.new_tokens} new ones, and the model has {most} "
+            f"positions: prompts of {room} tokens at most."
+        )
+    return list(timing.prompts or (min(block, room),)) if timing.rounds else []
+
+
+def timed_tokens(timing: TimingSection, block: int) -> int:
+    """Tokens that `compare_prompts` is about as long as."""
+    prompts = timing.prompts or (block,)
+    each = sum(prompts) + len(prompts) * timing.new_tokens * _ONE_BY_ONE
+    return 2 * (timing.rounds + 1) * each if timing.rounds else 0
+
+
+def compare_prompts(
+    timing: TimingSection, sides: Sides, ids: Tensor, lengths: Sequence[int], run: RunFolder
+) -> dict[str, Any]:
+    """`compare_speed` for prompts of several lengths, each timed once in a run.
+
+    Args:
+        timing: How often, and how long the answers are.
+        sides: As there.
+        ids: (length,) int64, a text that the prompts repeat.
+        lengths: Of the prompts; where there are none, nothing is timed.
+        run: Keeps what was timed.
+
+    Returns:
+        ``speed``: the first length's figures, and under ``lengths`` all; an empty mapping where nothing was timed.
+    """
+    found = []
+    for length in lengths:
+        prompt = ids.repeat(-(-length // len(ids)))[None, :length]
+        timed = partial(compare_speed, sides, prompt, timing.new_tokens, timing.rounds)
+        found.append(run.unit(f"speed|{length}", timed))
+    return {"speed": {**found[0], "lengths": found}} if found else {}
+
+
+def compare_speed(sides: Sides, prompt: Tensor, new: int, rounds: int) -> dict[str, Any]:
+    """Time two models on one prompt, in turns, after a round that warms up.
+
+    Args:
+        sides: What is timed.
+        prompt: (1, length) int64, where the models are.
+        new: Tokens of the answer.
+        rounds: Rounds that count.
+
+    Returns:
+        ``prompt`` (its tokens), ``new_tokens``, ``rounds``; per side the medians ``ttft`` and ``itl`` in seconds; ``prefill`` and
+        ``decode``: how many times as fast the second is, the geometric mean over the rounds with Student's 95 % interval, whose
+        ends are None where there was one round.
+    """
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        # Neither is always the one that finds the caches warm.
+        for name in list(sides)[:: 1 if number % 2 else -1]:
+            with sides[name]() as model:
+                seconds = time_request(model, prompt, new)
+            if number:
+                times[name].append(seconds)
+    found: dict[str, Any] = {"prompt": prompt.shape[1], "new_tokens": new, "rounds": rounds}
+    for name, rows in times.items():
+        found[name] = dict(zip(PARTS.values(), map(statistics.median, zip(*rows, strict=True)), strict=True))
+    before, after = (np.log(rows) for rows in times.values())
+    for part, logs in zip(PARTS, (before - after).T, strict=True):
+        mean = over_seeds(logs.tolist())
+        ends = [float(np.exp(end)) if rounds > 1 else None for end in (mean.low, mean.high)]
+        found[part] = {"mean": float(np.exp(mean.mean)), "low": ends[0], "high": ends[1]}
+    return found
+
+
+@torch.no_grad()
+def time_request(
+    model: Any, prompt: Tensor, new: int, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, float]:
+    """Seconds to the first token, and between two further ones, of one greedy request for exactly ``new`` tokens."""
+    seen = _Stamps(model.device, clock)
+    model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        num_beams=1,
+        min_new_tokens=new,
+        max_new_tokens=new,
+        streamer=seen,
+    )
+    began, _, first, *_, last = seen.times
+    return first - began, (last - first) / (new - 1)
+
+
+class _Stamps:
+    """A streamer that notes when each new token came, and when it was made."""
+
+    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+        self.device, self.clock = device, clock
+        self.times: list[float] = []
+        self.put()
+
+    def put(self, value: Tensor | None = None) -> None:
+        """The prompt first, then one token after the other."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)  # a kernel is only queued when its call returns
+        self.times.append(self.clock())
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+
+def speed_lines(speed: Mapping[str, Any] | None) -> list[str]:
+    """Milliseconds of every prompt that was timed, for people."""
+    lines = []
+    for one in (speed or {}).get("lengths") or ([speed] if speed else []):
+        sides = [side for side in one.values() if isinstance(side, dict) and "ttft" in side]
+        (ttft, after), (itl, further) = ([1000 * side[what] for side in sides] for what in PARTS.values())
+        lines.append(
+            f"first token after {ttft:.1f} -> {after:.1f} ms, further ones every {itl:.1f} -> {further:.1f} ms (batch 1, prompt of "
+            f"{one['prompt']} tokens, as this machine was loaded)"
+        )
+    return lines

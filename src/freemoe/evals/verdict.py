@@ -1,0 +1,117 @@
+"""The verdict on what a run made, as page, card and terminal all say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from freemoe.evals.statistics import ratio_bootstrap
+
+State = Literal["better", "same", "worse", "fact"]
+
+Measured = Mapping[str, Any]
+"""``mean``, ``low`` and ``high`` of a figure and its 95 % interval; an end that is None is not known."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to "is there a reliable gain?".
+
+    Attributes:
+        state: How it is marked.
+        label: In two or three words.
+        words: In a few sentences, with the figures and their intervals.
+    """
+
+    state: State
+    label: str
+    words: str
+
+
+def perplexity_against(top: Sequence[float], bottom: Sequence[float], tokens: Sequence[float]) -> dict[str, Any]:
+    """Ratio of two perplexities on the same blocks, as ``Measured``; no interval where there is one block.
+
+    Args:
+        top: Sums of negative log-likelihoods by block.
+        bottom: The same under the model that it is held against.
+        tokens: Of every block.
+    """
+    found = ratio_bootstrap(top, bottom, tokens, [str(number) for number in range(len(tokens))])
+    known = len(tokens) > 1
+    return {"mean": found.mean, "low": found.low if known else None, "high": found.high if known else None}
+
+
+def sign(measured: Measured | None, home: float = 1.0) -> int:
+    """1 where the interval lies above ``home``, -1 below, 0 where it holds it or there is none."""
+    if measured is None or measured["low"] is None or measured["high"] is None:
+        return 0
+    return (measured["low"] > home) - (measured["high"] < home)
+
+
+def judge_against_model(
+    perplexity: Measured, read: str, speed: Mapping[str, Any] | None, then: str, missed: str = ""
+) -> Verdict:
+    """The verdict on a model that reads fewer weights: first its price against the model that it was made of, then its rivals.
+
+    Yes: something is reliably better than that model, and nothing worse. Mixed: both. No: nothing is better. Only what was
+    measured counts: fewer weights are no gain by themselves.
+
+    Args:
+        perplexity: Over the model's on the same text.
+        read: Which weights are read for a token.
+        speed: As `speed.compare_speed` returns it; None where nothing was timed.
+        then: What it is against its rivals, in sentences.
+        missed: What was asked for and not reached, in a sentence; the answer is no then.
+    """
+    signs = (-sign(perplexity), *(sign((speed or {}).get(part)) for part in ("decode", "prefill")))
+    better, worse = 1 in signs, -1 in signs
+    answers: dict[tuple[bool, bool], tuple[str, State, str]] = {
+        (True, False): ("Yes", "better", "Better than your model"),
+        (True, True): ("Mixed", "same", "A gain at a price"),
+        (False, True): ("No", "worse", "Worse than your model"),
+        (False, False): ("No", "same", "No reliable difference from your model"),
+    }
+    answer, state, label = answers[better, worse]
+    if not (better or worse) and perplexity["low"] is None:
+        label = "Undecided: no interval"
+    if missed:
+        answer, state, label = "No", "worse", "The budget was missed"
+    price = f"{answer}: {_quality(perplexity)}; reads {read} per token; {_speeds(speed)}."
+    return Verdict(state, label, " ".join(part for part in (price, missed, then) if part))
+
+
+def _quality(ratio: Measured) -> str:
+    if sign(ratio) < 0:
+        saved = {"mean": 1 - ratio["mean"], "low": 1 - ratio["high"], "high": 1 - ratio["low"]}
+        return f"saves {_percents(saved)} perplexity against your model"
+    more = {name: end if end is None else end - 1 for name, end in ratio.items()}
+    if sign(ratio) > 0:
+        return f"costs {_percents(more)} perplexity against your model"
+    unsure = "no interval" if ratio["low"] is None else "no reliable difference"
+    return f"perplexity {_percents(more, '+')} against your model ({unsure})"
+
+
+def _percents(share: Measured, signed: str = "") -> str:
+    """``14 % [12, 16]``, with as many decimals as tell the ends apart."""
+    low, high = share["low"], share["high"]
+    width = abs(share["mean"]) if low is None or high is None else high - low
+    places = 0 if width >= 0.02 else 1 if width >= 0.002 else 2
+    mean, *ends = (f"{100 * v:{signed}.{places}f}" for v in (share["mean"], low, high) if v is not None)
+    return f"{mean} %" + (f" [{', '.join(ends)}]" if len(ends) == 2 else "")
+
+
+def _speeds(speed: Mapping[str, Any] | None) -> str:
+    if not speed:
+        return "its speed was not measured"
+    if not speed.get("decode"):
+        return "its speed was measured without an interval"
+    said = [f"{verb} {times(speed[part])}" for part, verb in (("decode", "decodes"), ("prefill", "reads prompts"))]
+    return f"{' and '.join(said)} as fast here (batch 1, prompt of {speed['prompt']} tokens)"
+
+
+def times(ratio: Measured, places: int = 2) -> str:
+    """``1.40x [1.31, 1.52]``."""
+    if ratio["low"] is None or ratio["high"] is None:
+        return f"{ratio['mean']:.{places}f}x (no interval)"
+    return f"{ratio['mean']:.{places}f}x [{ratio['low']:.{places}f}, {ratio['high']:.{places}f}]"

@@ -1,0 +1,94 @@
+"""Requests before and after a change, in turns: what is slower is said to be, with an interval, and each is timed once in a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freemoe.core.errors import RecipeError
+from freemoe.core.run.folder import RunFolder
+from freemoe.evals.speed import compare_prompts, compare_speed, prompt_lengths, speed_lines
+from freemoe.evals.verdict import sign
+from freemoe.recipes import TimingSection
+from freemoe.results.common import Speed
+from tests.tiny import tiny_model
+
+PROMPT = torch.arange(3, 19)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama")
+
+
+@contextmanager
+def held_up(model: Any, prompt_only: bool) -> Iterator[Any]:
+    """The model, each pass of which (or only that of the prompt) takes 30 ms more."""
+
+    def wait(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        if not prompt_only or given["input_ids"].shape[1] > 1:
+            time.sleep(0.03)
+
+    handle = model.register_forward_pre_hook(wait, with_kwargs=True)
+    try:
+        yield model
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("prompt_only", [True, False])
+def test_what_is_slower_is_reliably_slower_and_by_how_much(model: Any, prompt_only: bool) -> None:
+    sides = {"base": lambda: nullcontext(model), "ours": lambda: held_up(model, prompt_only)}
+    found = compare_speed(sides, PROMPT[None], new=3, rounds=4)
+    assert sign(found["prefill"]) == -1
+    assert prompt_only or sign(found["decode"]) == -1
+    assert found["ours"]["ttft"] - found["base"]["ttft"] == pytest.approx(0.03, abs=0.02)
+    more = found["ours"]["itl"] - found["base"]["itl"]
+    assert more == pytest.approx(0.0 if prompt_only else 0.03, abs=0.02)
+    assert found["prefill"]["low"] < found["prefill"]["mean"] < found["prefill"]["high"]
+    assert (found["prompt"], found["new_tokens"], found["rounds"]) == (16, 3, 4)
+
+
+def test_each_prompt_is_timed_once_in_a_run_and_one_round_has_no_interval(model: Any, tmp_path: Path) -> None:
+    asked, opened = TimingSection(prompts=(8, 40), new_tokens=2, rounds=1), []
+
+    def opening() -> Any:
+        opened.append(1)
+        return nullcontext(model)
+
+    sides = {"base": opening, "ours": opening}
+    found = []
+    for _ in range(2):
+        run = RunFolder(tmp_path / "out", {"a": 1})
+        found.append(compare_prompts(asked, sides, PROMPT, prompt_lengths(asked, model, 16), run))
+        run.discard_if_idle()
+    assert found[0] == found[1]
+    assert len(opened) == 2 * 2 * 2
+    speed = found[0]["speed"]
+    assert [one["prompt"] for one in speed["lengths"]] == [8, 40]
+    assert (speed["decode"]["low"], speed["decode"]["high"]) == (None, None)
+    Speed.model_validate(speed)
+    assert "prompt of 40 tokens" in speed_lines(speed)[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "lengths"),
+    [({}, [64]), ({"prompts": (8, 16)}, [8, 16]), ({"new_tokens": 250}, [6]), ({"rounds": 0, "prompts": (900,)}, [])],
+)
+def test_a_block_is_timed_unless_prompts_are_named_or_nothing_is(model: Any, fields: Any, lengths: list[int]) -> None:
+    assert prompt_lengths(TimingSection(**fields), model, 64) == lengths
+    assert compare_prompts(TimingSection(rounds=0), {}, PROMPT, [], None) == {}  # type: ignore[arg-type]
+    assert speed_lines(None) == []
+
+
+def test_a_prompt_beyond_the_context_is_refused(model: Any) -> None:
+    with pytest.raises(
+        RecipeError, match=r"250 tokens and 17 new ones, and the model has 256 positions: prompts of 239"
+    ):
+        prompt_lengths(TimingSection(prompts=(8, 250)), model, 64)
