@@ -68,13 +68,14 @@ def test_what_is_given_wins_over_the_preset(command: str, given: dict[str, Any],
 
 def test_python_says_it_by_keyword() -> None:
     recipe = recipe_of(BuildRecipe, {"model": "m", "domains": {"d": "t.jsonl"}, "preset": "quick", "controls": 2})
-    assert (recipe.data.limit, recipe.evidence.controls, recipe.evidence.oracle) == (100, 2, False)
+    assert (recipe.data.limit, recipe.evidence.controls, recipe.evidence.oracle) == (80, 2, False)
 
 
 def test_a_result_says_what_its_preset_changed_and_no_more() -> None:
     assert recipe_from(BEGUN["build"]).notes() == []
     (note,) = recipe_from({**BEGUN["build"], "preset": "quick", "evidence": {"oracle": True}}).notes()
-    assert note.startswith("a quick answer (--preset quick): limit 100 (standard: not set), count 1")
-    assert "metrics saliency (standard: saliency+wanda)" in note
-    assert "controls 1 (standard: 3)" in note
+    assert note.startswith("a quick answer (--preset quick): data.limit 80 (standard: not set), subdomains.count 1")
+    assert "search.metrics saliency (standard: saliency+wanda)" in note
+    assert "evidence.controls 1 (standard: 3)" in note
     assert "oracle" not in note
+    assert "units" not in note

@@ -168,7 +168,7 @@ def test_units_are_fitted_ahead_too(world, tmp_path, here):
     one = build(recipe(world, tmp_path / "one", **changes))
     told = Told()
     two = build(recipe(world, tmp_path / "two", workers=2, **changes), progress=told)
-    same(one, two)
+    assert (one / "experts.safetensors").read_bytes() == (two / "experts.safetensors").read_bytes()
     assert told.bars["structured purification"][0] == told.bars["structured purification"][1]
 
 

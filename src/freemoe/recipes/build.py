@@ -326,10 +326,10 @@ Domains = Annotated[
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     # One expert per domain by learned switches alone: no bands, so no calibration and no search among them.
     "quick": {
-        "data": {"limit": 100},
+        "data": {"limit": 80},
         "subdomains": {"count": 1},
-        "saliency": {"steps": 24, "every": 6},
-        "units": {"steps": 24, "every": 6},
+        "saliency": {"steps": 24, "every": 8},
+        "units": {"steps": 24, "every": 8},
         "search": {"metrics": ("saliency",)},
         "evidence": {"controls": 1, "oracle": False},
     },

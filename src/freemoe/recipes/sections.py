@@ -191,8 +191,10 @@ class SpreadSection(Section):
             for field in values if isinstance(values, Mapping) else (section,):
                 holder = getattr(self, section) if isinstance(values, Mapping) else self
                 value, default = getattr(holder, field), type(holder).model_fields[field].get_default()
-                if value != default:
-                    changed.append(f"{field} {_words(value)} (standard: {_words(default)})")
+                # How units are trained says nothing where none are switched off.
+                if value != default and getattr(holder, "unit", section) is not None:
+                    path = f"{section}.{field}" if holder is not self else field
+                    changed.append(f"{path} {_words(value)} (standard: {_words(default)})")
         return [f"a {name} answer (--preset {name}): {', '.join(changed)}"] if changed else []
 
     @model_validator(mode="after")
