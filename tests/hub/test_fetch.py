@@ -205,7 +205,7 @@ def test_a_missing_or_private_model_is_one_message(hub: FakeHub, kinds: SimpleNa
         with pytest.raises(HubError, match=rf"'{name}' cannot be read .*401.*private.*HF_TOKEN.*hf auth login"):
             freemoe.load(name)
         assert len(hub.asked) <= 4
-    with pytest.raises(HubError, match="^The base model 'owner/none' could not be loaded"):
+    with pytest.raises(HubError, match=r"^The base model 'owner/none' could not be loaded"):
         load_base("owner/none")
     with pytest.raises(
         HubError, match=r"^There is no folder './none' here\. The base model 'none' could not be loaded"
