@@ -80,6 +80,11 @@ _BATCH = typer.Option(16, min=1, max=1024, help="Sequences that are written side
 _CONTEXT = typer.Option(None, min=2, help="Tokens of prompt and answer together. [the model's, at most 4096]")
 _QUEUE = typer.Option(256, min=1, max=100_000, help="Sequences that may wait; the next gets 429.")
 _PREFILL = typer.Option(256, "--prefill-tokens", min=1, help="Tokens of prompts that are read per step.")
+_INVARIANT = typer.Option(
+    False,
+    "--batch-invariant",
+    help="Compute every sequence by itself: the same bits whoever else asks, fewer tokens/s.",
+)
 _BODY = typer.Option(4 << 20, "--max-body-bytes", min=1024, help="Bytes of a request.")
 _PATIENCE = typer.Option(30, "--patience-seconds", min=0.1, help="For a slow body, and a slow reader.")
 _DRAIN = typer.Option(30, "--drain-seconds", min=0, help="For running requests, after SIGTERM or ctrl-C.")
@@ -122,6 +127,7 @@ def _command(
     context: int = _CONTEXT,
     queue: int = _QUEUE,
     prefill: int = _PREFILL,
+    batch_invariant: bool = _INVARIANT,
     max_body: int = _BODY,
     patience: float = _PATIENCE,
     drain: float = _DRAIN,
@@ -145,6 +151,7 @@ def _command(
         context=context,
         queue=queue,
         prefill_tokens=prefill,
+        batch_invariant=batch_invariant,
         max_body_bytes=max_body,
         patience_seconds=patience,
         drain_seconds=drain,

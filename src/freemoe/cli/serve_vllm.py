@@ -29,6 +29,7 @@ _NOT_HEEDED = {
     "expert_root": "vLLM serves the experts that it was started with",
     "queue": "in vLLM any number of requests may wait",
     "prefill_tokens": "vLLM has --max-num-batched-tokens, for prompts and answers together",
+    "batch_invariant": "vLLM puts its batches together in its own way",
     "max_body_bytes": "vLLM has no such limit of ours",
     "patience_seconds": "vLLM has no such limit of ours",
     "drain_seconds": "vLLM ends in its own way",

@@ -36,6 +36,7 @@ class Settings(BaseModel):
     context: Annotated[int, Field(ge=2)] | None = None
     queue: Annotated[int, Field(ge=1, le=100_000)] = 256
     prefill_tokens: Annotated[int, Field(ge=1)] = 256
+    batch_invariant: bool = False
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 << 20
     patience_seconds: Annotated[float, Field(ge=0.1)] = 30
     drain_seconds: Annotated[float, Field(ge=0)] = 30
@@ -116,7 +117,13 @@ def open_served(settings: Settings, served: Served) -> tuple[Any, Any]:
 
     opened = open_host(served.base, served.sources, settings.dtype, settings.device)
     length = context_length_of(settings.context, context_length(opened.model, opened.tokenizer))
-    return opened, Limits(length, settings.max_batch, settings.queue, settings.prefill_tokens)
+    return opened, Limits(
+        length,
+        settings.max_batch,
+        settings.queue,
+        settings.prefill_tokens,
+        batch_invariant=settings.batch_invariant,
+    )
 
 
 @dataclass(frozen=True)

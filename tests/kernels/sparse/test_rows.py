@@ -54,6 +54,15 @@ def test_bfloat16_within_its_rounding(each: list[int]) -> None:
 
 
 @needs_loops
+@pytest.mark.parametrize(("each", "limit"), [([4, 4], 1.1), ([20, 20], 2.0)], ids=str)
+def test_bfloat16_rounds_once_for_few_rows_and_twice_for_many(each: list[int], limit: float) -> None:
+    x, weight, *rest = batch(each, (256, 128), torch.bfloat16, others=0)
+    exact = reference(x.float(), weight.float(), *rest)
+    ours, copies = (way(x, weight, *rest).float().sub(exact).pow(2).mean().sqrt() for way in (products, reference))
+    assert float(ours) < limit * float(copies)
+
+
+@needs_loops
 def test_places_beyond_16_bits_and_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     given = batch([2, 3], (2000, 600), torch.float32, share=0.003)

@@ -65,6 +65,22 @@ def test_texts_are_those_of_each_prompt_alone_however_they_are_mixed(moe):
     assert unchanged(moe.model, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_batch_invariant_answers_are_the_same_bits_whoever_else_asks(dtype):
+    model = tiny_model("llama").to(dtype)
+    moe = FreeMoE(model, experts_on(model), None, tiny_tokenizer())
+    keys = list(zip(PROMPTS * 2, [*NAMES, *NAMES[::-1]], strict=True))
+    asks = [ask(moe, *key, tokens=5, logprobs=2, echo=True) for key in keys]
+    with engine_on(moe, batch=7, prefill=9, batch_invariant=True) as engine:
+        single = [read(engine.submit([one])[0]) for one in asks]
+        beside = [read(box) for box in engine.submit(asks)]
+    # All numbers, not the likeliest tokens alone.
+    assert [(one.tokens, one.read) for one in beside] == [(one.tokens, one.read) for one in single]
+    with engine_on(moe, batch=7, prefill=64, batch_invariant=True) as engine:
+        texts = [read(box).text for box in engine.submit([ask(moe, *key, tokens=5) for key in keys])]
+    assert texts == [alone(moe, *key, tokens=5) for key in keys]
+
+
 def test_what_is_drawn_depends_on_the_seed_and_not_on_the_neighbours(moe):
     how = {"sampling": Sampling(1, 1.0, 0.9, seed=7), "top_k": 40}
     with engine_on(moe) as engine:

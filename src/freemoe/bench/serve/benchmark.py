@@ -31,12 +31,14 @@ def run(settings: Settings) -> Outcome:
     several = CLIENTS[:2] if settings.quick else CLIENTS
     each, tokens = (1, 4) if settings.quick else (4, 48)
     experts = ["base", *NAMES]
-    details: dict[str, Any] = {"threads": torch.get_num_threads(), "clients": {}, "vllm": {}}
+    details: dict[str, Any] = {"threads": torch.get_num_threads(), "clients": {}, "batch_invariant": {}, "vllm": {}}
     rounds: dict[int, list[dict[str, Any]]] = {clients: [] for clients in several}
     rivals: dict[int, list[dict[str, Any]]] = {clients: [] for clients in several}
+    apart: dict[int, list[dict[str, Any]]] = {clients: [] for clients in several}
     singly: list[float] = []
     with contextlib.ExitStack() as stack, settings.progress.stage("serve", settings.rounds) as advance:
         url, engine = stack.enter_context(serving(moe, max(several)))
+        invariant, _ = stack.enter_context(serving(moe, max(several), batch_invariant=True))
         other = stack.enter_context(vllm_serving(python, moe, max(several), engine.limits.context)) if python else None
         details["runner"] = type(engine.runner).__name__
         details["cache_bytes"] = 0
@@ -45,6 +47,7 @@ def run(settings: Settings) -> Outcome:
             for clients in several:
                 asked = [astuple(w) for w in wishes(moe, clients * each, tokens, experts, settings.seed + number)]
                 rounds[clients].append(in_own_process("freemoe.bench.serve.load", [url, clients, asked]))
+                apart[clients].append(in_own_process("freemoe.bench.serve.load", [invariant, clients, asked]))
                 if other is not None:
                     rivals[clients].append(in_own_process("freemoe.bench.serve.load", [other, clients, asked]))
             advance(1)
@@ -55,6 +58,11 @@ def run(settings: Settings) -> Outcome:
     for clients in several:
         figures += _times(clients, rounds[clients])
         details["clients"][clients] = [_summed(found) for found in rounds[clients]]
+        title = f"tokens/s of {clients} client{'s' if clients > 1 else ''}, --batch-invariant over the default"
+        speeds = zip(apart[clients], rounds[clients], strict=True)
+        share = statistics.median(a["tokens"] / a["seconds"] / (b["tokens"] / b["seconds"]) for a, b in speeds)
+        figures.append(Figure(title, share))
+        details["batch_invariant"][clients] = [_summed(found) for found in apart[clients]]
         if other is not None:
             figures.append(_against(clients, rounds[clients], rivals[clients]))
             details["vllm"][clients] = [_summed(found) for found in rivals[clients]]

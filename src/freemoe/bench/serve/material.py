@@ -59,11 +59,13 @@ def wishes(moe: FreeMoE, count: int, tokens: int, experts: Sequence[str], seed: 
 
 
 @contextlib.contextmanager
-def serving(moe: FreeMoE, slots: int, roots: Sequence[Path] = ()) -> Iterator[tuple[str, Engine]]:
+def serving(
+    moe: FreeMoE, slots: int, roots: Sequence[Path] = (), batch_invariant: bool = False
+) -> Iterator[tuple[str, Engine]]:
     """A server; its address, and its engine."""
     metrics = Metrics()
     context = min(1024, context_length(moe.model, moe.tokenizer))
-    engine = Engine(moe, Limits(context, batch=slots), metrics).start()
+    engine = Engine(moe, Limits(context, batch=slots, batch_invariant=batch_invariant), metrics).start()
     server = Server(make_app(engine, metrics, roots=roots), engine, "127.0.0.1", 0)
     with server.running() as url:
         yield url, engine

@@ -39,6 +39,7 @@ class Limits:
         queue: Sequences that may wait for a slot.
         prefill: Tokens of prompts that are read per step, so that running sequences do not stall.
         pieces: Events of a stream that are kept for a reader that does not read.
+        batch_invariant: Every sequence is computed by itself, so that its logits are the same bits whoever else asks.
     """
 
     context: int
@@ -46,6 +47,7 @@ class Limits:
     queue: int = 256
     prefill: int = 256
     pieces: int = 1024
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True)

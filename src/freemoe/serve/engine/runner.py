@@ -136,10 +136,14 @@ def _wanted(logits: Tensor, row: Row, places: dict[int, int] | None) -> Tensor:
 
 
 class OwnCacheRunner:
-    """One pass per row, each sequence with a cache of the model's own kind: for whatever `SlotRunner` cannot do."""
+    """One pass per row, each sequence with a cache of the model's own kind, as transformers' generate runs it.
+
+    For whatever `SlotRunner` cannot do, and where no sequence's logits may depend on its neighbours.
+    """
 
     def __init__(self, model: Any, acting: Acting) -> None:
         self._model, self._acting = model, acting
+        self._cuts = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._caches: dict[int, Any] = {}
 
     def open(self, number: int) -> None:
@@ -165,13 +169,15 @@ class OwnCacheRunner:
 
     def _pass(self, row: Row) -> Tensor:
         ids = torch.tensor([row.tokens], device=self._model.device)
-        out = self._model(input_ids=ids, past_key_values=self._caches[row.number], use_cache=True)
-        return _wanted(out.logits[0], row, None)
+        kept = {"logits_to_keep": 1} if self._cuts and row.wanted != "every" else {}
+        logits = self._model(input_ids=ids, past_key_values=self._caches[row.number], use_cache=True, **kept).logits[0]
+        return {"every": logits, "last": logits[-1:], "none": logits[:0]}[row.wanted]
 
 
 def runner_for(host: Any, limits: Limits) -> Runner:
     """The best runner for a host: `SlotRunner` where it is proven to say what the model says, else `OwnCacheRunner`."""
-    if plain_cache(host.model, limits.context) and _says_the_same(host.model, limits):
+    batched = not limits.batch_invariant and plain_cache(host.model, limits.context)
+    if batched and _says_the_same(host.model, limits):
         return SlotRunner(host.model, InOnePass(host) if hasattr(host, "mixed") else ByExpert(host), limits)
     return OwnCacheRunner(host.model, ByExpert(host))
 

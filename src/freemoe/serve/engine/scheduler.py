@@ -69,9 +69,10 @@ class Scheduler:
         self._run(writing, [Row(s.number, (s.last,), s.ask.expert) for s in writing])
         reading, rows, left = [], [], self._limits.prefill
         for sequence in [s for s in self.running if not s.has_read]:
-            if left <= 0:
+            # Pieces begin at fixed places, whatever else is read: sums over other pieces differ in their last bits.
+            tokens = sequence.ask.prompt[sequence.fed : sequence.fed + self._limits.prefill]
+            if len(tokens) > left:
                 break
-            tokens = sequence.ask.prompt[sequence.fed : sequence.fed + left]
             reading.append(sequence)
             rows.append(Row(sequence.number, tokens, sequence.ask.expert, sequence.wants(len(tokens))))
             left -= len(tokens)
