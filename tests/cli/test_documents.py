@@ -112,8 +112,8 @@ def test_every_command_prints_one_document(built: dict, folder: Path, freemoe: F
     for command, line in {
         "build-plan": [*SMALL, "--dry-run"],
         "generate": ["generate", "out", "1 + 1 =", "--max-new-tokens", "2", "--expert", "base"],
-        "merge-plan": ["merge", "out", expert, "--dry-run"],
-        "merge": ["merge", "out", expert, "-o", "merged"],
+        "merge-plan": ["merge", "out", expert, "--dry-run", "--allow-rejected"],
+        "merge": ["merge", "out", expert, "-o", "merged", "--allow-rejected"],
         "inspect": ["inspect", "out", "--base", "freemoe-demo"],
         "report": ["report", "out"],
         "ls": ["ls", "tasks"],

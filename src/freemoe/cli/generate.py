@@ -82,9 +82,11 @@ def register(app: typer.Typer) -> None:
         torch.manual_seed(seed)
         wanted = 1 if dry_run else max_new_tokens
         text, chosen = opened.generate_text(prompt, expert=expert, max_new_tokens=wanted, do_sample=sample)
+        rejected = chosen in getattr(opened, "rejected", ())
         if as_json:
-            print_json("generate", {"expert": chosen, "text": None if dry_run else text})
+            print_json("generate", {"expert": chosen, "rejected": rejected, "text": None if dry_run else text})
             return
-        console.print(f"expert: {chosen}", markup=False, highlight=False)
+        note = " (rejected: no reliable gain, so it is the base)" if rejected else ""
+        console.print(f"expert: {chosen}{note}", markup=False, highlight=False, soft_wrap=True)
         if not dry_run:
             say(text)

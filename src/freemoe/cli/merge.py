@@ -69,6 +69,9 @@ def register(app: typer.Typer) -> None:
             help="auto, cpu, cuda, cuda:N, split, disk or limits.",
             autocompletion=completion.names(completion.DEVICES),
         ),
+        allow_rejected: bool = typer.Option(
+            False, "--allow-rejected", help="Write the base for an expert that the significance test rejected."
+        ),
         overwrite: bool = typer.Option(False, "--overwrite", help="Replace a model folder that stands there."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Check the names and say what would be written."),
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
@@ -77,6 +80,7 @@ def register(app: typer.Typer) -> None:
         from freemoe.systems import merge
 
         how = {"op": op, "base": base, "gguf": gguf, "shrink": shrink, "pad": pad, "overwrite": overwrite}
+        how["allow_rejected"] = allow_rejected
         if dry_run:
             print_found("merge-plan", merge(artefact, expert, output, dry=True, **how), as_json)
             return

@@ -171,7 +171,7 @@ def _anywhere(served: Served) -> Served:
     """The same with paths that do not depend on where a process works."""
     base = str(Path(served.base).absolute()) if Path(served.base).exists() else served.base
     sources = tuple(type(source)(source.folder.absolute(), source.prefix) for source in served.sources)
-    return Served(base, sources, served.names, tuple(root.absolute() for root in served.roots))
+    return Served(base, sources, served.names, served.rejected, tuple(root.absolute() for root in served.roots))
 
 
 def _folders(served: Served) -> list[tuple[Path, str]]:

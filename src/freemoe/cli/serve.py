@@ -51,6 +51,7 @@ def _plan(settings: Settings, served: Served) -> dict[str, Any]:
     return {
         "base": named,
         "models": list(served.names),
+        "rejected": list(served.rejected),
         "dtype": dtype,
         "context_tokens": length,
         "slots": settings.max_batch,
@@ -214,7 +215,7 @@ def _listen(settings: Settings, served: Served, place: Place, key: str | None, p
 
     if place.address is None:
         require_free(settings.host, port)
-    console.print(f"models: {', '.join(served.names)}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"models: {served}", markup=False, highlight=False, soft_wrap=True)
     if place.ray:
         serve_on_ray(settings, served, place, key, port)
     else:

@@ -53,13 +53,19 @@ class Served:
         base: A folder, a file, or a repository of the hub.
         sources: Folders of experts besides the base's own.
         names: What ``model`` can be.
+        rejected: Those of them that were rejected: they are the base.
         roots: Folders below which experts may be loaded.
     """
 
     base: str
     sources: tuple[Source, ...]
     names: tuple[str, ...]
+    rejected: tuple[str, ...]
     roots: tuple[Path, ...]
+
+    def __str__(self) -> str:
+        """What ``model`` can be, on one line."""
+        return ", ".join(f"{name} (rejected)" if name in self.rejected else name for name in self.names)
 
 
 def resolve(settings: Settings, key: str | None) -> Served:
@@ -81,8 +87,8 @@ def resolve(settings: Settings, key: str | None) -> Served:
     require_in_reach(settings.base)
     sources = read_sources(settings.experts)
     base = str(fetch_artefact(settings.base))
-    names = model_names(base, sources)
-    return Served(base, tuple(sources), tuple(names), tuple(roots_of(settings.expert_root, base, sources)))
+    names, rejected = model_names(base, sources)
+    return Served(base, tuple(sources), names, rejected, tuple(roots_of(settings.expert_root, base, sources)))
 
 
 def config_of(served: Served) -> tuple[str, Any]:
@@ -133,15 +139,19 @@ class Source:
     folder: Path
     prefix: str = ""
 
-    def names(self) -> list[str]:
-        """Names of its experts here."""
+    def kinds(self) -> dict[str, str]:
+        """The kinds of its experts, by their names here."""
         manifest = read_manifest(self.folder, check=False)
         if manifest.get("kind") != KIND:
             raise RecipeError(
                 f"--experts {str(self.folder)!r} holds {manifest.get('kind')!r}; only domain experts are put on a base. Serve it as "
                 f"it is: freemoe serve {self.folder}"
             )
-        return [self.prefix + str(expert["name"]) for expert in manifest["experts"]]
+        return _kinds(manifest, self.prefix)
+
+
+def _kinds(manifest: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    return {f"{prefix}{expert['name']}": str(expert.get("kind")) for expert in manifest["experts"]}
 
 
 def read_sources(texts: Sequence[str]) -> list[Source]:
@@ -157,27 +167,28 @@ def read_sources(texts: Sequence[str]) -> list[Source]:
         if not equals or Path(text).exists():
             prefix, folder = "", text
         found.append(Source(fetch_artefact(folder, required=True), prefix))
-    require_new_names([name for source in found for name in source.names()], ())
+    require_new_names([name for source in found for name in source.kinds()], ())
     return found
 
 
-def model_names(base: str, sources: Sequence[Source]) -> list[str]:
-    """Names of all experts, and that of the router, before anything is loaded."""
-    names: list[str] = []
+def model_names(base: str, sources: Sequence[Source]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of all experts, and that of the router, before anything is loaded; and of those that were rejected."""
+    kinds: list[tuple[str, str]] = []
     auto = False
     if (Path(base) / MANIFEST).is_file():
         manifest = read_manifest(base, check=False)
         if manifest.get("kind") == KIND:
-            names, auto = [str(expert["name"]) for expert in manifest["experts"]], bool(manifest.get("router"))
+            kinds, auto = list(_kinds(manifest).items()), bool(manifest.get("router"))
         elif sources:
             raise RecipeError(
                 f"{base!r} holds {manifest.get('kind')!r}, on which no experts are put. Leave --experts out."
             )
     elif sources:
         auto = bool(read_manifest(sources[0].folder, check=False).get("router"))
-    names += [name for source in sources for name in source.names()]
-    require_new_names(names, ())
-    return [BASE, *([AUTO] if auto else []), *(PREFIX + name for name in names)]
+    kinds += [expert for source in sources for expert in source.kinds().items()]
+    require_new_names([name for name, _ in kinds], ())
+    names = (BASE, *([AUTO] if auto else []), *(PREFIX + name for name, _ in kinds))
+    return names, tuple(PREFIX + name for name, kind in kinds if kind == BASE)
 
 
 def open_host(base: str, sources: Sequence[Source], dtype: str, device: str) -> Any:

@@ -293,6 +293,24 @@ def unit_expert(name: str, unit: str, lines: Lines, singles: Mask) -> Expert:
     return Expert(name, "unit", switches=singles.encode(), unit=unit, lines=kept)
 
 
+def require_accepted(kinds: Mapping[str, str]) -> None:
+    """Raise where one of some experts was rejected, so that nothing of it could be written.
+
+    Args:
+        kinds: Expert -> its kind; the base is none of them.
+
+    Raises:
+        ArtifactError: Names the first.
+    """
+    for name, kind in kinds.items():
+        if kind == BASE:
+            raise ArtifactError(
+                f"Expert {name!r} was rejected by the significance test: it switches nothing off, and what is written of it is the base. "
+                "Name an accepted one (freemoe inspect lists them), or write the base all the same: --allow-rejected "
+                "(allow_rejected=True)."
+            )
+
+
 def require_zeros_say(name: str, unit: str | None) -> None:
     """Raise unless a plain checkpoint with zeros computes what an expert does.
 

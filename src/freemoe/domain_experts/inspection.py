@@ -8,7 +8,8 @@ from typing import Any
 
 from freemoe.core.artifacts import about
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.expert import read_experts
+from freemoe.domain_experts.expert import Expert, read_experts
+from freemoe.domain_experts.hosting.summary import measured
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
 from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.curvature import super_weights as largest_disturbances
@@ -18,6 +19,7 @@ from freemoe.evals.held_out import read_shared
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer, origin
 from freemoe.models.weights import describe, find_weights
+from freemoe.recipes.expert_names import BASE
 from freemoe.text.files import read_text_file
 
 # Tokens per block, per batch and in all: what a curvature needs is two vectors per matrix.
@@ -66,6 +68,7 @@ def inspect_artefact(folder: Path, base: str | None = None, *, exact: bool = Fal
         model, tokenizer = load_base(base)
         require_base(manifest, model, tokenizer)
         weights = find_weights(model)
+    known = measured(folder)
     experts = []
     for expert in held:
         size = sum(t.numel() * t.element_size() for t in expert.to_tensors().values())
@@ -74,6 +77,7 @@ def inspect_artefact(folder: Path, base: str | None = None, *, exact: bool = Fal
             "kind": expert.kind,
             "rule": expert.band.name if expert.band else None,
             "bytes": size,
+            **_evidence(expert, known.get(expert.name, {})),
         }
         if weights is not None:
             mask = expert.mask(weights)
@@ -84,6 +88,17 @@ def inspect_artefact(folder: Path, base: str | None = None, *, exact: bool = Fal
         "experts": experts,
         "router_domains": list(router.domain.classes) if router else [],
         "router_abstains_below": router.threshold if router else None,
+    }
+
+
+def _evidence(expert: Expert, known: dict[str, Any]) -> dict[str, Any]:
+    """What the build found of an expert: whether it was accepted, its gain on the test split with a 95 % interval, and why."""
+    gain = known.get("gain") or {}
+    return {
+        "accepted": False if expert.kind == BASE else known.get("accepted"),
+        **{f"gain_{end}" if end != "mean" else "gain": gain.get(end) for end in ("mean", "low", "high")},
+        "gain_unit": gain.get("unit"),
+        "verdict": known.get("verdict"),
     }
 
 

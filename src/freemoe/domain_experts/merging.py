@@ -9,7 +9,7 @@ from typing import Any, cast
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.registry import unknown_name
-from freemoe.domain_experts.expert import require_zeros_say
+from freemoe.domain_experts.expert import require_accepted, require_zeros_say
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.merging import require_units, write_shrunk
 from freemoe.models.checkpoints.gguf_header import is_gguf
@@ -30,6 +30,7 @@ def merge(
     shrink: bool = False,
     pad: bool = False,
     overwrite: bool = False,
+    allow_rejected: bool = False,
     dtype: str = "auto",
     device: Placement = "cpu",
 ) -> dict[str, Any]:
@@ -45,6 +46,7 @@ def merge(
         shrink: Cut the expert's units out: a smaller model of the same class.
         pad: With ``shrink``: fill every layer up to the largest with zeros, where layers are left with different numbers.
         overwrite: Replace an older model folder.
+        allow_rejected: Write the base for an expert that was rejected.
         dtype: Of the base; its values must survive it.
         device: Where the base is loaded.
 
@@ -54,7 +56,8 @@ def merge(
     Raises:
         FreeMoEError: Its child that says what is wrong; nothing is left half written.
     """
-    found = outlook(artefact, expert, output, op=op, base=base, gguf=gguf, shrink=shrink, pad=pad, overwrite=overwrite)
+    how: dict[str, Any] = {"gguf": gguf, "shrink": shrink, "overwrite": overwrite, "allow_rejected": allow_rejected}
+    found = outlook(artefact, expert, output, op=op, base=base, pad=pad, **how)
     moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
     name = _load_parts(moe, _read_names(expert, op, moe.experts))
     if shrink:
@@ -66,7 +69,7 @@ def merge(
         if gguf is not None:
             write_gguf(moe.model, folder / _name(gguf), gguf, Path(found["base"]))
 
-    folder = moe.merge_and_save(name, output, also=also, overwrite=overwrite)
+    folder = moe.merge_and_save(name, output, also=also, overwrite=overwrite, allow_rejected=allow_rejected)
     return {**found, "weights_off": off, "bytes": _written(folder)}
 
 
@@ -125,6 +128,7 @@ def outlook(
     shrink: bool = False,
     pad: bool = False,
     overwrite: bool = False,
+    allow_rejected: bool = False,
 ) -> dict[str, Any]:
     """Check a merge before any weight is loaded, and say what it would write; see `merge`."""
     manifest = read_manifest(artefact)
@@ -138,6 +142,8 @@ def outlook(
         )
     chosen = _described(artefact, manifest, ref.names)
     _check_units(chosen, shrink)
+    if not allow_rejected:
+        require_accepted({name: described.get("kind", "") for name, described in chosen.items()})
     if Path(output).exists() and not overwrite:
         raise ArtifactError(f"{str(output)!r} exists already. Choose another -o, or --overwrite to replace it.")
     source = base or manifest["base_model_name_or_path"]

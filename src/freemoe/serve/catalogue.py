@@ -15,7 +15,7 @@ from typing import Protocol
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.registry import unknown_name
-from freemoe.recipes.expert_names import ExpertRef, require_new_names
+from freemoe.recipes.expert_names import BASE, ExpertRef, require_new_names
 from freemoe.serve.engine.engine import Engine
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,11 @@ class Experts(Protocol):
     @property
     def names(self) -> list[str]:
         """Their names."""
+        ...
+
+    @property
+    def rejected(self) -> list[str]:
+        """Those of them that were rejected: they are the base."""
         ...
 
     @property
@@ -67,6 +72,11 @@ class Loaded:
         """See `Experts`."""
         return self._engine.experts
 
+    @property
+    def rejected(self) -> list[str]:
+        """See `Experts`."""
+        return getattr(self._engine.host, "rejected", [])
+
     async def bring(self, name: str) -> None:
         """See `Experts`: it is there."""
 
@@ -92,12 +102,14 @@ class Entry:
         folder: Its artefact, under the same path on every machine.
         original: Its name there.
         since: The version of the catalogue that it came with: files that are read anew are another expert.
+        kind: See `domain_experts.expert.Expert`.
     """
 
     name: str
     folder: str
     original: str
     since: int
+    kind: str = ""
 
     @property
     def prefix(self) -> str:
@@ -134,9 +146,12 @@ class Catalogue:
             ArtifactError: There is no artefact.
         """
         version = self._next()
-        names = [str(expert["name"]) for expert in read_manifest(folder, check=False).get("experts", ())]
-        require_new_names([prefix + name for name in names], self.names)
-        return Catalogue(version, self.entries + tuple(Entry(prefix + n, str(folder), n, version) for n in names))
+        new = tuple(
+            Entry(f"{prefix}{expert['name']}", str(folder), str(expert["name"]), version, str(expert.get("kind")))
+            for expert in read_manifest(folder, check=False).get("experts", ())
+        )
+        require_new_names([entry.name for entry in new], self.names)
+        return Catalogue(version, self.entries + new)
 
     def without(self, name: str) -> Catalogue:
         """The next catalogue, without an expert."""
@@ -172,6 +187,11 @@ class OnDemand:
     def names(self) -> list[str]:
         """See `Experts`."""
         return self.catalogue.names
+
+    @property
+    def rejected(self) -> list[str]:
+        """See `Experts`."""
+        return [entry.name for entry in self.catalogue.entries if entry.kind == BASE]
 
     @property
     def changes(self) -> int:

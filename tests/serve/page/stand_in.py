@@ -52,6 +52,7 @@ class StandIn:
 
     Attributes:
         models: What ``/v1/models`` lists.
+        rejected: Those of them that are marked.
         says: Model -> steps: text is a piece, a dict an event, bytes are sent as they are, an `threading.Event` is waited for.
         refuses: Model or path -> refusals, each given once, before anything else.
         route: The router's view.
@@ -65,6 +66,7 @@ class StandIn:
 
     def __init__(self) -> None:
         self.models = ["base", "base:law", "base:math", "auto"]
+        self.rejected: Sequence[str] = ()
         self.says: dict[str, Sequence[Step]] = {}
         self.refuses: dict[str, list[Refusal]] = {}
         self.route: dict[str, Any] = {
@@ -96,7 +98,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/":
             self.whole(200, told.html, told.headers)
         elif self.path == "/v1/models" and self.may("/v1/models"):
-            self.document({"object": "list", "data": [{"id": name, "object": "model"} for name in told.models]})
+            rows = [
+                {"id": n, "object": "model"} | ({"rejected": True} if n in told.rejected else {}) for n in told.models
+            ]
+            self.document({"object": "list", "data": rows})
         elif self.path != "/v1/models":
             self.refuse(Refusal(404, None))
 

@@ -246,6 +246,17 @@ def test_stop_ends_both_sides_and_a_failed_side_leaves_the_other(tab: Browser, s
     assert read(tab, ".error p") == ["The base gave NaN."]
 
 
+def test_experts_that_were_rejected_are_marked_and_not_counted(tab: Browser, server: StandIn) -> None:
+    server.models, server.rejected = ["base", "base:law", "base:math", "base:art"], ["base:math", "base:art"]
+    opened(tab, server)
+    assert read(tab, "#expert option") == ["base", "law", "math (rejected)", "art (rejected)"]
+    assert read(tab, "#opening") == [
+        "One base, 1 expert on the same weights. 2 more showed no reliable gain: they answer as the base."
+    ]
+    choose(tab, "base:math")
+    assert ask(tab, "How many?") == "I am math."
+
+
 def test_a_base_without_a_chat_template_continues_the_prompt(tab: Browser, server: StandIn) -> None:
     server.template = False
     opened(tab, server)

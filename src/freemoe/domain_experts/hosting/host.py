@@ -16,7 +16,7 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.registry import unknown_name
 from freemoe.core.threads import Threads, require_threads, turn_of
-from freemoe.domain_experts.expert import Expert, read_experts, require_zeros_say
+from freemoe.domain_experts.expert import Expert, read_experts, require_accepted, require_zeros_say
 from freemoe.domain_experts.hosting.combining import combine, combined_mask
 from freemoe.domain_experts.hosting.mixing import MixingHost
 from freemoe.domain_experts.hosting.protection import refuse_copy, require_same_values
@@ -86,8 +86,13 @@ class ExpertHost(torch.nn.Module, MixingHost):
 
     @property
     def experts(self) -> list[str]:
-        """Names of the experts; those that the guard turned down act like the base."""
+        """Names of the experts, those in `rejected` included."""
         return list(self._experts)
+
+    @property
+    def rejected(self) -> list[str]:
+        """The experts that the guard rejected: they switch nothing off, so that they are the base."""
+        return [name for name, expert in self._experts.items() if expert.kind == BASE]
 
     @property
     def active(self) -> str:
@@ -302,6 +307,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
         *,
         also: Callable[[Path], None] | None = None,
         overwrite: bool = False,
+        allow_rejected: bool = False,
     ) -> Path:
         """Write one expert as a plain Hugging Face checkpoint that needs no freemoe; the base is bit-equal afterwards.
 
@@ -313,13 +319,15 @@ class ExpertHost(torch.nn.Module, MixingHost):
             max_shard_size: Of a weight file: bytes, or digits and a unit.
             also: Writes more into the folder that it is given, while the expert is still switched in.
             overwrite: Replace a model folder that stands there.
+            allow_rejected: Write the base for an expert that was rejected.
 
         Raises:
-            ArtifactError: When the folder exists already, or cannot be written; when zeros do not say what the expert is.
+            ArtifactError: When the folder exists already, or cannot be written; when zeros do not say what the expert is, or it was
+                rejected.
         """
         target = Path(folder)
         require_free(target, overwrite)
-        self.require(name)
+        self._require_accepted(name, allow_rejected)
         if name != BASE:
             require_zeros_say(name, self.described(name).unit)
         with whole_or_nothing(target) as partial:
@@ -331,19 +339,26 @@ class ExpertHost(torch.nn.Module, MixingHost):
                 self.tokenizer.save_pretrained(partial)
         return target
 
-    def merge_and_unload(self, name: str | None = None) -> Any:
+    def _require_accepted(self, name: str, allow_rejected: bool) -> None:
+        self.require(name)
+        if name != BASE and not allow_rejected:
+            require_accepted({part: self._experts[part].kind for part in ExpertRef.parse(name).names})
+
+    def merge_and_unload(self, name: str | None = None, *, allow_rejected: bool = False) -> Any:
         """Write an expert's zeros into the base for good, and return the plain transformers model.
 
         The experts are gone afterwards, as what they were chosen on is gone.
 
         Args:
             name: Of the expert, or a combination; the one that is switched in if absent.
+            allow_rejected: Return the base for an expert that was rejected.
 
         Raises:
-            ArtifactError: Zeros do not say what the expert is, or weights are not in memory.
+            ArtifactError: Zeros do not say what the expert is, it was rejected, or weights are not in memory.
         """
         with self.turn():
             wanted = name or self.active
+            self._require_accepted(wanted, allow_rejected)
             mask = self.expert_mask(wanted)
             if wanted != BASE:
                 require_zeros_say(wanted, self.described(wanted).unit)

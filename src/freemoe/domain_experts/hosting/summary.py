@@ -9,6 +9,7 @@ from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.prove.card import gain_text
 from freemoe.models.mask import Mask
 from freemoe.models.weights import Weight
+from freemoe.recipes.expert_names import BASE
 from freemoe.results import read_result
 
 
@@ -23,7 +24,7 @@ def expert_row(expert: Expert, mask: Mask, weights: list[Weight], told: dict[str
 
     Returns:
         ``name``, ``kind``, ``off`` (single weights), ``share`` of all weights, ``bytes`` of its tensors on disk, ``accepted`` (by the
-        guard; None where no build tells), ``verdict``, and ``gain``: mean, low and high end of its 95 % interval on held-out
+        guard; None where no build tells and something is off), ``verdict``, and ``gain``: mean, low and high end of its 95 % interval on held-out
         documents, with its ``unit``.
     """
     told = told or {}
@@ -33,7 +34,7 @@ def expert_row(expert: Expert, mask: Mask, weights: list[Weight], told: dict[str
         "off": mask.count,
         "share": mask.share(weights),
         "bytes": sum(t.numel() * t.element_size() for t in expert.to_tensors().values()),
-        "accepted": told.get("accepted"),
+        "accepted": False if expert.kind == BASE else told.get("accepted"),
         "verdict": told.get("verdict"),
         "gain": told.get("gain"),
     }
@@ -57,7 +58,7 @@ def measured(artefact: Path) -> dict[str, dict[str, Any]]:
 
 def as_table(rows: list[dict[str, Any]], active: str) -> str:
     """Rows of `expert_row` as lines of text; the expert that is switched in has a star."""
-    said = {True: "accepted", False: "turned down", None: "-"}
+    said = {True: "accepted", False: "rejected", None: "-"}
     cells = [("expert", "kind", "weights off", "bytes", "guard", "held-out gain [95 %]")]
     for row in rows:
         gain = "-" if row["gain"] is None else f"{row['gain']['text']} {row['gain']['unit']}"

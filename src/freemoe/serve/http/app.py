@@ -74,7 +74,8 @@ def make_paths(engine: Engine, experts: Experts, metrics: Metrics, bounds: Bound
     app.add_route("/v1/chat/completions", completing.chat, ["POST"])
 
     def row(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": began, "owned_by": "freemoe"}
+        found = {"id": name, "object": "model", "created": began, "owned_by": "freemoe"}
+        return found | ({"rejected": True} if preparing.is_rejected(name) else {})
 
     @app.get("/v1/models")
     async def models() -> Any:

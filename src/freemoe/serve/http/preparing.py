@@ -88,6 +88,10 @@ class Preparing:
         """What ``model`` can be."""
         return model_names(self._experts.names, self._has_router)
 
+    def is_rejected(self, model: str) -> bool:
+        """Whether a model is an expert that was rejected, so that it is the base."""
+        return model.removeprefix(PREFIX) in self._experts.rejected
+
     def expert_of(self, model: str) -> str:
         """See `expert_of`."""
         return expert_of(model, self._experts.names, self._has_router)
