@@ -98,6 +98,7 @@ class GeneratedDocument(Document):
     """``freemoe generate``."""
 
     expert: str = Field(description="Which answered.")
+    rejected: bool = Field(description="Whether the significance test rejected it, so that it is the base.")
     text: str | None = Field(description="The continuation; null in a dry run.")
 
 
@@ -274,6 +275,7 @@ class ServePlanDocument(Document):
 
     base: str
     models: list[str] = Field(description="What a request can name as its model.")
+    rejected: list[str] = Field(description="Those of them that the significance test rejected: they are the base.")
     dtype: str = Field(description="Of the weights, and of the key-value cache.")
     context_tokens: int
     slots: int = Field(description="Sequences that are written side by side.")
