@@ -46,6 +46,7 @@ real: $(STAMP) $(REAL_TEXT) ## Build, merge and measure an expert of a real LLM 
 	$(BIN)/freemoe eval real-model/model-q8_0.gguf -d text=text:$(REAL_TEXT) --limit $(REAL_EVAL_LIMIT)
 
 test: $(STAMP) ## Run every test
+	@command -v bwrap >/dev/null || echo "bubblewrap is not installed (apt-get install bubblewrap): tests that run generated programs are skipped."
 	$(PYTEST)
 
 browser-test: export FREEMOE_SCREENSHOTS ?= screenshots

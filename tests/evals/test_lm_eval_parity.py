@@ -8,6 +8,7 @@ import pytest
 from freemoe.compat.lm_eval import CODE_MODULES, official_config
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.domains import make_task
+from tests.sandbox import needs_bubblewrap
 
 pytestmark = [
     pytest.mark.realdata,
@@ -199,6 +200,7 @@ def their_code_eval(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
+@needs_bubblewrap
 @pytest.mark.parametrize("name", ["mbpp", "humaneval"])
 def test_code(name, their_code_eval, stories, data_root):
     task = make_task(name, data_root=data_root, limit=9, allow_code_execution=True)

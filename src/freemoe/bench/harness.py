@@ -156,7 +156,7 @@ BENCHES.add(
 BENCHES.add(
     "sandbox",
     "freemoe.bench.sandbox.benchmark",
-    "hostile programs against every combination of the sandbox's walls (T20)",
+    "hostile programs inside the sandbox, and without it as a control (T20)",
 )
 BENCHES.add(
     "scale",

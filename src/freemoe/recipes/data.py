@@ -23,7 +23,7 @@ class DataSection(Section):
     )
     allow_code_execution: bool | Literal["unsafe"] = Field(
         default=False,
-        description="Run generated code in the sandbox; =unsafe: even where the kernel gives it no walls.",
+        description="Run generated code inside bubblewrap; =unsafe: without it too, where it does not start.",
     )
     samples: int | None = Field(
         default=None,

@@ -12,6 +12,7 @@ from freemoe.evals.tasks.benchmarks import BENCHMARKS, TABLE, find_benchmark
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain, make_task
 from freemoe.evals.tasks.splits import carve, draw
+from tests.sandbox import needs_bubblewrap
 
 NAMES = [row.name for row in TABLE]
 
@@ -151,6 +152,7 @@ def test_rte_keeps_a_premise_on_one_side(made_up):
     assert "carved from validation" in domain.notes[0]
 
 
+@needs_bubblewrap
 def test_mbpp_ids_and_the_loan_to_humaneval(made_up):
     domain = load_domain("code", ["humaneval", "mbpp"], data_root=made_up, allow_code_execution=True)
     assert [d.prompt.split("task: ")[1][:8] for d in domain.reference.documents] == [

@@ -1,21 +1,22 @@
-"""Which walls stand here, and hostile programs against each combination of them; right programs, which must pass.
+"""Hostile programs inside bubblewrap, and right ones, which must pass; then the same without isolation, as a control.
 
-An effect is anything that a program changed outside, a visit to a socket, a secret that it could tell, more memory or disk than
-its share. A parent that does not answer in time is harmed. Every program has a test behind it that fails, so any pass is false.
+An effect is anything that a program changed outside, a visit to a socket, a secret that it could tell, more memory than its
+share. A parent that does not answer in time is harmed. Every program has a test behind it that fails, so any pass is false.
+Without isolation only those run that go for others, not for more than their share: they say that the attacks are real.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import resource
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import combinations
+from functools import partial
 from pathlib import Path
 
 from freemoe.bench.harness import Figure, Outcome, Settings, in_turns
@@ -25,10 +26,10 @@ from freemoe.bench.sandbox.programs.right import RIGHT, WITH_PROCESSES
 from freemoe.bench.sandbox.programs.verdicts import EQUAL, EQUAL_TEST, ITS_OWN_TEST, VERDICTS
 from freemoe.bench.sandbox.witness import Witness
 from freemoe.core.errors import SandboxError
-from freemoe.evals.sandbox.runner import WALLS, Result, run_tests
-from freemoe.evals.sandbox.usage import below, held, resident
-from freemoe.evals.sandbox.walls import DISK, KEEP_FILES
-from freemoe.evals.sandbox.walls.bubblewrap import found as found_bwrap
+from freemoe.evals.sandbox.bubblewrap import find_bwrap
+from freemoe.evals.sandbox.process import Isolation
+from freemoe.evals.sandbox.runner import run_tests
+from freemoe.evals.sandbox.usage import descendants
 
 PROGRAMS: Mapping[str, Mapping[str, str]] = {
     "files": FILES,
@@ -41,14 +42,15 @@ FAILING = "\nassert sorted([2, 1]) == [2, 1]\nafter = 1\nafterwards = 2\n"
 SECONDS, SECONDS_RIGHT = 0.6, 10.0
 MEMORY = 1 << 30
 LEAST, START = 60, 30.0
-TIME = "processor time"
+WITHOUT = ("files", "processes", "network")
+"""Kinds that are run without isolation too."""
 QUICK = (
     "dir_fd",
     "sqlite3",
     "mkfifo",
     "another interpreter, without the hook",
     "read a secret",
-    "stop the parent",
+    "kill",
     "TCP",
     "the token in frames",
 )
@@ -67,109 +69,84 @@ class Found:
 
 
 def run(settings: Settings) -> Outcome:
-    """Every program against every combination of walls; then what the walls cost a program."""
-    here = standing()
-    sets = combinations_of(tuple(here.walls))
-    if settings.quick:
-        sets = [walls for walls in sets if len(walls) == 1] + sets[-1:]
+    """Every program inside bubblewrap, most of them without it; then what it costs a program."""
+    error = ""
+    try:
+        find_bwrap()
+    except SandboxError as why:
+        error = str(why)
+    places: list[Isolation] = [] if error else ["bubblewrap", "none"]
+    found: dict[Isolation, Found] = {place: Found() for place in places}
     chosen = [
         (kind, name) for kind, of_kind in PROGRAMS.items() for name in of_kind if not settings.quick or name in QUICK
     ]
-    found, witness = Found(), Witness()
+    witness = Witness()
     try:
-        for walls in sets:
-            with settings.progress.stage(f"against {', '.join(walls)}", len(chosen)) as done:
-                for kind, name in chosen:
-                    attack(witness, walls, kind, name, found)
+        for place in places:
+            programs = [c for c in chosen if place == "bubblewrap" or c[0] in WITHOUT]
+            with settings.progress.stage(f"isolation: {place}", len(programs)) as done:
+                for kind, name in programs:
+                    attack(witness, place, kind, name, found[place])
                     done(1)
-            be_right(witness, walls, settings.quick, found)
+            be_right(witness, place, settings.quick, found[place])
     finally:
         witness.close()
-    cost = costs(settings, here.walls)
+    cost = costs(settings, places)
     details = {
-        "walls": here.walls,
-        "absent": dict(here.absent),
-        "combinations": sets,
+        "error": error,
         "programs": {kind: list(of_kind) for kind, of_kind in PROGRAMS.items()},
         "right programs": [*RIGHT, *WITH_PROCESSES],
         "games of equality": list(EQUAL),
-        "found": vars(found),
+        "found": {place: vars(what) for place, what in found.items()},
         "milliseconds": cost,
     }
-    return Outcome(_figures(here, len(chosen) if sets else 0, len(sets), found, cost), details)
+    return Outcome(_figures(error, len(chosen), found, cost), details)
 
 
-def _figures(here: Result, programs: int, sets: int, found: Found, cost: dict[str, float]) -> tuple[Figure, ...]:
-    absent = "".join(f"; absent: {name} ({why})" for name, why in here.absent)
-    asked = f"x {sets} combinations of walls" if sets else "no wall stands here that keeps files: none is run"
+def _figures(error: str, programs: int, outcomes: dict[Isolation, Found], cost: dict[str, float]) -> tuple[Figure, ...]:
+    found, control = outcomes.get("bubblewrap", Found()), outcomes.get("none", Found())
     games = f"{len(set(found.named))} games of equality, inherent to HumanEval, aside"
-
-    def spent(side: str) -> float:
-        return cost[f"{side}, processor"]
-
-    def clock(side: str) -> float:
-        return cost[f"{side}, clock"]
 
     def none(name: str, lines: list[str], note: str = "") -> Figure:
         told = "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")
-        value = len(lines) if sets else math.nan
+        value = math.nan if error else len(lines)
         return Figure(name, value, 0, "lower", "", 0, "; ".join(t for t in (told, note) if t))
 
     return (
-        Figure("walls that stand here", len(here.walls), unit="", digits=0, note=", ".join(here.walls) + absent),
-        Figure("hostile programs against each combination", programs, LEAST, unit="", digits=0, note=asked),
+        Figure("hostile programs", 0 if error else programs, LEAST, unit="", digits=0, note=error),
         none("effects outside", found.effects),
         none("false passes", found.false_passes, games),
         none("parent or other processes harmed", found.harmed),
-        none("right programs failed", found.wrong, f"of {len({**RIGHT, **WITH_PROCESSES})}"),
+        none("right programs failed", [*found.wrong, *control.wrong], f"of {len({**RIGHT, **WITH_PROCESSES})}"),
         Figure(
-            "start of a program beyond one without walls",
-            spent("walls") - spent("none"),
+            "programs with an effect or harm where nothing isolates them",
+            len(control.effects) + len(control.harmed),
+            unit="",
+            digits=0,
+            note="the control: what the same programs do to a stand-in of the machine",
+        ),
+        Figure(
+            "start of a program beyond one without isolation",
+            cost["bubblewrap"] - cost["none"],
             START,
             "lower",
             " ms",
             1,
-            TIME,
         ),
-        Figure("start of a program behind all walls", spent("walls"), unit=" ms", digits=1, note=TIME),
-        Figure("start of a program behind none", spent("none"), unit=" ms", digits=1, note=TIME),
-        Figure("start of the interpreter alone", spent("interpreter"), unit=" ms", digits=1, note=TIME),
-        Figure("the first of these by the clock", clock("walls") - clock("none"), unit=" ms", digits=1),
+        Figure("start of a program in bubblewrap", cost["bubblewrap"], unit=" ms", digits=1),
+        Figure("start of a program without isolation", cost["none"], unit=" ms", digits=1),
+        Figure("start of the interpreter alone", cost["interpreter"], unit=" ms", digits=1),
     )
 
 
-def standing() -> Result:
-    """What stands here when everything is asked for, bubblewrap beside namespaces too."""
-    here = run_tests("pass", walls=WALLS, unsafe=True)
-    walls, absent = list(here.walls), list(here.absent)
-    if found_bwrap():
-        try:
-            run_tests("pass", walls=("bubblewrap",))
-            walls.append("bubblewrap")
-        except SandboxError as error:
-            absent.append(("bubblewrap", str(error)))
-    else:
-        absent.append(("bubblewrap", "no bwrap on the PATH"))
-    return Result(here.passed, here.status, here.detail, tuple(walls), tuple(absent))
-
-
-def combinations_of(walls: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Every combination that programs are run behind, the weakest first: one that keeps files, and one tree at most."""
-    asked = [w for w in ("namespaces", "bubblewrap", "landlock", "seccomp") if w in walls]
-    sets = [c for size in range(1, len(asked) + 1) for c in combinations(asked, size)]
-    sets = [c for c in sets if set(c) & set(KEEP_FILES) and not {"namespaces", "bubblewrap"} <= set(c)]
-    # The strongest last: the one that is raised where nothing else is asked for.
-    return sorted(sets, key=lambda c: (len(c), "namespaces" in c))
-
-
-def attack(witness: Witness, walls: tuple[str, ...], kind: str, name: str, found: Found) -> None:
+def attack(witness: Witness, isolation: Isolation, kind: str, name: str, found: Found) -> None:
     """Run one hostile program and look at what it did."""
-    where = f"{name} ({'+'.join(walls)})"
+    where = f"{name} ({isolation})"
     text = PROGRAMS[kind][name]
     program, parent = witness.before(text + ("" if ITS_OWN_TEST in text else FAILING)), witness.parent
     before, health = witness.outside(), witness.health()
-    with Peak(parent.process.pid, witness.temporary) as peak:
-        answer = parent.run(program, walls, SECONDS, MEMORY)
+    with Peak(parent.process.pid) as peak:
+        answer = parent.run(program, isolation, SECONDS, MEMORY)
     if name.startswith("a daemon"):
         time.sleep(2.2)
     after, later = witness.outside(), witness.health() if answer else {**health, "parent": "ended or hangs"}
@@ -178,8 +155,6 @@ def attack(witness: Witness, walls: tuple[str, ...], kind: str, name: str, found
         seen.append("told the secret")
     if peak.memory > 2 * MEMORY:
         seen.append(f"{peak.memory >> 20} MB of memory")
-    if peak.disk > 4 * DISK:
-        seen.append(f"{peak.disk >> 20} MB of files")
     hurt = [f"{who}: {later[who][:60]}" for who in later if later[who] != health[who]]
     found.effects += [f"{where}: {' | '.join(seen)}"] if seen else []
     found.harmed += [f"{where}: {', '.join(hurt)}"] if hurt else []
@@ -188,25 +163,27 @@ def attack(witness: Witness, walls: tuple[str, ...], kind: str, name: str, found
         witness.mend()
 
 
-def be_right(witness: Witness, walls: tuple[str, ...], quick: bool, found: Found) -> None:
+def be_right(witness: Witness, isolation: Isolation, quick: bool, found: Found) -> None:
     """Run the right programs, and the games that pass wherever tests stand beside programs."""
-    processes = WITH_PROCESSES if {"namespaces", "bubblewrap"} & set(walls) else {}
-    for name, program in {**RIGHT, **processes}.items():
+    for name, program in {**RIGHT, **WITH_PROCESSES}.items():
         if quick and name not in QUICK_RIGHT:
             continue
-        answer = witness.parent.run(program, walls, SECONDS_RIGHT, MEMORY)
+        answer = witness.parent.run(program, isolation, SECONDS_RIGHT, MEMORY)
         if answer is None or not answer["passed"]:
-            found.wrong.append(f"{name} ({'+'.join(walls)}): {answer and answer['detail']}")
+            found.wrong.append(f"{name} ({isolation}): {answer and answer['detail']}")
     for name, program in list(EQUAL.items())[: 1 if quick else None]:
-        answer = witness.parent.run(program + EQUAL_TEST, walls, SECONDS_RIGHT, MEMORY)
+        answer = witness.parent.run(program + EQUAL_TEST, isolation, SECONDS_RIGHT, MEMORY)
         found.named += [name] if answer and answer["passed"] else []
 
 
 class Peak:
-    """The most memory and disk that everything below a process has had, looked at every 50 milliseconds in the block."""
+    """The most memory that everything below a process has had, looked at every 50 milliseconds in the block.
 
-    def __init__(self, process: int, folder: Path) -> None:
-        self.process, self.folder, self.memory, self.disk = process, folder, 0, 0
+    Memory that no process shows is looked for where the kernel counts it for the whole machine.
+    """
+
+    def __init__(self, process: int) -> None:
+        self.process, self.memory, self._begun = process, 0, _machine_shared()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -220,27 +197,36 @@ class Peak:
 
     def _look(self) -> None:
         while not self._over.wait(0.05):
-            self.memory = max(self.memory, sum(map(resident, below(self.process))))
-            self.disk = max(self.disk, held(str(self.folder), 10**5)[0])
+            below = sum(map(_proportional, descendants(self.process)))
+            self.memory = max(self.memory, below, _machine_shared() - self._begun)
 
 
-def costs(settings: Settings, walls: tuple[str, ...]) -> dict[str, float]:
-    """Milliseconds that a program which does nothing takes: behind all walls, behind none, in an interpreter alone."""
-    asked = [w for w in walls if w in WALLS or (w == "bubblewrap" and "namespaces" not in walls)]
-    sides = {
-        "walls": lambda: run_tests("pass", walls=asked, unsafe=True),
-        "none": lambda: run_tests("pass", walls=(), unsafe=True),
+def _kilobytes(path: str, name: str) -> int:
+    with contextlib.suppress(OSError):
+        lines = Path(path).read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
+    return 0
+
+
+def _proportional(process: int) -> int:
+    return _kilobytes(f"/proc/{process}/smaps_rollup", "Pss:") << 10
+
+
+def _machine_shared() -> int:
+    return _kilobytes("/proc/meminfo", "Shmem:") << 10
+
+
+def costs(settings: Settings, places: list[Isolation]) -> dict[str, float]:
+    """Milliseconds by the clock that a program which does nothing takes: in bubblewrap, without, in an interpreter alone.
+
+    Processor time is no measure: what bubblewrap starts is waited for by a process that ends with it.
+    """
+    sides: dict[str, Callable[[], object]] = {
+        **{place: partial(run_tests, "pass", isolation=place) for place in places},
         "interpreter": lambda: subprocess.run([sys.executable, "-I", "-B", "-c", "pass"], check=False),
     }
     rounds = 2 if settings.quick else 6 * settings.repeats
-    return {
-        f"{name}, {told}": 1000 * statistics.median(values)
-        for told, clock in (("processor", processor_time), ("clock", time.perf_counter))
-        for name, values in in_turns(sides, rounds, clock=clock).items()
+    times = in_turns(sides, rounds, clock=time.perf_counter)
+    return dict.fromkeys(("bubblewrap", "none"), math.nan) | {
+        name: 1000 * statistics.median(values) for name, values in times.items()
     }
-
-
-def processor_time() -> float:
-    """Seconds that this process and those that it has waited for have had of the processor."""
-    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(s.ru_utime + s.ru_stime for s in spent)

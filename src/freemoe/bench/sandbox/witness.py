@@ -54,8 +54,10 @@ class Witness:
         self.port = tcp.getsockname()[1]
         udp.bind(("127.0.0.1", self.port))
         self.sockets = [tcp, udp]
-        for address in (str(self.folder / "socket"), f"\0{self.mark}"):
-            listener = socket.socket(socket.AF_UNIX)
+        kinds = {"socket": socket.SOCK_STREAM, "datagrams": socket.SOCK_DGRAM}
+        addresses = [(str(self.folder / name), kind) for name, kind in kinds.items()]
+        for address, kind in [*addresses, *((f"\0{self.mark}{name}", kind) for name, kind in kinds.items())]:
+            listener = socket.socket(socket.AF_UNIX, kind)
             try:
                 listener.bind(address)
             except OSError:
@@ -85,7 +87,7 @@ class Witness:
             if self._parent:
                 self._parent.close()
             self._parent = Parent(self.secret, str(self.temporary))
-            self._parent.run("pass", ("landlock",), 1.0, 1 << 30)
+            self._parent.run("pass", "none", 1.0, 1 << 30)
         return self._parent
 
     def before(self, program: str) -> str:
@@ -137,7 +139,7 @@ class Witness:
         for path in self._marks():
             Path(path).unlink()
         self._lay_out()
-        if not (self.folder / "socket").is_socket():
+        if not all((self.folder / name).is_socket() for name in ("socket", "datagrams")):
             self._listen()
         for process in (self._victim, self._parent and self._parent.process):
             if process and process.poll() is None:

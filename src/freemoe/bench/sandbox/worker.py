@@ -21,10 +21,12 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         try:
-            result = run_tests(asked["program"], timeout=asked["timeout"], memory=asked["memory"], walls=asked["walls"])
-            answer = {"passed": result.passed, "status": result.status, "detail": result.detail, "walls": result.walls}
+            result = run_tests(
+                asked["program"], timeout=asked["timeout"], memory=asked["memory"], isolation=asked["isolation"]
+            )
+            answer = {"passed": result.passed, "status": result.status, "detail": result.detail}
         except SandboxError as error:
-            answer = {"passed": False, "status": "refused", "detail": str(error), "walls": []}
+            answer = {"passed": False, "status": "refused", "detail": str(error)}
         print(json.dumps(answer), flush=True)
 
 
@@ -42,9 +44,9 @@ class Parent:
             text=True,
         )
 
-    def run(self, program: str, walls: tuple[str, ...], timeout: float, memory: int) -> dict[str, Any] | None:
+    def run(self, program: str, isolation: str, timeout: float, memory: int) -> dict[str, Any] | None:
         """What became of a program; None where this process did not live to say so, or hangs."""
-        asked = {"program": program, "walls": walls, "timeout": timeout, "memory": memory}
+        asked = {"program": program, "isolation": isolation, "timeout": timeout, "memory": memory}
         assert self.process.stdin
         assert self.process.stdout
         try:

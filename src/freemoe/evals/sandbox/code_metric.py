@@ -42,21 +42,16 @@ class SandboxedCodeEval:
         """Run every candidate with its test; return the mean pass@k and the details per problem."""
         if self.loading:  # lm-eval tries the metric once while it imports; nothing is run for that
             return {f"pass@{n}": 0.0 for n in k}, {}
-        require_permission(self.allowed)
+        isolation = require_permission(self.allowed)
+        if isolation == "none" and not self.warned:
+            self.warned = True
+            log.warning("Bubblewrap does not start here, so nothing stands around generated programs but limits.")
         details: dict[int, list] = {}
         for problem, (test, candidates) in enumerate(zip(references, predictions, strict=True)):
             results = [
-                run_tests(f"{candidate}\n{test}", timeout=self.timeout, unsafe=self.allowed == "unsafe")
-                for candidate in candidates
+                run_tests(f"{candidate}\n{test}", timeout=self.timeout, isolation=isolation) for candidate in candidates
             ]
             details[problem] = list(enumerate(results))
-            if not self.warned and not all(r.isolated for r in results):
-                self.warned = True
-                log.warning(
-                    "The kernel gives programs no namespaces of their own here; around generated code stand: %s. A container "
-                    "is safer.",
-                    ", ".join(results[0].walls) or "no walls",
-                )
         scores = {
             f"pass@{n}": sum(pass_at_k(len(d), sum(r.passed for _, r in d), n) for d in details.values()) / len(details)
             for n in k

@@ -12,24 +12,34 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import IO, Literal
 
 from freemoe.core.errors import SandboxError
-from freemoe.evals.sandbox.usage import below, held, resident
-from freemoe.evals.sandbox.walls import DISK, FILES, PROCESSES
-from freemoe.evals.sandbox.walls.bubblewrap import command, found
-from freemoe.evals.sandbox.walls.closed import memory_closed
-from freemoe.evals.sandbox.walls.limits import tasks
-from freemoe.evals.sandbox.walls.reads import readable
+from freemoe.evals.sandbox import inside
+from freemoe.evals.sandbox.bubblewrap import (
+    ENVIRONMENT,
+    FOLDER,
+    SCRIPT,
+    find_bwrap,
+    isolated_command,
+    refuse_uncounted_memory,
+)
+from freemoe.evals.sandbox.usage import descendants, memory_in_use, num_files, tasks
 
-CHILD = Path(__file__).with_name("child.py")
-SOURCE = str(Path(__file__).parents[3])
+Isolation = Literal["bubblewrap", "none"]
+
+PROCESSES = 64
+"""Processes and threads of a program, all together."""
+FILES = 1024
+"""Files and folders in its folder."""
 MESSAGE = 8192
 """Bytes of the child's words that are read."""
 STEP = 0.1
 """Seconds between two looks at what all its processes use together."""
 TICK = 0.01
 """Seconds between two looks at how many processes the machine has."""
+# Where memory runs out, the kernel ends the program's processes before any other.
+_FIRST_TO_GO = ("/bin/sh", "-c", 'echo 1000 >/proc/self/oom_score_adj; exec "$@"', "sh")
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class Ended:
 
     Attributes:
         code: Exit status; None: it was stopped from outside.
-        words: What it wrote: up to the line ``go`` (or ``refused``) ours, after it perhaps the program's.
+        words: What it wrote: ``go`` when it was ready, and behind it perhaps the program's words.
         why: Why it was stopped, if it was: ``time``, or what it used too much of.
     """
 
@@ -47,72 +57,86 @@ class Ended:
     why: str = ""
 
 
-def run_inside(text: str, arguments: list[str], walls: tuple[str, ...], seconds: float, memory: int) -> Ended:
+def run_inside(
+    text: str, isolation: Isolation, *, cpu_seconds: float, wall_seconds: float, seconds: float, memory: int
+) -> Ended:
     """Run ``text`` inside to its end.
 
     Args:
         text: The word that makes a pass, a line; the program.
-        arguments: Of ``inside.py``, behind the descriptor.
-        walls: That are asked for.
-        seconds: Of wall clock, all in all.
-        memory: Bytes that all its processes may have together.
+        isolation: ``none`` runs it in a folder of this machine.
+        cpu_seconds: Of CPU time.
+        wall_seconds: After which it ends itself.
+        seconds: After which it is ended from outside.
+        memory: Bytes of address space of each of its processes, and of memory of all together.
 
     Raises:
         SandboxError: It cannot be started.
     """
-    with _private_folder() as folder, memory_closed():
+    processes = PROCESSES + (tasks() if isolation == "none" else 0)
+    with contextlib.ExitStack() as stack:
         reading, writing = os.pipe()
+        stack.callback(os.close, reading)
+        arguments = [str(writing), repr(cpu_seconds), repr(wall_seconds), str(memory), str(processes)]
         try:
-            child = _start(text, arguments, walls, folder, writing)
-            return _watch(child, reading, folder, seconds, memory)
+            # Not a pipe: what is written into one before the child reads it may be too much for it. It has no name.
+            given = stack.enter_context(tempfile.TemporaryFile())
+            given.write(text.encode("utf-8", "surrogatepass"))
+            given.seek(0)
+            if isolation == "bubblewrap":
+                child = _start_isolated(arguments, given, writing)
+            else:
+                child = _start(["-B", inside.__file__, *arguments], given, (writing,), stack.enter_context(_folder()))
         finally:
-            os.close(reading)
+            os.close(writing)
+        return _watch(child, isolation, reading, seconds, memory)
+
+
+def _start_isolated(arguments: list[str], given: IO[bytes], writing: int) -> subprocess.Popen:
+    options, passed = [], [writing]
+    reading, filter_end = os.pipe()
+    try:
+        with open(filter_end, "wb") as file:
+            code = refuse_uncounted_memory()
+            file.write(code)
+        if code:
+            options, passed = ["--seccomp", str(reading)], [writing, reading]
+        before = isolated_command(find_bwrap(), *options)
+        return _start(["-B", SCRIPT, *arguments], given, tuple(passed), "/", before)
+    finally:
+        os.close(reading)
+
+
+def _start(
+    arguments: list[str], given: IO[bytes], passed: tuple[int, ...], folder: str, before: list[str] | None = None
+) -> subprocess.Popen:
+    words = [*_FIRST_TO_GO, *(before or ()), sys.executable, "-I", "-X", "utf8", *arguments]
+    try:
+        return subprocess.Popen(
+            words,
+            stdin=given,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env={**ENVIRONMENT, "HOME": folder, "TMPDIR": folder},
+            pass_fds=passed,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SandboxError(f"The sandbox's interpreter {sys.executable} could not start: {error}.") from error
 
 
 @contextlib.contextmanager
-def _private_folder() -> Iterator[str]:
+def _folder() -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="freemoe-sandbox-")
     try:
         yield folder
     finally:
-        try:
-            os.rmdir(folder)
-        except OSError:
-            # Folders in folders, thousands deep, are too much for Python's own way.
-            subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
+        # Folders in folders, thousands deep, are too much for Python's own way.
+        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
-def _start(text: str, arguments: list[str], walls: tuple[str, ...], folder: str, writing: int) -> subprocess.Popen:
-    words = [sys.executable, "-I", "-B", "-X", "utf8", str(CHILD), SOURCE, str(writing), *arguments]
-    if "bubblewrap" in walls:
-        bwrap = found()
-        if bwrap is None:
-            raise SandboxError(
-                "bubblewrap is asked for, and there is no bwrap on the PATH. Install it, or leave it out."
-            )
-        words = command(bwrap, folder, readable([*sys.path, SOURCE])) + words
-    # Not a pipe: what is written into one before the child reads it may be too much for it. It has no name.
-    with tempfile.TemporaryFile() as given:
-        given.write(text.encode("utf-8", "surrogatepass"))
-        given.seek(0)
-        try:
-            return subprocess.Popen(
-                words,
-                stdin=given,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env={"HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                pass_fds=(writing,),
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SandboxError(f"The sandbox's interpreter {sys.executable} could not start: {error}.") from error
-        finally:
-            os.close(writing)
-
-
-def _watch(child: subprocess.Popen, reading: int, folder: str, seconds: float, memory: int) -> Ended:
+def _watch(child: subprocess.Popen, isolation: Isolation, reading: int, seconds: float, memory: int) -> Ended:
     """Read what the child says until it ends or has to be ended."""
     deadline, said, why, open_ = time.monotonic() + seconds, b"", "", True
     begun, look = tasks(), time.monotonic() + STEP
@@ -134,10 +158,10 @@ def _watch(child: subprocess.Popen, reading: int, folder: str, seconds: float, m
                     time.sleep(min(TICK, left))
                 # Processes that make processes are thousands before the next look: their number is asked for at every tick.
                 if time.monotonic() >= look or tasks() > begun + PROCESSES:
-                    why = _too_much(child.pid, folder, memory)
+                    why = _too_much(child.pid, memory)
                     look = time.monotonic() + STEP
     finally:
-        _end(child)
+        _end(child, isolation)
     os.set_blocking(reading, False)
     # Nothing to read yet no end: a process that left the group still holds the other end.
     with contextlib.suppress(BlockingIOError):
@@ -145,25 +169,25 @@ def _watch(child: subprocess.Popen, reading: int, folder: str, seconds: float, m
     return Ended(None if why else child.returncode, said.decode(errors="replace"), why)
 
 
-def _end(child: subprocess.Popen) -> None:
-    for other in below(child.pid) if child.poll() is None else ():
-        with contextlib.suppress(OSError):
-            os.kill(other, signal.SIGKILL)
+def _end(child: subprocess.Popen, isolation: Isolation) -> None:
+    # The kernel ends a namespace of processes with bubblewrap: nobody counts first those that a fork bomb makes meanwhile.
+    below = descendants(child.pid) if isolation == "none" and child.poll() is None else ()
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
+    for other in below:
+        with contextlib.suppress(OSError):
+            os.kill(other, signal.SIGKILL)
     child.wait()
 
 
-def _too_much(child: int, folder: str, memory: int) -> str:
+def _too_much(child: int, memory: int) -> str:
     """What all its processes use too much of together; nothing where the machine does not say."""
-    processes = [child, *below(child)]
-    if len(processes) > PROCESSES + 2:
-        return f"more than {PROCESSES} processes"
-    if sum(map(resident, processes)) > memory:
-        return f"more than {memory >> 20} MB of memory in {len(processes)} processes"
-    size, number = held(folder, FILES)
-    if size > DISK:
-        return f"more than {DISK >> 20} MB of files"
-    if number > FILES:
+    below = descendants(child)
+    # Bubblewrap's own processes are three at most.
+    if sum(below.values()) > PROCESSES + 3:
+        return f"more than {PROCESSES} processes and threads"
+    if memory_in_use([child, *below]) > memory:
+        return f"more than {memory >> 20} MB of memory in {len(below) + 1} processes"
+    if any(num_files(process, FOLDER) > FILES for process in below):
         return f"more than {FILES} files"
     return ""

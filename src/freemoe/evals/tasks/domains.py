@@ -195,7 +195,7 @@ def load_domain(
             order.
         seed: Seed of carving and drawing.
         num_fewshot: Few-shot examples of every named benchmark; None for each one's own (``task@N`` wins).
-        allow_code_execution: Let code tasks run generated programs when they grade; ``unsafe``: even where no wall stands.
+        allow_code_execution: Let code tasks run generated programs when they grade; ``unsafe``: even without bubblewrap.
         text_given: Tokens at the start of a block of text that are context only; 0 for the beginning-of-text token.
         chat: ``auto``, ``on`` or ``off``: whether the tokenizer's chat template is used (`freemoe.text.chat`).
         task_folder: Folder of further lm-eval tasks (YAML files) for ``lm_eval:NAME``.

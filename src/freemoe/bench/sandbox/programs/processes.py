@@ -61,7 +61,17 @@ NETWORK = {
     "HTTP": "import urllib.request\nurllib.request.urlopen(f'http://127.0.0.1:{PORT}', timeout=1)",
     "asyncio": "import asyncio\nasyncio.run(asyncio.open_connection('127.0.0.1', PORT))",
     "a socket with a path": "import socket\nsocket.socket(socket.AF_UNIX).connect(OUTSIDE + '/socket')",
-    "a socket with a name": "import socket\nsocket.socket(socket.AF_UNIX).connect('\\0' + MARK)",
+    "a socket with a name": "import socket\nsocket.socket(socket.AF_UNIX).connect('\\0' + MARK + 'socket')",
+    "datagrams of a pair to a path": """
+import socket
+ours, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+ours.sendto(b"x", OUTSIDE + "/datagrams")
+""",
+    "datagrams of a pair to a name": """
+import socket
+ours, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+ours.sendto(b"x", b"\\0" + MARK.encode() + b"datagrams")
+""",
     "multiprocessing's client": "from multiprocessing.connection import Client\nClient(OUTSIDE + '/socket')",
     "the C library's socket": """
 import ctypes, struct
@@ -86,6 +96,40 @@ for _ in range(12):
         x = bytearray(b"x") * (400 << 20)
         time.sleep(9)
 time.sleep(9)
+""",
+    "memory shared by many processes": """
+import mmap, os, time
+for _ in range(6):
+    if os.fork() == 0:
+        area = mmap.mmap(-1, 900 << 20)
+        for place in range(0, len(area), 4096): area[place] = 1
+        time.sleep(9)
+time.sleep(9)
+""",
+    "shared memory that no process shows": """
+import mmap, os, time
+for _ in range(6):
+    if os.fork() == 0:
+        area = mmap.mmap(-1, 900 << 20)
+        for start in range(0, len(area), 32 << 20):
+            for place in range(start, min(start + (32 << 20), len(area)), 4096): area[place] = 1
+            area.madvise(mmap.MADV_DONTNEED)
+        time.sleep(9)
+time.sleep(9)
+""",
+    "memory of the machine, by another interpreter": """
+import subprocess, sys
+code = '''
+import ctypes
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+for _ in range(6):
+    area = libc.shmat(libc.shmget(0, 900 << 20, 0o1600), None, 0)
+    if area not in (None, 2**64 - 1):
+        ctypes.memset(area, 1, 900 << 20)
+        libc.shmdt(ctypes.c_void_p(area))
+'''
+subprocess.run([sys.executable, "-c", code])
 """,
     "memory without a name": """
 import os

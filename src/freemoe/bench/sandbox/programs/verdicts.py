@@ -245,10 +245,27 @@ for name in ("main", "run", "say"):
     if thing:
         try: thing()
         except BaseException: pass
-import freemoe.evals.sandbox.inside as inside
-inside.say(5, "passed")
+main.say(5, "passed")
 """,
     "its source rewritten": "open('program.py', 'w').write('')\nimport linecache; linecache.clearcache()",
+    "a parent's memory, read by another interpreter": """
+import os, subprocess, sys
+code = '''
+import ctypes, os, re, sys
+class Part(ctypes.Structure): _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+libc, held = ctypes.CDLL(None), ctypes.create_string_buffer(1 << 20)
+start = (int(sys.argv[1]) >> 24 << 24) - (32 << 20)
+for place in range(start, start + (64 << 20), 1 << 20):
+    here, there = Part(ctypes.addressof(held), 1 << 20), Part(place, 1 << 20)
+    if libc.process_vm_readv(os.getppid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0) > 0:
+        for word in re.findall(rb"[0-9a-f]{32} passed", held.raw): sys.stdout.buffer.write(bytes([10]) + word + bytes([10]))
+'''
+words = subprocess.run([sys.executable, "-c", code, str(id(os))], capture_output=True).stdout
+for number in range(3, 64):
+    try: os.write(number, words)
+    except OSError: pass
+if words: os._exit(0)
+""",
     "a parent traced by its child": """
 import ctypes, os, time
 own = os.getpid()
