@@ -87,10 +87,14 @@ def test_what_a_program_is_refused(program, what):
     assert what in result.detail
 
 
-def test_many_processes_are_seen_before_the_next_look_at_their_memory(monkeypatch):
+def test_the_number_of_processes_is_bounded(monkeypatch):
     monkeypatch.setattr(process, "STEP", 60.0)
-    result = run_tests("import os, time\nfor _ in range(90):\n    if not os.fork(): break\ntime.sleep(30)", timeout=25)
-    assert (result.status, result.detail) == ("killed", "more than 64 processes and threads")
+    result = run_tests("import os, time\nfor _ in range(90):\n    if not os.fork(): time.sleep(30)\n", timeout=9)
+    # By the kernel; where it does not for root, by whoever looks at it from outside.
+    assert result.detail in (
+        "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+        "more than 64 processes and threads",
+    )
 
 
 def test_a_fork_bomb_ends_with_its_first_process():

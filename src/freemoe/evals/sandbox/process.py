@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -39,7 +40,7 @@ STEP = 0.1
 TICK = 0.01
 """Seconds between two looks at how many processes the machine has."""
 # Where memory runs out, the kernel ends the program's processes before any other.
-_FIRST_TO_GO = ("/bin/sh", "-c", 'echo 1000 >/proc/self/oom_score_adj; exec "$@"', "sh")
+_BEFORE = 'echo 1000 >/proc/self/oom_score_adj; [ -z "$0" ] || echo $$ >"$0/cgroup.procs" || exit 1; exec "$@"'
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def run_inside(
             given.write(text.encode("utf-8", "surrogatepass"))
             given.seek(0)
             if isolation == "bubblewrap":
-                child = _start_isolated(arguments, given, writing)
+                child = _start_isolated(arguments, given, writing, stack.enter_context(_group()))
             else:
                 child = _start(["-B", inside.__file__, *arguments], given, (writing,), stack.enter_context(_folder()))
         finally:
@@ -92,7 +93,7 @@ def run_inside(
         return _watch(child, isolation, reading, seconds, memory)
 
 
-def _start_isolated(arguments: list[str], given: IO[bytes], writing: int) -> subprocess.Popen:
+def _start_isolated(arguments: list[str], given: IO[bytes], writing: int, group: str) -> subprocess.Popen:
     options, passed = [], [writing]
     reading, filter_end = os.pipe()
     try:
@@ -102,15 +103,20 @@ def _start_isolated(arguments: list[str], given: IO[bytes], writing: int) -> sub
         if code:
             options, passed = ["--seccomp", str(reading)], [writing, reading]
         before = isolated_command(find_bwrap(), *options)
-        return _start(["-B", SCRIPT, *arguments], given, tuple(passed), "/", before)
+        return _start(["-B", SCRIPT, *arguments], given, tuple(passed), "/", before, group)
     finally:
         os.close(reading)
 
 
 def _start(
-    arguments: list[str], given: IO[bytes], passed: tuple[int, ...], folder: str, before: list[str] | None = None
+    arguments: list[str],
+    given: IO[bytes],
+    passed: tuple[int, ...],
+    folder: str,
+    before: list[str] | None = None,
+    group: str = "",
 ) -> subprocess.Popen:
-    words = [*_FIRST_TO_GO, *(before or ()), sys.executable, "-I", "-X", "utf8", *arguments]
+    words = ["/bin/sh", "-c", _BEFORE, group, *(before or ()), sys.executable, "-I", "-X", "utf8", *arguments]
     try:
         return subprocess.Popen(
             words,
@@ -124,6 +130,35 @@ def _start(
         )
     except OSError as error:
         raise SandboxError(f"The sandbox's interpreter {sys.executable} could not start: {error}.") from error
+
+
+@contextlib.contextmanager
+def _group() -> Iterator[str]:
+    """Folder of a control group that bounds the number of processes, which no limit does for root; empty where there is none."""
+    for parent in ("/sys/fs/cgroup/pids", "/sys/fs/cgroup"):
+        group = f"{parent}/freemoe-{secrets.token_hex(8)}"
+        with contextlib.suppress(OSError):
+            os.mkdir(group)
+            try:
+                with open(f"{group}/pids.max", "r+", encoding="ascii") as file:
+                    file.write(str(PROCESSES + 4))
+            except OSError:
+                os.rmdir(group)
+                continue
+            break
+    else:
+        yield ""
+        return
+    try:
+        yield group
+    finally:
+        # The kernel takes away the last processes a moment after the first one.
+        for _ in range(200):
+            try:
+                os.rmdir(group)
+                break
+            except OSError:
+                time.sleep(0.005)
 
 
 @contextlib.contextmanager
