@@ -292,7 +292,7 @@ def test_a_search_that_may_lose_nothing_says_so(saved: Path, tmp_path: Path) -> 
         ({"hooks": {"start": "ridge", "position": "pre"}}, "needs position parallel"),
         ({"hooks": {"layers": "most"}}, "hooks.layers"),
         ({"training": {"loss": "mse"}}, "training.loss"),
-        ({"timing": {"rounds": 0}}, "timing.rounds"),
+        ({"timing": {"rounds": -1}}, "timing.rounds"),
         ({"timing": {"prompts": [0]}}, "timing.prompts"),
         ({"plan": {"swaps": -1}}, "plan.swaps"),
     ],
