@@ -21,19 +21,19 @@ KINDS = [BuildRecipe, EvalRecipe, ConvertRecipe, TrimRecipe]
 
 def test_keywords_are_the_recipe_that_yaml_says():
     found = recipe_of(
-        BuildRecipe, {**BUILD, "metric": ["saliency"], "search": {"folds": 5}, "limit": 3, "subdomains": 2, "p": 1}
+        BuildRecipe, {**BUILD, "metric": ["saliency"], "search": {"alpha": 0.1}, "limit": 3, "subdomains": 2, "p": 1}
     )
     assert found == recipe_from(
         {
             **BUILD,
-            "search": {"metrics": ["saliency"], "folds": 5},
+            "search": {"metrics": ["saliency"], "alpha": 0.1},
             "data": {"limit": 3},
             "subdomains": {"count": 2},
             "bands": {"p": 1},
         }
     )
-    whole = recipe_of(BuildRecipe, {**BUILD, "search": SearchSection(folds=5), "metric": "wanda"})
-    assert (whole.search.folds, whole.search.metrics) == (5, ("wanda",))
+    whole = recipe_of(BuildRecipe, {**BUILD, "search": SearchSection(alpha=0.1), "metric": "wanda"})
+    assert (whole.search.alpha, whole.search.metrics) == (0.1, ("wanda",))
     # A section that was made whole says only what was given to it.
     assert recipe_of(BuildRecipe, {**BUILD, "search": SearchSection(), "unit": "neuron"}).search.metrics == ()
     assert recipe_of(BuildRecipe, {**BUILD, "search": "exhaustive"}).search.method == "exhaustive"
@@ -58,12 +58,12 @@ def test_flags_of_the_command_line_are_keywords(command: Command) -> None:
     ("values", "says"),
     [
         ({"metrc": "wanda"}, r"no keyword 'metrc'. Did you mean metric"),
-        ({"serach": {"folds": 5}}, r"Did you mean search"),
-        ({"search": {"fold": 5}}, r"search.fold: there is no such field.*did you mean search.folds"),
+        ({"serach": {"alpha": 0.1}}, r"Did you mean search"),
+        ({"search": {"alphas": 5}}, r"search.alphas: there is no such field.*did you mean search.alpha"),
         ({"zzz": 1}, r"Keywords are model, revision, domains"),
         ({"every": 3}, r"every could be saliency.every or units.every; say which by its section: saliency=\{'every'"),
         ({"metric": "wanda", "search": {"metrics": "wanda"}}, r"metric and search both say what search.metrics is"),
-        ({"folds": 1}, r"search.folds: .*greater than or equal to 2"),
+        ({"alpha": 2}, r"search.alpha: .*less than 1"),
         ({"metric": "wandaa"}, r"Did you mean 'wanda'"),
     ],
     ids=str,
@@ -93,4 +93,4 @@ def test_help_shows_every_field(kind: type[Recipe]) -> None:
         assert line.endswith(f": {field.description}")
         default = "required" if field.is_required() else f"default {field.get_default()!r}"
         assert f", {default}):" in line
-    assert ("search.folds (int, default 2): Folds of the cross-fitting." in said) == (kind is BuildRecipe)
+    assert ("search.alpha (float, default 0.05): Family-wise" in said) == (kind is BuildRecipe)

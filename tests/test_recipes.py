@@ -56,7 +56,6 @@ FULL: dict[str, Any] = {
         "objective": "loglikelihood",
         "select": "argmax",
         "alpha": 0.1,
-        "folds": 5,
     },
     "router": {"level2": "centroid", "precision": 0.8},
     "evidence": {"controls": 0, "oracle": False},
@@ -129,7 +128,7 @@ def test_recipes_are_frozen() -> None:
     [
         ("bnads", "command, model, revision, domains"),
         ("bands.thetta", "start, end, step, ratio, p"),
-        ("search.metric", "metrics, method, objective, select, alpha, folds"),
+        ("search.metric", "metrics, method, objective, select, alpha"),
         ("data.rot", "root, limit, fewshot, overflow, allow_code_execution"),
         ("subdomains.k", "by, count, min_size"),
         ("saliency.stepps", "method, budget, patience"),
@@ -150,7 +149,7 @@ def test_an_unknown_key_names_its_path_and_the_allowed_keys(path: str, allowed: 
         ("bnads", "bands"),
         ("saliency.bugdet", "saliency.budget"),
         # Right, but in no section, or in another one.
-        ("folds", "search.folds"),
+        ("objective", "search.objective"),
         ("bands.alpha", "search.alpha"),
         ("units.zebra", "nothing"),
     ],
@@ -255,7 +254,6 @@ BAD: list[tuple[str, Any, str]] = [
     ("search.objective", "f1", "'accuracy' or 'loglikelihood'"),
     ("search.select", "best", "'guarded' or 'argmax'"),
     ("search.alpha", 0, "greater than 0"),
-    ("search.folds", 1, "greater than or equal to 2"),
     ("router.level2", "tree", "Known: linear, centroid"),
     ("router.precision", 0, "greater than 0"),
     ("evidence.controls", -1, "greater than or equal to 0"),

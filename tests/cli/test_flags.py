@@ -211,7 +211,7 @@ def test_set_reaches_every_field(path: str, value: Any, tmp_path: Path, freemoe:
 
 def everything() -> list[str]:
     flags = [w for flag in BUILD_PATHS for w in written(flag)]
-    return [*flags, "--subdomains", "math=2", "--theta", "0:0.5:0.05", "--layers", "0:2", "--set", "search.folds=5"]
+    return [*flags, "--subdomains", "math=2", "--theta", "0:0.5:0.05", "--layers", "0:2", "--set", "search.alpha=0.1"]
 
 
 @pytest.mark.parametrize("arguments", [[], everything()], ids=["defaults", "every flag"])
@@ -221,7 +221,7 @@ def test_flags_yaml_and_run_say_the_same(arguments: list[str], tmp_path: Path, f
     recipe = parsed(printed.out, tmp_path)
     flags = {flag: VALUES[flag][1] for flag in BUILD_PATHS} if arguments else {}
     more = {"subdomains": "math=2", "theta": "0:0.5:0.05", "layers": "0:2"} if arguments else {}
-    sets = ["search.folds=5"] if arguments else []
+    sets = ["search.alpha=0.1"] if arguments else []
     assert recipe == build_cli.COMMAND.read(
         {"model": "some/model", "domain": ["math=gsm8k"], "sets": sets, **flags, **more}
     )

@@ -10,12 +10,14 @@ from scipy import stats
 
 from freemoe.core.errors import DataError, NumericError
 from freemoe.evals.statistics import (
-    cluster_bootstrap,
     cluster_sums,
+    detectable_gain,
     holm,
     mcnemar,
+    mean_interval,
+    mean_of_means,
     paired_test,
-    ratio_bootstrap,
+    ratio_interval,
     share_bootstrap,
     smallest_p,
 )
@@ -41,78 +43,116 @@ def test_cluster_sums():
     assert counts.tolist() == [2, 1, 1]
 
 
-def test_bootstrap_equals_scipys_percentile_interval():
+def test_weights_and_candidates_of_cluster_sums():
+    sums, sizes = cluster_sums([[1, 10], [2, 20], [4, 40]], ["a", "b", "a"], [2, 1, 3])
+    assert sums.tolist() == [[14, 140], [2, 20]]
+    assert sizes.tolist() == [5, 1]
+
+
+@pytest.mark.parametrize(("won", "lost", "same"), [(0, 0, 100), (7, 3, 50), (20, 20, 0), (3, 0, 27)])
+def test_right_or_wrong_has_the_interval_of_bonett_and_price(won, lost, same):
+    n = won + lost + same
+    found = mean_interval([1.0] * won + [-1.0] * lost + [0.0] * same, names(n))
+    up, down = (won + 1) / (n + 2), (lost + 1) / (n + 2)
+    # Student's quantile and n + 1 degrees in the variance, where they have the normal one and n + 2.
+    half = stats.t.ppf(0.975, n - 1) * math.sqrt((up + down - (up - down) ** 2) / (n + 1))
+    assert found.mean == pytest.approx((won - lost) / n)
+    assert (found.low, found.high) == pytest.approx((up - down - half, up - down + half))
+    assert found.low < 0 < found.high or won != lost
+
+
+def test_the_interval_of_other_scores_is_students_on_two_documents_more():
     values = np.random.default_rng(0).normal(0.3, 1.0, 80)
-    ours = cluster_bootstrap(values.tolist(), names(80), seed=1, draws=20000)
-    theirs = stats.bootstrap(
-        (values,), np.mean, n_resamples=20000, method="percentile", rng=np.random.default_rng(2)
-    ).confidence_interval
-    assert ours.mean == pytest.approx(values.mean())
-    assert ours.low == pytest.approx(theirs.low, abs=0.01)
-    assert ours.high == pytest.approx(theirs.high, abs=0.01)
-    narrow = cluster_bootstrap(values.tolist(), names(80), seed=1, draws=20000, level=0.5)
-    theirs = stats.bootstrap(
-        (values,), np.mean, n_resamples=20000, method="percentile", confidence_level=0.5,
-        rng=np.random.default_rng(2),
-    ).confidence_interval  # fmt: skip
-    assert (narrow.low, narrow.high) == pytest.approx((theirs.low, theirs.high), abs=0.01)
+    found = mean_interval(values.tolist(), names(80))
+    more = [*values, np.abs(values).max(), -np.abs(values).max()]
+    half = stats.t.ppf(0.975, 79) * np.std(more, ddof=1) / math.sqrt(82)
+    assert (found.mean, found.low, found.high) == pytest.approx(
+        (values.mean(), np.mean(more) - half, np.mean(more) + half)
+    )
+    narrow = mean_interval(values.tolist(), names(80), level=0.5)
+    assert found.low < narrow.low < narrow.high < found.high
 
 
-def test_clusters_are_drawn_whole():
+def test_clusters_count_as_one():
     # Ten copies of each of eight documents carry the information of eight, not of eighty.
-    rng = np.random.default_rng(3)
-    single = rng.normal(size=8)
+    single = np.random.default_rng(3).normal(size=8)
     copied, keys = np.repeat(single, 10).tolist(), [str(i) for i in range(8) for _ in range(10)]
-    alone = cluster_bootstrap(single.tolist(), names(8), draws=4000)
-    together = cluster_bootstrap(copied, keys, draws=4000)
-    apart = cluster_bootstrap(copied, names(80), draws=4000)
-    assert together.low == pytest.approx(alone.low, abs=1e-9)
-    assert together.high == pytest.approx(alone.high, abs=1e-9)
+    alone = mean_interval(single.tolist(), names(8))
+    together = mean_interval(copied, keys)
+    apart = mean_interval(copied, names(80))
+    assert (together.low, together.high) == pytest.approx((alone.low, alone.high))
     assert apart.high - apart.low < 0.5 * (together.high - together.low)
 
 
-def test_bootstrap_of_unequal_clusters_is_a_mean_over_documents():
-    interval = cluster_bootstrap([1, 1, 1, 0], ["a", "a", "a", "b"], draws=4000)
-    assert interval.mean == 0.75
-    # The four draws of two clusters: aa 1, ab and ba 3/4, bb 0.
-    assert (interval.low, interval.high) == (0.0, 1.0)
-    halves = cluster_bootstrap([1, 1, 1, 0], ["a", "a", "a", "b"], draws=4000, level=0.4)
-    assert (halves.low, halves.high) == (0.75, 0.75)
+def test_a_weight_is_so_many_documents():
+    once = mean_interval([0.5, -0.25, 1.5], ["a", "b", "c"], [3, 1, 2])
+    spelled = mean_interval([0.5, 0.5, 0.5, -0.25, 1.5, 1.5], list("aaabcc"))
+    assert (once.mean, once.low, once.high) == pytest.approx((spelled.mean, spelled.low, spelled.high))
 
 
-def test_bootstrap_is_seeded_and_scales():
-    a, b, c = (cluster_bootstrap([0, 1, 1, 0, 1], names(5), seed=s) for s in (0, 0, 1))
-    assert a == b
-    assert a.mean == c.mean
-    scaled = a.scaled(100)
-    assert (scaled.mean, scaled.low, scaled.high) == (100 * a.mean, 100 * a.low, 100 * a.high)
-    constant = cluster_bootstrap([2.5] * 6, names(6))
-    assert (constant.mean, constant.low, constant.high) == (2.5, 2.5, 2.5)
+def test_one_cluster_has_no_interval():
+    for values, keys in (([0.5], ["a"]), ([1.0, 0.0, 1.0], ["a"] * 3)):
+        found = mean_interval(values, keys)
+        assert (found.low, found.high) == (-math.inf, math.inf)
+    assert mean_interval([1.0, 0.0, 1.0], ["a"] * 3).mean == pytest.approx(2 / 3)
+    assert mean_of_means([([0.5], ["a"]), ([0.1] * 30, names(30))]).low == -math.inf
 
 
-def test_coverage_of_the_interval():
+def test_intervals_scale_and_map():
+    found = mean_interval([0, 1, 1, 0, 1], names(5))
+    scaled = found.scaled(100)
+    assert (scaled.mean, scaled.low, scaled.high) == (100 * found.mean, 100 * found.low, 100 * found.high)
+    assert found.mapped(math.exp).high == math.exp(found.high)
+
+
+def draw(kind, rng, *shape):
+    """Scores of mean zero."""
+    if kind == "normal":
+        return rng.normal(size=shape)
+    if kind == "t3":
+        return rng.standard_t(3, size=shape)
+    if kind == "skewed":
+        return 1 - rng.exponential(size=shape)
+    changed = 0.5 if kind == "answers" else 0.05
+    which = rng.random(shape)
+    return (which < changed / 2).astype(float) - (which > 1 - changed / 2)
+
+
+@pytest.mark.parametrize("documents", [30, 100])
+@pytest.mark.parametrize("kind", ["normal", "t3", "skewed", "answers", "few answers"])
+def test_intervals_cover(kind, documents):
     rng = np.random.default_rng(5)
     hits = 0
-    for i in range(200):
-        found = cluster_bootstrap(rng.normal(1.0, 2.0, 60).tolist(), names(60), seed=i, draws=400)
-        hits += found.low <= 1.0 <= found.high
-    assert 180 <= hits <= 199
+    for values in draw(kind, rng, 300, documents):
+        found = mean_interval(values.tolist(), names(documents))
+        hits += found.low <= 0 <= found.high
+    assert hits >= 0.92 * 300
+    found = mean_of_means([(values.tolist(), names(documents)) for values in draw(kind, rng, 4, documents)])
+    assert found.low < found.mean < found.high
 
 
-def test_ratio_bootstrap():
+def test_the_mean_of_means_covers():
+    rng = np.random.default_rng(6)
+    hits = 0
+    for _ in range(200):
+        parts = [(draw("skewed", rng, n).tolist(), names(n)) for n in (20, 60, 200)]
+        found = mean_of_means(parts)
+        hits += found.low <= 0 <= found.high
+        assert found.mean == pytest.approx(np.mean([np.mean(v) for v, _ in parts]))
+    assert hits >= 0.92 * 200
+
+
+def test_the_ratio_of_perplexities_is_the_gain_per_token():
     rng = np.random.default_rng(0)
     tokens = rng.integers(5, 50, 40)
     base = tokens * rng.normal(4, 0.2, 40)
     top = base - tokens * rng.normal(0.1, 0.05, 40)
-    ratio = ratio_bootstrap(top.tolist(), base.tolist(), tokens.tolist(), names(40))
+    ratio = ratio_interval(top.tolist(), base.tolist(), tokens.tolist(), names(40))
     perplexity = [math.exp(x.sum() / tokens.sum()) for x in (top, base)]
     assert ratio.mean == pytest.approx(perplexity[0] / perplexity[1])
     assert ratio.low < ratio.mean < ratio.high < 1
-    # The same factor everywhere leaves nothing to vary, however long the documents are.
-    same = ratio_bootstrap((base - 0.3 * tokens).tolist(), base.tolist(), tokens.tolist(), names(40))
-    assert (same.mean, same.low, same.high) == pytest.approx((math.exp(-0.3),) * 3)
-    copies = ratio_bootstrap([*top, *top], [*base, *base], [*tokens, *tokens], names(40) * 2)
-    assert (copies.low, copies.high) == pytest.approx((ratio.low, ratio.high))
+    gain = mean_interval(((base - top) / tokens).tolist(), names(40), tokens.tolist())
+    assert (ratio.low, ratio.high) == pytest.approx((math.exp(-gain.high), math.exp(-gain.low)))
 
 
 @pytest.mark.parametrize(("won", "lost"), [(1, 0), (5, 0), (8, 3), (3, 8), (60, 41), (20, 20)])
@@ -127,23 +167,68 @@ def test_right_or_wrong_is_the_exact_one_sided_mcnemar_test(won, lost):
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-10, 1e6])
 @pytest.mark.parametrize("seed", range(6))
-def test_sign_flips_equal_listing_all_of_them(seed, scale):
+def test_few_sign_flips_are_listed(seed, scale):
     rng = random.Random(seed)
     values = [rng.choice([rng.gauss(0.4, 1), 0.0, 0.1, -0.3]) for _ in range(10)]
-    expected = listed_sign_flips([v for v in values if v]) if any(values) else 1.0
+    flips = listed_sign_flips([v for v in values if v]) if any(values) else 1.0
     found = paired_test([scale * v for v in values], names(10))
-    assert found == pytest.approx(expected, abs=1e-12)
+    # The bootstrap may ask for more, never for less; the unit of the scores changes nothing.
+    assert found >= flips - 1e-12
+    assert found == pytest.approx(paired_test(values, names(10)), abs=1e-12)
 
 
-def test_many_sign_flips_are_drawn():
-    values = np.random.default_rng(1).normal(0.25, 1, 60).tolist()
-    drawn = paired_test(values, names(60))
-    t = stats.ttest_1samp(values, 0, alternative="greater").pvalue
-    assert drawn == pytest.approx(t, abs=0.01)
-    assert paired_test(values, names(60)) == drawn
-    sure = paired_test([1 + i / 100 for i in range(60)], names(60), draws=1000)
-    # Never zero: the pattern seen is one of those counted.
-    assert sure == 1 / 1001
+def studentised(values):
+    return sum(values) / math.sqrt(sum((v - np.mean(values)) ** 2 for v in values))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_other_scores_pass_both_counts(seed):
+    rng = np.random.default_rng(seed)
+    values = 0.4 - 0.5 * (rng.exponential(size=40) - 0.5)
+    flips = [abs(values) @ (rng.integers(0, 2, 40) * 2 - 1) >= values.sum() for _ in range(4000)]
+    # One more document that lost as much as any changed, against clusters drawn around the mean.
+    bound = (values.sum() - abs(values).max()) / math.sqrt(((values - values.mean()) ** 2).sum())
+    drawn = [studentised(rng.choice(values - values.mean(), 40)) >= bound for _ in range(4000)]
+    assert paired_test(values, names(40)) == pytest.approx(max(np.mean(flips), np.mean(drawn)), abs=0.02)
+
+
+def test_a_sure_gain_has_the_smallest_p():
+    values = [1 + i / 100 for i in range(60)]
+    assert paired_test(values, names(60), draws=1000) == 1 / 1001
+    assert paired_test(values, names(60), draws=1000) == paired_test(values, names(60), draws=1000)
+    # All differences equal: the flips alone decide.
+    assert paired_test([0.3] * 12, names(12)) == pytest.approx(0.5**12)
+
+
+@pytest.mark.parametrize("candidates", [1, 10])
+@pytest.mark.parametrize("kind", ["normal", "skewed", "answers", "few answers"])
+def test_the_best_of_many_null_candidates_passes_no_more_often_than_the_level(kind, candidates):
+    rng = np.random.default_rng(7)
+    passed, naive = 0, 0
+    for _ in range(200):
+        gains = draw(kind, rng, 60, candidates)
+        best = int(gains.mean(0).argmax())
+        passed += paired_test(gains, names(60), picked=best, draws=500) <= 0.05
+        naive += paired_test(gains[:, best], names(60), draws=500) <= 0.05
+    assert passed <= 0.08 * 200
+    if candidates > 1 and kind == "answers":
+        assert naive > 0.15 * 200
+
+
+def test_candidates_that_are_copies_cost_nothing():
+    values = draw("answers", np.random.default_rng(8), 80) * 0.0 + np.array([1.0] * 14 + [-1.0] * 4 + [0.0] * 62)
+    alone = paired_test(values, names(80))
+    copies = paired_test(np.stack([values] * 5, 1), names(80), picked=3)
+    assert copies == pytest.approx(alone, abs=0.005)
+    others = np.concatenate([values[:, None], draw("answers", np.random.default_rng(9), 80, 9)], 1)
+    assert 2 * alone < paired_test(others, names(80)) <= 10 * alone + 0.005
+
+
+def test_weights_decide_the_sign():
+    gains = [0.2] * 30 + [-0.1] * 30
+    light, heavy = [1.0] * 60, [1.0] * 30 + [10.0] * 30
+    assert paired_test(gains, names(60), light) < 0.05
+    assert paired_test(gains, names(60), heavy) > 0.95
 
 
 def test_signs_of_a_cluster_flip_together():
@@ -153,12 +238,6 @@ def test_signs_of_a_cluster_flip_together():
     # Differences that cancel inside a cluster are no difference.
     assert paired_test([1, -1], ["a", "a"]) == 1.0
     assert paired_test([0, 0, 0], names(3)) == 1.0
-
-
-def test_the_test_keeps_its_level():
-    rng = np.random.default_rng(2)
-    p = [paired_test(rng.choice([-1, 0, 1], 40).tolist(), names(40)) for _ in range(400)]
-    assert np.mean(np.array(p) <= 0.05) <= 0.075
 
 
 def test_mcnemar():
@@ -183,9 +262,22 @@ def test_holm_by_hand():
 
 def test_smallest_p():
     assert smallest_p(5) == paired_test([1.0] * 5, names(5)) == 1 / 32
+    assert smallest_p(5, 10) == 10 / 32
+    assert smallest_p(2, 10) == 1.0
 
 
-@pytest.mark.parametrize("call", [cluster_bootstrap, paired_test])
+@pytest.mark.parametrize(("documents", "level"), [(25, 0.05 / 24), (75, 0.05 / 2), (300, 0.05)])
+def test_the_gain_that_can_be_found_is_found_so_often(documents, level):
+    gain = detectable_gain(documents, level)
+    rng = np.random.default_rng(0)
+    which = rng.random((2000, documents))
+    won, lost = (which < gain + 0.02).sum(1), (which > 0.98).sum(1)
+    power = np.mean(stats.binom.sf(won - 1, won + lost, 0.5) <= level)
+    assert 0.76 < power < 0.9
+    assert detectable_gain(3, 0.001) is None
+
+
+@pytest.mark.parametrize("call", [mean_interval, paired_test])
 def test_bad_input(call):
     with pytest.raises(DataError, match="empty"):
         call([], [])

@@ -161,5 +161,5 @@ COMMAND = Command(
     run=run_recipe,
     plan=_plan,
     dry_run="units of work, memory and time",
-    example="search.folds=5",
+    example="search.alpha=0.1",
 )

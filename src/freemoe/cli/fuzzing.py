@@ -30,7 +30,7 @@ COMMANDS = {
 _SETS = (
     "data.limit",
     "bands.step",
-    "search.folds",
+    "search.alpha",
     "seed",
     "threads",
     "train.steps",

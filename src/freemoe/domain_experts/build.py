@@ -76,7 +76,7 @@ def build(
     then be a loaded model, and data may be in memory: it is written beside the run, as ``OUTPUT.data/NAME.jsonl``.
 
     Example:
-        build(model=model, tokenizer=tokenizer, domains={"law": dataset}, metric="saliency", search={"folds": 5}, output="experts")
+        build(model=model, tokenizer=tokenizer, domains={"law": dataset}, metric="saliency", search={"alpha": 0.1}, output="experts")
 
     Args:
         recipe: What to build.
@@ -170,7 +170,7 @@ def _steps(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> Made:
         result={
             "base": _base_facts(bench),
             "domains": reported,
-            "overall": overall(reported, recipe.seed),
+            "overall": overall(reported),
             "router": chosen.routing,
         },
         manifest={

@@ -20,9 +20,17 @@ from freemoe.domain_experts.rank.bands import Band, Rankings, grid
 from freemoe.domain_experts.rank.calibrate import Norms
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.route.subdomains import Subdomains
-from freemoe.domain_experts.select.choice import Verdict, accept, adjust, best_case, cross_fit, enough, held_out, shares
+from freemoe.domain_experts.select.choice import (
+    Verdict,
+    accept,
+    adjust,
+    best_case,
+    enough,
+    judge_fitted,
+    judge_winner,
+    shares,
+)
 from freemoe.domain_experts.select.scores import ScoreTable
-from freemoe.domain_experts.select.search import SEARCHES
 from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits, fit_units, multiple_of
 from freemoe.domain_experts.structured.training import OnLook
 from freemoe.domain_experts.structured.units import find_units, numbers_off
@@ -162,18 +170,22 @@ def _is_fitted(bench: Workbench) -> bool:
 def _say_what_cannot_be_proven(bench: Workbench, subdomains: list[Members]) -> None:
     """Warn where even a gain on every document could not pass the guard; refuse where that holds everywhere."""
     section, saliency = bench.recipe.search, bench.recipe.saliency
+    # Where all scores are there, the test knows how alike the candidates are; else each counts.
+    compared = 1 if section.method == "exhaustive" else len(grid(bench.recipe.bands, "wanda", bench.recipe.seed))
     tested = []
     for sub in subdomains:
         keys = [d.key for d in sub.split.documents]
         guards = len({keys[i] for i in sub.parts[2]})
-        tested.append([guards if m in (SALIENCY, UNITS) else len(set(keys)) for m in competing(bench.recipe)])
+        tested.append(
+            [(guards, 1) if m in (SALIENCY, UNITS) else (len(set(keys)), compared) for m in competing(bench.recipe)]
+        )
     hopeless = [[p > section.alpha for p in group] for group in best_case(tested)]
     lines = []
     for sub, counts, bad in zip(subdomains, tested, hopeless, strict=True):
-        for metric, count, lost in zip(competing(bench.recipe), counts, bad, strict=True):
+        for metric, (count, candidates), lost in zip(competing(bench.recipe), counts, bad, strict=True):
             if not lost:
                 continue
-            needed = enough(sum(map(len, tested)), section.alpha)
+            needed = enough(candidates * sum(map(len, tested)), section.alpha)
             if metric in (SALIENCY, UNITS):
                 needed = math.ceil(needed / (1 - saliency.gradient_share - saliency.stop_share))
             lines.append(
@@ -304,11 +316,10 @@ def search(bench: Workbench, sub: Subdomain) -> ScoreTable:
     verdicts = []
     for metric in competing(bench.recipe):
         if metric in (SALIENCY, UNITS):
-            verdicts.append(held_out(table, metric, metric, sub.guard, seed))
+            verdicts.append(judge_fitted(table, metric, sub.guard, seed))
             continue
         names = [n for n, b in sub.bands.items() if b.metric == metric]
-        way = SEARCHES.get(section.method)
-        verdicts.append(cross_fit(table, metric, names, way, section.objective, section.folds, seed))
+        verdicts.append(judge_winner(table, metric, names, section.method, section.objective, seed))
     sub.verdicts = tuple(verdicts)
     sub.rankings.forget()
     return table
@@ -323,7 +334,7 @@ def _fill(
 
 
 def choose_all(bench: Workbench, subdomains: Sequence[Subdomain], ahead: Ahead | None = None) -> None:
-    """Search each metric's candidates, test the winners on documents that did not choose them, accept the proven."""
+    """Search each metric's candidates, test the winners with the search counted, accept the proven."""
     section = bench.recipe.search
     tables = []
     with bench.progress.stage("search", len(subdomains)) as advance:
@@ -341,7 +352,7 @@ def choose_all(bench: Workbench, subdomains: Sequence[Subdomain], ahead: Ahead |
             # The papers' rule: the best on the documents that chose it, if it beats the base at all.
             def gain(v: Verdict, table: ScoreTable = table, sub: Subdomain = sub) -> float:
                 seen = sub.guard if v.candidate in (SALIENCY, UNITS) else range(len(sub.split))
-                return sum(table.gains(v.candidate, seen, section.objective)) / len(seen)
+                return table.mean_gain(v.candidate, seen, section.objective)
 
             best = max(verdicts, key=gain)
             # Units were asked for by their share: without a guard they are taken whatever they cost.

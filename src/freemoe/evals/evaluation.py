@@ -32,7 +32,7 @@ from freemoe.evals.engine.sampling import sampling_of
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.guessing import against_guessing, vocabulary_of
 from freemoe.evals.held_out import read_record, seeded, set_aside
-from freemoe.evals.summary import average, summary
+from freemoe.evals.summary import adjust_rows, average, summary, two_sided_p
 from freemoe.evals.tasks.documents import Document, FrozenChoice, digest_documents
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.evals.tasks.task import DomainData
@@ -199,6 +199,7 @@ def _evaluated(recipe: EvalRecipe, subject: Open, place: str, work: str | None, 
         {"name": name, "set_aside": apart, **_domain(begun, name, data, rows[name], recipe.seed or 0)}
         for name, (data, apart) in begun.domains.items()
     ]
+    adjust_rows(found)
     return {
         "format": 1,
         "kind": KIND,
@@ -207,7 +208,7 @@ def _evaluated(recipe: EvalRecipe, subject: Open, place: str, work: str | None, 
         "recipe": recipe.model_dump(mode="json"),
         "seen": None if record is None else record.describe(),
         "domains": found,
-        **({"average": mean} if (mean := average(found, recipe.seed or 0)) else {}),
+        **({"average": mean} if (mean := average(found)) else {}),
         **({"costs": dict(opened.costs)} if opened.costs else {}),
         "environment": environment(),
     }
@@ -321,7 +322,10 @@ def _domain(begun: _Begun, name: str, data: DomainData, scored: Mapping[str, Sco
     rows = {way: scores for way, (scores, _) in scored.items()}
     routed: Sequence[str] = next((went for _, went in reversed(list(scored.values())) if went), ())
     first, base = next(iter(rows.items()))
-    table = {way: summary(scores, base, documents, seed) for way, scores in rows.items()}
+    table = {way: summary(scores, base, documents) for way, scores in rows.items()}
+    for way, row in table.items():
+        if way != first:
+            row["p"] = two_sided_p(rows[way], base, documents, seed)
     values, vocabulary = [s.value for s in base], vocabulary_of(begun.opened.model)
     guessing = against_guessing(documents, values, table[first]["score"], vocabulary, seed)
     return {

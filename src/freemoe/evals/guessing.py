@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from freemoe.core.numbers import decimals
-from freemoe.evals.statistics import cluster_bootstrap
+from freemoe.evals.statistics import mean_interval
 from freemoe.evals.tasks.documents import Document
 
 
@@ -36,7 +36,9 @@ def against_guessing(
     if not asked:
         return None
     chance = 100 * float(np.mean([1 / len(documents[i].answers) for i in asked]))
-    found = cluster_bootstrap([values[i] for i in asked], [documents[i].key for i in asked], seed).scaled(100)
+    # Around one half, so that the interval adds one right and one wrong answer.
+    around = mean_interval([values[i] - 0.5 for i in asked], [documents[i].key for i in asked])
+    found = around.mapped(lambda share: 100 * (share + 0.5))
     if found.low > chance:
         return None
     return {

@@ -1,13 +1,15 @@
 """What may be claimed from paired scores: intervals, one-sided tests, and the price of asking many times.
 
-Documents that share a content key are one cluster: they are drawn, and their signs are flipped, together.
+Documents that share a content key are one cluster: they are drawn, and their signs are flipped, together. A figure of text
+weighs documents by their tokens, in the search, in the test and in the report alike, so that all three have one sign.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import binom
@@ -15,13 +17,19 @@ from scipy.stats import t as student
 
 from freemoe.core.errors import DataError, NumericError
 
-# Above this many non-zero clusters the sign-flip test draws its flips instead of listing all of them.
-_EXACT_CLUSTERS = 14
+_EXACT_CLUSTERS = 14  # up to here all sign flips are listed; above, they are drawn
+_CHUNK = 500  # draws at a time, so that memory stays small whatever the number of documents
+MIN_CLUSTERS = 20
+"""Independent documents below which a report gives no verdict: no interval is trustworthy there."""
+HEAVY_LOSS = 1.0
+"""Nats per token by which a document of text must lose to count as ruined; an answer cannot lose more than itself."""
+MIN_CHANGED = 10
+"""Changed answers below which a report gives no verdict on right-or-wrong scores."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95 % interval (percentile bootstrap over clusters)."""
+    """A mean with its 95 % interval; the ends are infinite where there is none."""
 
     mean: float
     low: float
@@ -29,85 +37,127 @@ class Interval:
 
     def scaled(self, factor: float) -> Interval:
         """The same interval in another unit, e.g. points instead of shares."""
-        return Interval(self.mean * factor, self.low * factor, self.high * factor)
+        return self.mapped(lambda end: end * factor)
+
+    def mapped(self, function: Callable[[float], float]) -> Interval:
+        """The interval of an increasing function of the mean."""
+        return Interval(function(self.mean), function(self.low), function(self.high))
 
 
-def _checked(values: Sequence[float], clusters: Sequence[str]) -> np.ndarray:
+def _checked(values: Sequence[float] | np.ndarray, clusters: Sequence[str]) -> np.ndarray:
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0:
         raise DataError("No scores to compare: the list of documents is empty.")
-    if array.size != len(clusters):
-        raise DataError(f"{array.size} scores but {len(clusters)} cluster keys; every document needs one of each.")
+    if len(array) != len(clusters):
+        raise DataError(f"{len(array)} scores but {len(clusters)} cluster keys; every document needs one of each.")
     if not np.isfinite(array).all():
         raise NumericError(f"{int((~np.isfinite(array)).sum())} of {array.size} scores are NaN or infinite.")
     return array
 
 
-def cluster_sums(values: Sequence[float], clusters: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Sum of the values and number of documents of every cluster, in order of first appearance: both ``(clusters,)``."""
-    array = _checked(values, clusters)
-    index: dict[str, int] = {}
-    ids = np.array([index.setdefault(c, len(index)) for c in clusters])
-    return np.bincount(ids, weights=array), np.bincount(ids).astype(np.float64)
-
-
-def _drawn_means(sums: np.ndarray, weights: np.ndarray, rng: np.random.Generator, draws: int) -> np.ndarray:
-    """Bootstrap of sum(sums) / sum(weights) over clusters: both ``(clusters,)`` -> ``(draws,)``, a few draws at a time."""
-    means = np.empty(draws)
-    for start in range(0, draws, 100):
-        pick = rng.integers(0, len(sums), size=(min(100, draws - start), len(sums)))
-        means[start : start + len(pick)] = sums[pick].sum(1) / weights[pick].sum(1)
-    return means
-
-
-def cluster_bootstrap(
-    values: Sequence[float], clusters: Sequence[str], seed: int = 0, draws: int = 2000, level: float = 0.95
-) -> Interval:
-    """Mean of ``values`` with a percentile bootstrap interval over clusters."""
-    sums, counts = cluster_sums(values, clusters)
-    means = _drawn_means(sums, counts, np.random.default_rng(seed), draws)
-    tail = (1 - level) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return Interval(float(sums.sum() / counts.sum()), float(low), float(high))
-
-
-def mean_of_bootstraps(
-    parts: Sequence[tuple[Sequence[float], Sequence[str]]], seed: int = 0, draws: int = 2000
-) -> Interval:
-    """Mean of several groups' means, each group counting the same, with clusters drawn inside every group.
+def cluster_sums(
+    values: Sequence[float] | np.ndarray, clusters: Sequence[str], weights: Sequence[float] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weighted sums of every cluster's values, and its weight, in order of first appearance.
 
     Args:
-        parts: Per group its values and their content keys.
-        seed: Of the bootstrap.
-        draws: Bootstrap draws.
+        values: ``(documents,)`` or ``(documents, candidates)``.
+        clusters: Content key of every document.
+        weights: Of every document; 1 each if absent.
+
+    Returns:
+        ``(clusters,)`` or ``(clusters, candidates)``, and ``(clusters,)``.
     """
-    rng = np.random.default_rng(seed)
-    total, mean = np.zeros(draws), 0.0
-    for values, clusters in parts:
-        sums, counts = cluster_sums(values, clusters)
-        total += _drawn_means(sums, counts, rng, draws)
-        mean += sums.sum() / counts.sum()
-    low, high = np.quantile(total / len(parts), [0.025, 0.975])
-    return Interval(float(mean / len(parts)), float(low), float(high))
+    array = _checked(values, clusters)
+    scale = np.ones(len(array)) if weights is None else np.asarray(weights, dtype=np.float64)
+    index: dict[str, int] = {}
+    ids = np.array([index.setdefault(c, len(index)) for c in clusters])
+    sums = np.zeros((len(index), *array.shape[1:]))
+    np.add.at(sums, ids, (array.T * scale).T)
+    return sums, np.bincount(ids, weights=scale)
 
 
-def ratio_bootstrap(
-    top: Sequence[float], bottom: Sequence[float], weights: Sequence[float], clusters: Sequence[str], seed: int = 0
+class _Estimate(NamedTuple):
+    """A mean, the middle of its interval, their standard error and its degrees of freedom."""
+
+    mean: float
+    middle: float
+    error: float
+    freedom: float
+
+    def interval(self, level: float = 0.95) -> Interval:
+        if not self.freedom > 0:
+            return Interval(self.mean, -math.inf, math.inf)
+        half = float(student.ppf((1 + level) / 2, self.freedom)) * self.error
+        return Interval(self.mean, self.middle - half, self.middle + half)
+
+
+def _estimate(values: Sequence[float], clusters: Sequence[str], weights: Sequence[float] | None) -> _Estimate:
+    sums, sizes = cluster_sums(values, clusters, weights)
+    mean, count = float(sums.sum() / sizes.sum()), len(sums)
+    if count < 2:
+        return _Estimate(mean, mean, math.inf, 0.0)
+    # One document that gained and one that lost: by a whole answer, or by as much as any did.
+    largest = 1.0 if _are_answers(values) and weights is None else float(np.abs(sums / sizes).max())
+    typical = sizes.mean()
+    sums = np.append(sums, [typical * largest, -typical * largest])
+    sizes = np.append(sizes, [typical, typical])
+    middle = float(sums.sum() / sizes.sum())
+    error = math.sqrt(((sums - middle * sizes) ** 2).sum() * (count + 2) / (count + 1)) / sizes.sum()
+    return _Estimate(mean, middle, float(error), count - 1)
+
+
+def mean_interval(
+    values: Sequence[float], clusters: Sequence[str], weights: Sequence[float] | None = None, level: float = 0.95
 ) -> Interval:
-    """Interval of exp(sum(top - bottom) / sum(weights)): the ratio of two perplexities over the same tokens.
+    """Mean of paired differences with Student's interval over clusters.
+
+    Before its width is taken, one document that gained and one that lost are added. For right-or-wrong answers that is the
+    adjusted interval of Bonett and Price (2012, J. Educ. Behav. Stat. 37): no changed answer is not an interval of width 0. What
+    losses rarer than one in as many documents as there are would do, no interval can know.
+
+    Args:
+        values: Difference of every document.
+        clusters: Content keys; one key alone has no interval.
+        weights: Of the documents: tokens, for text.
+        level: Of the interval.
+    """
+    return _estimate(values, clusters, weights).interval(level)
+
+
+def mean_of_means(parts: Sequence[tuple[Sequence[float], Sequence[str]]], zeros: int = 0) -> Interval:
+    """Mean of several groups' means, each group counting the same; degrees of freedom after Welch and Satterthwaite.
+
+    Args:
+        parts: Per group its differences and their content keys.
+        zeros: Further groups whose mean is 0 because nothing is different there.
+    """
+    groups = len(parts) + zeros
+    found = [_estimate(values, clusters, None) for values, clusters in parts]
+    squares = [e.error**2 for e in found]
+    spread = sum(s**2 / e.freedom if e.freedom else math.inf for s, e in zip(squares, found, strict=True))
+    freedom = sum(squares) ** 2 / spread if 0 < spread < math.inf else (0.0 if spread else math.inf)
+    return _Estimate(
+        sum(e.mean for e in found) / groups,
+        sum(e.middle for e in found) / groups,
+        math.sqrt(sum(squares)) / groups,
+        freedom,
+    ).interval()
+
+
+def ratio_interval(
+    top: Sequence[float], bottom: Sequence[float], tokens: Sequence[float], clusters: Sequence[str]
+) -> Interval:
+    """Interval of exp(sum(top - bottom) / sum(tokens)): the ratio of two perplexities over the same tokens.
 
     Args:
         top: Negative log-likelihood of every document under the expert, in nats.
         bottom: The same under the base.
-        weights: Tokens of every document.
+        tokens: Of every document.
         clusters: Content keys.
-        seed: Of the bootstrap.
     """
-    sums, _ = cluster_sums(np.subtract(top, bottom).tolist(), clusters)
-    tokens, _ = cluster_sums(weights, clusters)
-    ratios = np.exp(_drawn_means(sums, tokens, np.random.default_rng(seed), 2000))
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return Interval(float(np.exp(sums.sum() / tokens.sum())), float(low), float(high))
+    each = np.subtract(top, bottom) / np.maximum(tokens, 1)
+    return mean_interval(each.tolist(), clusters, tokens).mapped(lambda x: math.exp(min(x, 700.0)))
 
 
 def share_bootstrap(
@@ -140,33 +190,93 @@ def share_bootstrap(
     return Interval(float(means[0] / means[1]) if means[1] > 0 else math.nan, float(low), float(high))
 
 
-def paired_test(differences: Sequence[float], clusters: Sequence[str], seed: int = 0, draws: int = 20000) -> float:
-    """One-sided p-value that the mean paired difference is above zero, by flipping the signs of clusters.
+def _are_answers(differences: Sequence[float] | np.ndarray) -> bool:
+    """Whether differences are of right-or-wrong answers: lost, unchanged or won."""
+    return bool(np.isin(differences, (-1.0, 0.0, 1.0)).all())
 
-    Exact for few clusters; for right-or-wrong scores with one document per cluster it is the exact one-sided
-    McNemar test. With no difference anywhere the p-value is 1.
+
+def paired_test(
+    gains: Sequence[float] | np.ndarray,
+    clusters: Sequence[str],
+    weights: Sequence[float] | None = None,
+    *,
+    picked: int = 0,
+    seed: int = 0,
+    draws: int = 20000,
+) -> float:
+    """One-sided p-value that a candidate's mean gain is above zero, whoever picked it from all that are given.
+
+    The null distribution is that of the *largest* statistic of all candidates (Westfall and Young 1993, single step), so that the
+    very documents that chose the candidate may test it.
+
+    Right-or-wrong answers: signs of clusters are flipped, for all candidates together. A lost answer weighs as much as a won one,
+    so that differences of mean zero are symmetric and the test is exact; of one candidate with one document per cluster it
+    is the one-sided McNemar test. Other scores may be skewed, where flips alone pass many losses that are rare and large: there the
+    larger p-value of two counts, of flips of the mean and of the bootstrap of the studentised mean (Romano and Wolf 2005,
+    Econometrica 73), whose null distribution is as skewed as the scores are. Where nothing differs the p-value is 1.
+
+    Args:
+        gains: ``(documents,)`` or ``(documents, candidates)``: paired differences to the base.
+        clusters: Content keys.
+        weights: Of the documents: tokens, for text.
+        picked: The candidate that is claimed.
+        seed: Of flips and draws.
+        draws: Their number, where they cannot all be listed.
     """
-    sums, _ = cluster_sums(differences, clusters)
-    sums = sums[sums != 0]
-    if not len(sums):
+    array = np.asarray(gains, dtype=np.float64)
+    sums, sizes = cluster_sums(array if array.ndim > 1 else array[:, None], clusters, weights)
+    changed = sums.any(1)
+    if not sums[:, picked].any():
         return 1.0
-    seen = sums.sum()
-    size = np.abs(sums)
+    answers = weights is None and _are_answers(gains)
+    flipped = sums[changed]
+    if answers:
+        # Candidates that change few answers count beside those that change many.
+        flipped = flipped / np.sqrt(np.maximum((flipped**2).sum(0), 1.0))
+    if flipped.shape[1] == 1 and np.allclose(np.abs(flipped), np.abs(flipped[0]), atol=0):
+        return float(binom.sf(int((flipped > 0).sum()) - 1, len(flipped), 0.5))
+    p = _exceeded(flipped.sum(0)[picked], _flip_signs(flipped, seed, draws), len(flipped) > _EXACT_CLUSTERS)
+    if answers:
+        return p
+    centred = sums - sums.sum(0) / sizes.sum() * sizes[:, None]
+    spread = math.sqrt((centred[:, picked] ** 2).sum())
+    if spread <= 1e-12 * np.abs(sums[:, picked]).sum():
+        return p
+    # As if one more document had lost as much as any changed: of rare losses a sample shows too few.
+    total = sums[:, picked].sum() - np.abs(sums[:, picked]).max()
+    return max(p, _exceeded(total / spread, _draw_studentised(centred, seed, draws), True))
+
+
+def _exceeded(statistic: float, null: Iterator[np.ndarray], drawn: bool) -> float:
+    """Share of a null distribution that reaches a statistic; where it is drawn, the observed one is a draw as well."""
+    reached, total = int(drawn), int(drawn)
     # Sums in another order differ in their last bits: they count as equal, whatever the unit of the scores.
-    seen -= 1e-12 * size.sum()
-    if np.allclose(size, size[0], atol=0):
-        wins = int((sums > 0).sum())
-        return float(binom.sf(wins - 1, len(sums), 0.5))
+    bound = statistic - 1e-9 * abs(statistic)
+    for values in null:
+        reached, total = reached + int((values >= bound).sum()), total + len(values)
+    return reached / total
+
+
+def _flip_signs(sums: np.ndarray, seed: int, draws: int) -> Iterator[np.ndarray]:
+    """Largest sum over candidates under sign flips of the clusters: ``(clusters, candidates)`` -> parts of ``(draws,)``."""
     if len(sums) <= _EXACT_CLUSTERS:
         bits = (np.arange(2 ** len(sums))[:, None] >> np.arange(len(sums))) & 1
-        flipped = ((2 * bits - 1) * size).sum(1)
-        return float((flipped >= seen).mean())
+        yield ((2 * bits - 1) @ sums).max(1)
+        return
     rng = np.random.default_rng(seed)
-    at_least = 0
-    for start in range(0, draws, 1000):
-        signs = rng.integers(0, 2, size=(min(1000, draws - start), len(sums))) * 2 - 1
-        at_least += int(((signs * size).sum(1) >= seen).sum())
-    return (at_least + 1) / (draws + 1)
+    for start in range(0, draws, _CHUNK):
+        signs = rng.integers(0, 2, size=(min(_CHUNK, draws - start), len(sums))) * 2.0 - 1.0
+        yield (signs @ sums).max(1)
+
+
+def _draw_studentised(centred: np.ndarray, seed: int, draws: int) -> Iterator[np.ndarray]:
+    """Largest studentised sum over candidates of clusters drawn with replacement, in parts of ``(draws,)``."""
+    rng, count = np.random.default_rng(seed), len(centred)
+    for start in range(0, draws, _CHUNK):
+        times = rng.multinomial(count, np.full(count, 1 / count), size=min(_CHUNK, draws - start)).astype(np.float64)
+        total = times @ centred
+        spread = np.sqrt(np.maximum(times @ centred**2 - total**2 / count, 1e-300))
+        yield (total / spread).max(1)
 
 
 def mcnemar(base: Sequence[float], other: Sequence[float]) -> tuple[int, int, float]:
@@ -191,9 +301,30 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def smallest_p(documents: int) -> float:
-    """Smallest p-value a one-sided paired test can give on so many documents: below it no gain can be proven."""
-    return 0.5**documents
+def smallest_p(documents: int, candidates: int = 1) -> float:
+    """Smallest p-value that a one-sided paired test of one of the candidates can give on so many documents."""
+    return min(1.0, candidates * 0.5**documents)
+
+
+def detectable_gain(documents: int, level: float, power: float = 0.8, losses: float = 0.02) -> float | None:
+    """Smallest true gain of right-or-wrong answers that a one-sided test of level ``level`` finds with probability ``power``.
+
+    Args:
+        documents: Different documents that test it.
+        level: Of this one test, after all adjustments.
+        power: Chance of finding it.
+        losses: Share of answers that the candidate loses; the gain is what it wins beyond them.
+
+    Returns:
+        A share between 0 and 1; None where even a gain on every document would not do.
+    """
+    for gain in np.arange(0.01, 1.0 - losses + 1e-9, 0.01):
+        changed = binom.pmf(np.arange(documents + 1), documents, gain + 2 * losses)
+        needed = binom.isf(level, np.arange(documents + 1), 0.5) + 1
+        won = binom.sf(needed - 1, np.arange(documents + 1), (gain + losses) / (gain + 2 * losses))
+        if float((changed * won).sum()) >= power:
+            return float(gain)
+    return None
 
 
 def over_seeds(values: Sequence[float]) -> Interval:

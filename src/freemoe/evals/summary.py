@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from freemoe.evals.engine.evaluator import Score
-from freemoe.evals.statistics import Interval, cluster_bootstrap, mcnemar, mean_of_bootstraps, ratio_bootstrap
+from freemoe.evals.statistics import HEAVY_LOSS, Interval, holm, mcnemar, mean_interval, mean_of_means, paired_test
 from freemoe.evals.tasks.documents import Document
+
+ZERO = Interval(0.0, 0.0, 0.0)
 
 
 def is_text(documents: Sequence[Document]) -> bool:
@@ -28,28 +30,24 @@ def figure(scores: Sequence[Score], documents: Sequence[Document]) -> float:
     return perplexity(scores) if is_text(documents) else 100 * float(np.mean([s.value for s in scores]))
 
 
-def summary(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[Document], seed: int) -> dict[str, Any]:
+def summary(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[Document]) -> dict[str, Any]:
     """One row of a table: the score, its paired gain over the base with a 95 % interval, items won and lost.
 
-    Scores and gains of tasks are in per cent and points; of text, the score is perplexity and ``ratio`` its quotient to
-    the base's.
+    Scores and gains of tasks are in per cent and points. Of text the score is perplexity, the gain is in nats per token, and
+    ``ratio`` is the quotient of both perplexities: the same gain once more, so that one never rises where the other falls.
     """
     keys = [d.key for d in documents]
     gains = [a.value - b.value for a, b in zip(scores, base, strict=True)]
+    row: dict[str, Any] = {"score": figure(scores, documents), "documents": len(scores), "clusters": len(set(keys))}
+    # Equal to the last digit of every likelihood: the base itself, whose difference to itself is known.
+    same = list(scores) == list(base)
     if is_text(documents):
-        ratio = ratio_bootstrap(
-            [-s.loglikelihood for s in scores], [-s.loglikelihood for s in base], [s.tokens for s in base], keys, seed
-        )
-        gain = cluster_bootstrap(gains, keys, seed)
-        return {
-            "score": figure(scores, documents),
-            "gain": interval_as_json(gain),
-            "ratio": interval_as_json(ratio),
-            "documents": len(scores),
-        }
-    gain = cluster_bootstrap(gains, keys, seed).scaled(100)
-    row = {"score": figure(scores, documents), "gain": interval_as_json(gain), "documents": len(scores)}
-    if also := _also(scores, base, keys, seed):
+        gain = ZERO if same else mean_interval(gains, keys, [max(1, s.tokens) for s in base])
+        ratio = Interval(*(_exp(-end) for end in (gain.mean, gain.high, gain.low)))
+        much_worse = float(np.mean([g < -HEAVY_LOSS for g in gains]))
+        return {**row, "gain": interval_as_json(gain), "ratio": interval_as_json(ratio), "much_worse": much_worse}
+    row["gain"] = interval_as_json(ZERO if same else mean_interval(gains, keys).scaled(100))
+    if also := _also(scores, base, keys):
         row["also"] = also
     if all(s.value in (0.0, 1.0) for s in [*scores, *base]):
         won, lost, p = mcnemar([s.value for s in base], [s.value for s in scores])
@@ -57,12 +55,29 @@ def summary(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[
     return row
 
 
-def average(domains: Sequence[Mapping[str, Any]], seed: int) -> dict[str, dict[str, Any]]:
+def two_sided_p(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[Document], seed: int) -> float:
+    """Two-sided p-value of a row's mean gain, weighed as `summary` weighs it."""
+    gains, keys = np.array([a.value - b.value for a, b in zip(scores, base, strict=True)]), [d.key for d in documents]
+    weights = [max(1, s.tokens) for s in base] if is_text(documents) else None
+    return min(1.0, 2 * min(paired_test(side, keys, weights, seed=seed) for side in (gains, -gains)))
+
+
+def adjust_rows(domains: Sequence[Mapping[str, Any]]) -> None:
+    """Add Holm's adjustment over every compared row of a call to its rows: twenty comparisons find one by chance."""
+    compared = [row for domain in domains for row in domain["rows"].values() if "p" in row]
+    for row, p in zip(compared, holm([row["p"] for row in compared]), strict=True):
+        row["holm"] = p
+
+
+def _exp(x: float) -> float:
+    return math.exp(min(x, 700.0))
+
+
+def average(domains: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Way -> mean score over the domains that are scored in points, each counting the same, and its gain over the first way.
 
     Args:
         domains: Of an evaluation's result, with their documents.
-        seed: Of the bootstrap.
 
     Returns:
         Empty for fewer than two such domains.
@@ -70,32 +85,33 @@ def average(domains: Sequence[Mapping[str, Any]], seed: int) -> dict[str, dict[s
     scored = [d for d in domains if d["unit"] == "points"]
     if len(scored) < 2:
         return {}
-    return {way: {**row, "domains": len(scored)} for way, row in mean_of_domains(scored, seed).items()}
+    return {way: {**row, "domains": len(scored)} for way, row in mean_of_domains(scored).items()}
 
 
-def mean_of_domains(domains: Sequence[Mapping[str, Any]], seed: int) -> dict[str, dict[str, Any]]:
+def mean_of_domains(domains: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Way -> mean score of one or more domains that are scored in points, and its gain over the first way."""
     first = next(iter(domains[0]["rows"]))
     found = {}
     for way in domains[0]["rows"]:
         parts = [([x[way] - x[first] for x in d["documents"]], [x["key"] for x in d["documents"]]) for d in domains]
-        gain = mean_of_bootstraps(parts, seed).scaled(100)
+        gain = ZERO if way == first else mean_of_means(parts).scaled(100)
         score = sum(d["rows"][way]["score"] for d in domains) / len(domains)
         found[way] = {"score": score, "gain": interval_as_json(gain)}
     return found
 
 
-def _also(scores: Sequence[Score], base: Sequence[Score], keys: Sequence[str], seed: int) -> dict[str, Any]:
+def _also(scores: Sequence[Score], base: Sequence[Score], keys: Sequence[str]) -> dict[str, Any]:
     """The same of every other figure that all documents have: pass@10 from the samples of pass@1."""
     mine, theirs = [dict(s.also) for s in scores], [dict(s.also) for s in base]
     shared = [n for n in mine[0] if all(n in found for found in (*mine, *theirs))] if mine else []
     found = {}
     for name in shared:
-        gain = cluster_bootstrap([a[name] - b[name] for a, b in zip(mine, theirs, strict=True)], keys, seed).scaled(100)
+        gain = mean_interval([a[name] - b[name] for a, b in zip(mine, theirs, strict=True)], keys).scaled(100)
         found[name] = {"score": 100 * float(np.mean([a[name] for a in mine])), "gain": interval_as_json(gain)}
     return found
 
 
-def interval_as_json(interval: Interval) -> dict[str, float]:
-    """Mean, low and high."""
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
+def interval_as_json(interval: Interval) -> dict[str, float | None]:
+    """Mean, low and high; None for ends that are not known."""
+    ends = {"mean": interval.mean, "low": interval.low, "high": interval.high}
+    return {name: end if math.isfinite(end) else None for name, end in ends.items()}

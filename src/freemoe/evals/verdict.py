@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from freemoe.evals.statistics import ratio_bootstrap
+from freemoe.evals.statistics import ratio_interval
 
 State = Literal["better", "same", "worse", "fact"]
 
@@ -37,7 +37,7 @@ def perplexity_against(top: Sequence[float], bottom: Sequence[float], tokens: Se
         bottom: The same under the model that it is held against.
         tokens: Of every block.
     """
-    found = ratio_bootstrap(top, bottom, tokens, [str(number) for number in range(len(tokens))])
+    found = ratio_interval(top, bottom, tokens, [str(number) for number in range(len(tokens))])
     known = len(tokens) > 1
     return {"mean": found.mean, "low": found.low if known else None, "high": found.high if known else None}
 

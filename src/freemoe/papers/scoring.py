@@ -53,4 +53,4 @@ def scored(
     assert isinstance(evaluation, EvalRecipe)
     domains = evaluate(evaluation, subject, progress=progress)["domains"]
     found = {d["name"]: {w: {"score": r["score"], "gain": r["gain"]} for w, r in d["rows"].items()} for d in domains}
-    return found | {AVERAGE: mean_of_domains([d for d in domains if d["name"] not in apart], recipe.seed)}
+    return found | {AVERAGE: mean_of_domains([d for d in domains if d["name"] not in apart])}

@@ -246,10 +246,13 @@ class SearchSection(Section):
     )
     objective: Literal["accuracy", "loglikelihood"] = Field(default="accuracy", description="What the search compares.")
     select: Literal["guarded", "argmax"] = Field(default="guarded", description="guarded, or argmax as in the papers.")
-    alpha: float = Field(
-        default=0.05, gt=0, lt=1, description="Level of the guard over all subdomains together (Holm)."
-    )
-    folds: int = Field(default=2, ge=2, le=10, description="Folds of the cross-fitting.")
+    alpha: float = Field(default=0.05, gt=0, lt=1, description="Family-wise significance level (Holm).")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_folds(cls, data: object) -> object:
+        # Recipes from when winners were tested by folds still load.
+        return {k: v for k, v in data.items() if k != "folds"} if isinstance(data, dict) else data
 
     @field_validator("metrics", mode="before")
     @classmethod

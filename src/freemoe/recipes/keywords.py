@@ -1,4 +1,4 @@
-"""Keyword arguments in place of a recipe: ``build(model=..., domains=..., metric="saliency", search={"folds": 5})``.
+"""Keyword arguments in place of a recipe: ``build(model=..., domains=..., metric="saliency", search={"alpha": 0.1})``.
 
 A keyword is a field of the recipe, a section as a mapping, or a field of a section by its own name where one section only has such
 a field or the command line has a flag of that name.

@@ -15,6 +15,7 @@ from freemoe.core.numbers import decimals
 from freemoe.core.run.skeleton import RESULT_FORMAT
 from freemoe.domain_experts.prove.card import ROWS
 from freemoe.evals.guessing import guessing_text
+from freemoe.evals.statistics import MIN_CHANGED, MIN_CLUSTERS
 from freemoe.results import read_result
 from freemoe.results.build import KIND
 
@@ -86,12 +87,22 @@ def gained(row: dict[str, Any], text: bool) -> str:
 def interval_of(row: dict[str, Any], text: bool) -> tuple[float, float, float]:
     """Mean, low and high of a row against the base: the perplexity ratio of text, else the paired gain in points."""
     seen = row["ratio" if text else "gain"]
-    return seen["mean"], seen["low"], seen["high"]
+    low, high = seen["low"], seen["high"]
+    return seen["mean"], -math.inf if low is None else low, math.inf if high is None else high
 
 
 def better(row: dict[str, Any], text: bool) -> int:
-    """1 if the row's 95 % interval lies on the better side of the base, -1 on the worse side, 0 if it holds the base."""
-    _, low, high = interval_of(row, text)
+    """1 if the row is reliably better than the base, -1 if it is worse, 0 where neither is shown.
+
+    By its 95 % interval; by Holm's p-value where the rows of a call were tested together. Too few independent documents or
+    changed answers show nothing.
+    """
+    mean, low, high = interval_of(row, text)
+    changed = row["won"] + row["lost"] if row.get("won") is not None else MIN_CHANGED
+    if row.get("clusters", MIN_CLUSTERS) < MIN_CLUSTERS or changed < MIN_CHANGED:
+        return 0
+    if row.get("holm") is not None:
+        return 0 if row["holm"] > 0.05 else improves(mean, text)
     if text:
         return 1 if high < 1 else -1 if low > 1 else 0
     return 1 if low > 0 else -1 if high < 0 else 0

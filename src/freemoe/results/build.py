@@ -40,6 +40,10 @@ class Row(Part):
     gain: Interval = Field(description="Points; of text, nats per token.")
     ratio: Interval | None = Field(None, description="Perplexity over the base's; text only.")
     documents: int
+    clusters: int | None = Field(None, description="Independent ones among the documents: different content keys.")
+    much_worse: float | None = Field(
+        None, description="Share of documents that lost more than a nat per token; text only."
+    )
     won: int | None = Field(None, description="Wrong under the base, right here; where every answer is right or wrong.")
     lost: int | None = None
     mcnemar_p: float | None = None
@@ -48,13 +52,14 @@ class Row(Part):
 
 
 class Verdict(Part):
-    """What one metric's winner showed on documents that did not choose it."""
+    """What one metric's winner showed on the selection split."""
 
     metric: str
     candidate: str
-    gain: float
-    p: float
+    gain: float = Field(description="Mean gain on the documents that test it.")
+    p: float = Field(description="One-sided; it counts the candidates that the winner was picked from.")
     tested: int
+    much_worse: float = Field(0.0, description="Share of them that lost more than a nat per token.")
     holm: float | None = Field(description="p after Holm's correction over all tests of the build.")
 
 

@@ -19,11 +19,11 @@ class Part(BaseModel):
 
 
 class Interval(Part):
-    """A figure with its 95 % interval."""
+    """A figure with its 95 % interval; no ends where one document or one key is all there is."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 class Guessing(Part):

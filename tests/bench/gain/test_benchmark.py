@@ -51,7 +51,7 @@ def test_a_row_that_a_domain_lacks_counts_as_its_base() -> None:
     domain = {"documents": [{"key": "a", "base": 0.0, "routed": 1.0}, {"key": "b", "base": 1.0, "routed": 1.0}]}
     assert gain._gain(domain, "routed") == 50.0
     assert gain._gain(domain, "control") == 0.0
-    assert gain._over_bases([{"domains": [domain]}], "routed", 0).mean == 50.0
+    assert gain._over_bases([{"domains": [domain]}], "routed").mean == 50.0
 
 
 def test_without_real_data_the_figures_that_need_it_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:

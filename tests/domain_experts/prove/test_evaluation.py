@@ -36,7 +36,8 @@ def test_it_equals_the_result_of_the_build(world, artefact):
         assert mine["name"] == theirs["name"]
         assert mine["unit"] == "points"
         assert mine["rows"]["base"] == theirs["rows"]["base"]
-        assert mine["rows"]["auto"] == theirs["rows"]["routed"]
+        # All rows of an evaluation are tested together; those of a build were tested before they were reported.
+        assert {k: v for k, v in mine["rows"]["auto"].items() if k not in ("p", "holm")} == theirs["rows"]["routed"]
         assert list(mine["rows"]) == ["base", "auto", *names]
         for a, b in zip(mine["documents"], theirs["documents"], strict=True):
             assert (a["id"], a["key"], a["routed_to"]) == (b["id"], b["key"], b["routed_to"])

@@ -25,11 +25,11 @@ def scores(values, tokens=2):
 
 def test_summary_of_right_and_wrong():
     base, mine = scores([1, 0, 0, 1, 0]), scores([1, 1, 1, 0, 0])
-    row = summary(mine, base, documents(5), 0)
+    row = summary(mine, base, documents(5))
     assert row["score"] == pytest.approx(60)
     assert row["gain"]["mean"] == pytest.approx(20)
     assert (row["won"], row["lost"], row["mcnemar_p"], row["documents"]) == (2, 1, 1.0, 5)
-    halves = summary(scores([0.5] * 5), base, documents(5), 0)
+    halves = summary(scores([0.5] * 5), base, documents(5))
     assert "won" not in halves
     assert halves["gain"]["mean"] == pytest.approx(10)
 
@@ -37,7 +37,7 @@ def test_summary_of_right_and_wrong():
 def test_summary_of_text():
     base = [Score(-2.0, -20.0, 10), Score(-3.0, -90.0, 30)]
     mine = [Score(-1.0, -10.0, 10), Score(-2.0, -60.0, 30)]
-    row = summary(mine, base, documents(2, "text"), 0)
+    row = summary(mine, base, documents(2, "text"))
     assert row["score"] == pytest.approx(math.exp(70 / 40)) == pytest.approx(perplexity(mine))
     assert row["ratio"]["mean"] == pytest.approx(math.exp(-1))
     assert row["gain"]["mean"] == pytest.approx(1)
@@ -46,8 +46,9 @@ def test_summary_of_text():
 def test_copies_are_one_cluster():
     copies = [Document("t", str(i), "same", "target", "x") for i in range(20)]
     base, mine = scores([0] * 20), scores([1] * 10 + [0] * 10)
-    row = summary(mine, base, copies, 0)
-    assert row["gain"]["low"] == row["gain"]["high"] == row["gain"]["mean"]
+    row = summary(mine, base, copies)
+    assert row["gain"] == {"mean": pytest.approx(50), "low": None, "high": None}
+    assert row["clusters"] == 1
 
 
 def test_mean_and_scatter():
@@ -100,7 +101,7 @@ def test_every_row_is_scored_under_its_own_expert():
     found = domain_evidence(
         docs, known, names, routes, experts,
         {n: {"good": candidate("cand"), "bad": candidate("bad")} for n in names},
-        lambda name, r: {"who": f"control {name[-1]} {r}"}, 2, score, 0,
+        lambda name, r: {"who": f"control {name[-1]} {r}"}, 2, score,
     )  # fmt: skip
     rows = {k: [d[k] for d in found["documents"]] for k in ("base", "expert", "routed", "control", "oracle")}
     assert rows["base"] == [1, 0, 0, 1, 0, 0]
@@ -122,7 +123,7 @@ def test_every_row_is_scored_under_its_own_expert():
 def test_without_controls_and_oracle():
     found = domain_evidence(
         documents(2), [0, 0], ["d/a", "d/empty"], [("base", "d/a", 0.0)] * 2, {}, {},
-        lambda name, r: {}, 0, lambda unit, off, wanted: scores([1] * len(wanted)), 0,
+        lambda name, r: {}, 0, lambda unit, off, wanted: scores([1] * len(wanted)),
     )  # fmt: skip
     assert set(found["rows"]) == {"base", "expert", "routed"}
     assert list(found["subdomains"]) == ["d/a"]

@@ -103,10 +103,10 @@ def test_programs_are_sampled_and_other_answers_are_not(model):
     assert (len(asked["code"]), len(asked["words"])) == (4, 1)
     assert program.also == (("pass@4", 1.0),)
     assert dict(words.also).keys() == {"pass@1"}
-    row = summary([program], [program._replace(also=(("pass@4", 0.5),))], documents[:1], 0)
+    row = summary([program], [program._replace(also=(("pass@4", 0.5),))], documents[:1])
     assert row["also"]["pass@4"]["score"] == 100.0
     assert row["also"]["pass@4"]["gain"]["mean"] == pytest.approx(50)
-    assert "also" not in summary([words._replace(also=())], [words], documents[1:], 0)
+    assert "also" not in summary([words._replace(also=())], [words], documents[1:])
 
 
 def test_targets_are_sampled_where_the_task_says_so(tmp_path):

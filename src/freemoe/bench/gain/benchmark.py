@@ -21,8 +21,8 @@ from freemoe.bench.gain.bases import SEEDS, benchmark_specs, fresh_bases
 from freemoe.bench.gain.contest import Job, compete, side_by_side
 from freemoe.bench.harness import Figure, Outcome, Settings
 from freemoe.bench.rivals.training import Schedule
-from freemoe.domain_experts.prove.evidence import gains, mean_gain
-from freemoe.evals.statistics import Interval, cluster_bootstrap, over_seeds, ratio_bootstrap
+from freemoe.domain_experts.prove.evidence import mean_gain
+from freemoe.evals.statistics import Interval, mean_interval, over_seeds, ratio_interval
 
 TEXTS = {"wikitext": 0.22, "gsm8k": 0.08}
 TASKS = {"gsm8k-matching": 9.0, "arc-easy": None}
@@ -70,7 +70,7 @@ def demo_gain(settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
             for seed, folder in folders.items()
         ]
         results = side_by_side(built, jobs, settings.progress, "builds on fresh bases")
-    rows = {row: _over_bases(results, row, settings.seed) for row in ("routed", "expert", "control", "oracle")}
+    rows = {row: _over_bases(results, row) for row in ("routed", "expert", "control", "oracle")}
     by_base = [float(np.mean([_gain(d, "routed") for d in r["domains"]])) for r in results]
     routed = rows["routed"]
     beside = ", ".join(f"{row} {_shown(rows[row])}" for row in ("expert", "control", "oracle"))
@@ -104,12 +104,12 @@ def built(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gain(domain: dict[str, Any], row: str) -> float:
-    return 100 * float(np.mean(gains(domain, row)[0]))
+    return mean_gain([domain], row).mean
 
 
-def _over_bases(results: list[dict[str, Any]], row: str, seed: int) -> Interval:
+def _over_bases(results: list[dict[str, Any]], row: str) -> Interval:
     """Mean over bases and domains, each counting the same."""
-    return mean_gain([domain for result in results for domain in result["domains"]], row, seed)
+    return mean_gain([domain for result in results for domain in result["domains"]], row)
 
 
 def _shown(interval: Interval, digits: int = 2) -> str:
@@ -193,7 +193,7 @@ def perplexity(result: dict[str, Any]) -> float:
 
 
 def _text_row(result: dict[str, Any], base: dict[str, Any], seed: int) -> dict[str, Any]:
-    ratio = ratio_bootstrap(result["nll"], base["nll"], base["tokens"], base["keys"], seed)
+    ratio = ratio_interval(result["nll"], base["nll"], base["tokens"], base["keys"])
     gain = Interval(-math.log(ratio.mean), -math.log(ratio.high), -math.log(ratio.low))
     return {**_row(result), "perplexity": perplexity(result), "ratio": vars(ratio), "gain": vars(gain)}
 
@@ -249,4 +249,4 @@ def task_gain(settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
 
 def _points(result: dict[str, Any], base: dict[str, Any], seed: int) -> Interval:
     differences = [a - b for a, b in zip(result["right"], base["right"], strict=True)]
-    return cluster_bootstrap(differences, base["keys"], seed).scaled(100)
+    return mean_interval(differences, base["keys"]).scaled(100)

@@ -22,7 +22,7 @@ _BUILD: dict[str, Any] = {
     "data": {"limit": 16},
     "subdomains": {"by": "none"},
     "bands": {"step": 0.5, "ratio": 0.5},
-    "search": {"metrics": ["saliency", "wanda"], "method": "exhaustive", "select": "argmax", "folds": 2},
+    "search": {"metrics": ["saliency", "wanda"], "method": "exhaustive", "select": "argmax"},
     "evidence": {"controls": 1},
     "dtype": "float32",
 }

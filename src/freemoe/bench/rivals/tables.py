@@ -12,7 +12,7 @@ from freemoe.bench.harness import Figure
 from freemoe.bench.real_llm.cells import BASE, Cell
 from freemoe.bench.real_llm.figures.rows import Finished, Row, as_numbers, base_of, gain, rows_of
 from freemoe.bench.rivals.rival import RIVALS
-from freemoe.evals.statistics import Interval, cluster_bootstrap
+from freemoe.evals.statistics import Interval, mean_interval
 
 Entry = dict[str, Any]
 
@@ -110,7 +110,7 @@ def _figure(place: tuple[str, str, str, float], ours: Sequence[Row], rivals: Seq
 
 
 def _apart(row: Row, rival: Row, seed: int) -> Interval:
-    difference = cluster_bootstrap((row.values() - rival.values()).tolist(), row.keys, seed)
+    difference = mean_interval((row.values() - rival.values()).tolist(), row.keys)
     return difference.scaled(len(row.keys) / sum(row.first["tokens"]) if row.text else 100)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from freemoe.domain_experts.workbench import MakeMask
 from freemoe.evals.engine.evaluator import Score
-from freemoe.evals.statistics import Interval, mean_of_bootstraps
+from freemoe.evals.statistics import Interval, mean_of_means
 from freemoe.evals.summary import figure, interval_as_json, summary
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
@@ -75,7 +75,6 @@ def domain_evidence(
     controls: Callable[[str, int], Mask],
     control_seeds: int,
     score: ScoreUnder,
-    seed: int,
 ) -> dict[str, Any]:
     """Score one domain's reported documents in every row.
 
@@ -90,7 +89,6 @@ def domain_evidence(
         controls: ``(subdomain, number)`` -> a random mask of the expert's size.
         control_seeds: How many controls.
         score: Scores documents with weights off; journalled.
-        seed: Of the bootstrap.
     """
     base = score("base", Mask, documents)
     seen = [names[k] for k in known]
@@ -120,11 +118,11 @@ def domain_evidence(
 
     def summaries(group: Sequence[int]) -> dict[str, Any]:
         part, of_base = [documents[i] for i in group], [base[i] for i in group]
-        return {name: summary([row[i] for i in group], of_base, part, seed) for name, row in table.items()}
+        return {name: summary([row[i] for i in group], of_base, part) for name, row in table.items()}
 
     rows = summaries(range(len(documents)))
     if control_runs:
-        rows["control"]["seeds"] = [summary(run, base, documents, seed)["gain"]["mean"] for run in control_runs]
+        rows["control"]["seeds"] = [summary(run, base, documents)["gain"]["mean"] for run in control_runs]
 
     def subdomain(name: str, group: Sequence[int]) -> dict[str, Any]:
         candidates = {c: figure(s, [documents[i] for i in group]) for c, s in swept.get(name, {}).items()}
@@ -199,18 +197,17 @@ def _router_on(routes: Sequence[tuple[str, str, float]], known: Sequence[str]) -
     }
 
 
-def gains(domain: dict[str, Any], row: str) -> tuple[list[float], list[str]]:
-    """A row's paired differences to the base, and the content keys; a row that the domain lacks counts as its base."""
-    documents = domain["documents"]
-    return [doc.get(row, doc["base"]) - doc["base"] for doc in documents], [doc["key"] for doc in documents]
+def mean_gain(domains: Sequence[dict[str, Any]], row: str) -> Interval:
+    """Mean over domains, each counting the same, of a row's gain in points; 0 where a domain lacks the row, as no expert is."""
+    parts = [
+        ([doc[row] - doc["base"] for doc in d["documents"]], [doc["key"] for doc in d["documents"]])
+        for d in domains
+        if any(row in doc for doc in d["documents"])
+    ]
+    return mean_of_means(parts, len(domains) - len(parts)).scaled(100)
 
 
-def mean_gain(domains: Sequence[dict[str, Any]], row: str, seed: int) -> Interval:
-    """Mean over domains, each counting the same, of a row's gain in points."""
-    return mean_of_bootstraps([gains(d, row) for d in domains], seed).scaled(100)
-
-
-def overall(domains: Sequence[dict[str, Any]], seed: int) -> dict[str, Any]:
+def overall(domains: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Average over the task domains of the gain in points, each domain counting the same, with its 95 % interval.
 
     A row that a domain lacks (no expert, so no control) counts as its base there.
@@ -219,5 +216,5 @@ def overall(domains: Sequence[dict[str, Any]], seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"domains": [d["name"] for d in tasks]}
     for row in ("expert", "routed", "control", "oracle"):
         if any(row in d["rows"] for d in tasks):
-            found[row] = interval_as_json(mean_gain(tasks, row, seed))
+            found[row] = interval_as_json(mean_gain(tasks, row))
     return found

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from freemoe.core.numbers import percent
 from freemoe.domain_experts.ahead import Ahead
 from freemoe.domain_experts.candidates import SALIENCY, Subdomain
 from freemoe.domain_experts.expert import Expert
@@ -14,11 +15,13 @@ from freemoe.domain_experts.prove.evidence import domain_evidence, where_off
 from freemoe.domain_experts.route.contents import contents
 from freemoe.domain_experts.route.router import Router, calibration_errors
 from freemoe.domain_experts.route.subdomains import Subdomains, features
+from freemoe.domain_experts.select.choice import MOST_MUCH_WORSE
 from freemoe.domain_experts.structured.evidence import cut_evidence, unit_evidence
 from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits
 from freemoe.domain_experts.workbench import MakeMask, Workbench
 from freemoe.evals.engine.evaluator import Score
 from freemoe.evals.guessing import against_guessing, vocabulary_of
+from freemoe.evals.statistics import HEAVY_LOSS
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import Document, FrozenChoice
 from freemoe.models.mask import Mask, random_mask
@@ -72,7 +75,6 @@ def reported_evidence(
                 controls,
                 recipe.evidence.controls,
                 lambda unit, off, docs, domain=domain: bench.reported_scores(domain, unit, off, docs),
-                recipe.seed,
             )
             evidence["guessing"] = _against_guessing(bench, documents, evidence)
             evidence["router"] |= calibration_errors(seen, [domain] * len(seen), [part.names[k] for k in known])
@@ -167,7 +169,9 @@ def _verdict_in_words(sub: Subdomain, recipe: BuildRecipe) -> str:
     best = sub.choice or min(sub.verdicts, key=lambda v: (v.holm if v.holm is not None else 1.0, -v.gain))
     unit = "nats per token" if is_text(sub.split.documents) else "points"
     gain = best.gain if unit != "points" else 100 * best.gain
-    shown = f"{best.candidate}: {gain:+.2f} {unit} on {best.tested} documents that did not choose it, Holm p = {best.holm:.2g}"
+    shown = f"{best.candidate}: {gain:+.2f} {unit} on {best.tested} documents of the selection split, Holm p = {best.holm:.2g}"
+    if best.much_worse > MOST_MUCH_WORSE:
+        shown += f"; {percent(best.much_worse)} of them lost more than {HEAVY_LOSS:g} nat per token"
     if sub.choice is not None:
         return (
             f"{sub.choice.candidate} accepted ({shown})" if recipe.search.select == "guarded" else f"argmax ({shown})"

@@ -1,4 +1,4 @@
-"""The guarded choice: a candidate replaces the base only if it beats it on documents that did not choose it."""
+"""The guarded choice: a candidate replaces the base only where a test that counts the search shows a gain."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from freemoe.domain_experts.select.scores import ScoreTable
-from freemoe.domain_experts.select.search import Search
-from freemoe.evals.statistics import holm, paired_test, smallest_p
+from freemoe.domain_experts.select.search import SEARCHES
+from freemoe.evals.statistics import HEAVY_LOSS, holm, paired_test, smallest_p
+
+MOST_MUCH_WORSE = 0.05
+"""Share of ruined documents above which no mean gain is accepted."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one metric's winner showed on documents that did not choose it.
+    """What one metric's winner showed on the selection split.
 
     Attributes:
         metric: The metric that made the candidates.
-        candidate: The winner over all documents that may choose.
-        gain: Mean paired gain on the documents that did not choose.
-        p: One-sided p-value that the gain is above zero.
+        candidate: The winner.
+        gain: Mean paired gain on the documents that test it. A winner of a search was picked on these very documents, so that
+            its gain here is the larger for it; the p-value is not.
+        p: One-sided p-value that the gain is above zero, whichever candidate the search had picked.
         tested: Number of those documents.
+        much_worse: Share of them that lost more than `HEAVY_LOSS`.
         holm: The p-value adjusted over all verdicts of the build; None until `adjust`.
     """
 
@@ -30,6 +37,7 @@ class Verdict:
     gain: float
     p: float
     tested: int
+    much_worse: float = 0.0
     holm: float | None = None
 
 
@@ -64,34 +72,37 @@ def shares(keys: Sequence[str], parts: Sequence[float], seed: int) -> list[list[
     return [sorted(p) for p in split]
 
 
-def cross_fit(
-    table: ScoreTable, metric: str, candidates: Sequence[str], search: Search, objective: str, count: int, seed: int
+def judge_winner(
+    table: ScoreTable, metric: str, candidates: Sequence[str], search: str, objective: str, seed: int
 ) -> Verdict:
-    """Search on all folds but one, compare the winner with the base on the fold left out, for every fold.
+    """Search on all reference documents, and test the winner on them against all that it was picked from.
 
-    The test is taken on the reported figure whatever the objective of the search, because that is what is claimed.
+    Where every candidate was scored on every document, the null distribution is that of the best of them all. A search that
+    leaves some out early has no such scores: there the winner's own p-value is multiplied by the number of candidates. Either way the
+    claim is the winner's, and is taken on the reported figure, whatever the objective of the search.
     """
-    parts = folds(table.keys, count, seed)
-    gains: list[float] = []
-    keys: list[str] = []
-    for held_out in parts:
-        inside = [i for part in parts if part is not held_out for i in part]
-        if not inside:
-            continue
-        winner = search(table, candidates, inside, objective, seed)
-        gains += table.gains(winner, held_out)
-        keys += [table.keys[i] for i in held_out]
-    final = search(table, candidates, range(len(table.keys)), objective, seed)
-    if not gains:
-        return Verdict(metric, final, 0.0, 1.0, 0)
-    return Verdict(metric, final, sum(gains) / len(gains), paired_test(gains, keys, seed), len(gains))
+    documents = range(len(table.split))
+    winner = SEARCHES.get(search)(table, candidates, documents, objective, seed)
+    keys, weights = table.keys, table.weights(documents)
+    if search == "exhaustive":
+        gains = np.array([table.gains(c, documents) for c in candidates]).T
+        p = paired_test(gains, keys, weights, picked=list(candidates).index(winner), seed=seed)
+    else:
+        p = min(1.0, len(candidates) * paired_test(table.gains(winner, documents), keys, weights, seed=seed))
+    return _verdict(table, metric, winner, documents, p)
 
 
-def held_out(table: ScoreTable, metric: str, candidate: str, guard: Sequence[int], seed: int) -> Verdict:
+def judge_fitted(table: ScoreTable, candidate: str, guard: Sequence[int], seed: int) -> Verdict:
     """Compare a fitted candidate with the base on documents that neither fitted nor stopped it."""
-    gains = table.gains(candidate, guard)
-    p = paired_test(gains, [table.keys[i] for i in guard], seed)
-    return Verdict(metric, candidate, sum(gains) / len(gains), p, len(gains))
+    keys = [table.keys[i] for i in guard]
+    p = paired_test(table.gains(candidate, guard), keys, table.weights(guard), seed=seed)
+    return _verdict(table, candidate, candidate, guard, p)
+
+
+def _verdict(table: ScoreTable, metric: str, candidate: str, documents: Sequence[int], p: float) -> Verdict:
+    gains = table.gains(candidate, documents)
+    much_worse = sum(gain < -HEAVY_LOSS for gain in gains) / len(gains)
+    return Verdict(metric, candidate, table.mean_gain(candidate, documents), p, len(documents), much_worse)
 
 
 def adjust(verdicts: Sequence[Sequence[Verdict]]) -> list[list[Verdict]]:
@@ -102,18 +113,25 @@ def adjust(verdicts: Sequence[Sequence[Verdict]]) -> list[list[Verdict]]:
 
 
 def accept(verdicts: Sequence[Verdict], alpha: float) -> Verdict | None:
-    """The proven candidate with the largest gain, or None: no reliable gain, the base stays."""
-    proven = [v for v in verdicts if v.holm is not None and v.holm <= alpha and v.gain > 0]
-    return max(proven, key=lambda v: v.gain) if proven else None
+    """The candidate that is proven best, or None: no reliable gain, the base stays.
+
+    Gains of several metrics may be of different documents, so that the smallest adjusted p-value decides. A mean hides a few
+    documents that are ruined: a candidate that ruins more than `MOST_MUCH_WORSE` of them is refused, whatever its mean.
+    """
+    proven = [
+        v for v in verdicts if v.holm is not None and v.holm <= alpha and v.gain > 0 and v.much_worse <= MOST_MUCH_WORSE
+    ]
+    return min(proven, key=lambda v: (v.holm, -v.gain)) if proven else None
 
 
-def best_case(tested: Sequence[Sequence[int]]) -> list[list[float]]:
+def best_case(tested: Sequence[Sequence[tuple[int, int]]]) -> list[list[float]]:
     """The adjusted p-values of a build in which every document of every test gained: none can come out smaller.
 
     Args:
-        tested: Per subdomain and metric, how many different documents (content keys) the test has.
+        tested: Per subdomain and metric, how many different documents (content keys) the test has, and how many candidates
+            it counts.
     """
-    flat = iter(holm([smallest_p(count) for group in tested for count in group]))
+    flat = iter(holm([smallest_p(documents, candidates) for group in tested for documents, candidates in group]))
     return [[next(flat) for _ in group] for group in tested]
 
 

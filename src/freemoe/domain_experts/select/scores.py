@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from freemoe.core.errors import DataError, SplitError
 from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import ReferenceSplit, require_reference
 
 
@@ -64,6 +67,21 @@ class ScoreTable:
                 "The log-likelihood objective needs gold answers, and some documents have none. Use --objective accuracy."
             )
         return [s.loglikelihood / max(1, s.tokens) for s in scores]
+
+    def weights(self, documents: Sequence[int]) -> list[float] | None:
+        """Tokens of documents of text, by which their figure is weighed; None where every answer counts the same."""
+        chosen = [self.split.documents[i] for i in documents]
+        if not is_text(chosen):
+            return None
+        return [float(max(1, s.tokens)) for s in self.scores(self.base, documents)]
+
+    def mean(self, candidate: str, documents: Sequence[int], objective: str = "accuracy") -> float:
+        """Weighted mean of the objective."""
+        return float(np.average(self.values(candidate, documents, objective), weights=self.weights(documents)))
+
+    def mean_gain(self, candidate: str, documents: Sequence[int], objective: str = "accuracy") -> float:
+        """Weighted mean of the paired differences to the base."""
+        return float(np.average(self.gains(candidate, documents, objective), weights=self.weights(documents)))
 
     def gains(self, candidate: str, documents: Sequence[int], objective: str = "accuracy") -> list[float]:
         """Paired differences to the base on some documents."""

@@ -19,14 +19,12 @@ _FIRST_DOCUMENTS = 16
 _SURVIVORS = 2
 
 
-def _mean(table: ScoreTable, candidate: str, documents: Sequence[int], objective: str) -> float:
-    # Among candidates on the same documents, the mean ranks as the mean paired gain does, and needs no base.
-    return sum(table.values(candidate, documents, objective)) / len(documents)
-
-
 def best(table: ScoreTable, candidates: Sequence[str], documents: Sequence[int], objective: str) -> str:
-    """Candidate with the largest mean; among equals the first named."""
-    return max(candidates, key=lambda c: _mean(table, c, documents, objective))
+    """Candidate with the largest mean; among equals the first named.
+
+    On the same documents the mean ranks as the mean paired gain does, and needs no base.
+    """
+    return max(candidates, key=lambda c: table.mean(c, documents, objective))
 
 
 def exhaustive(
@@ -47,7 +45,7 @@ def halving(table: ScoreTable, candidates: Sequence[str], documents: Sequence[in
     rounds = max(0, math.ceil(math.log2(max(1, len(alive)) / _SURVIVORS)))
     size = max(_FIRST_DOCUMENTS, len(order) // 2**rounds) if rounds else len(order)
     while len(alive) > _SURVIVORS and size < len(order):
-        means = {c: _mean(table, c, order[:size], objective) for c in alive}
+        means = {c: table.mean(c, order[:size], objective) for c in alive}
         ranked = sorted(alive, key=lambda c: -means[c])
         keep = ranked[: max(_SURVIVORS, (len(alive) + 1) // 2)]
         alive = [c for c in candidates if c in keep]

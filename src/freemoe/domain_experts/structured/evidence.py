@@ -47,7 +47,7 @@ def unit_evidence(
     base = score("base", Mask, documents)
 
     def row(name: str, off: UnitsOff) -> dict[str, Any]:
-        return summary(score(name, partial(units.mask, off), documents), base, documents, seed)
+        return summary(score(name, partial(units.mask, off), documents), base, documents)
 
     points = []
     for i, point in enumerate(curve.points):
@@ -57,7 +57,7 @@ def unit_evidence(
             for r in range(controls)
         ]
         if runs:
-            rivals["random"] = summary(mean_scores(runs), base, documents, seed)
+            rivals["random"] = summary(mean_scores(runs), base, documents)
         points.append(
             {
                 "asked": point.asked,

@@ -10,7 +10,7 @@ from freemoe.bench.harness import Figure
 from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.real_llm.figures.rows import Finished
 from freemoe.bench.real_llm.plan import CONVERTED, CURVES
-from freemoe.evals.statistics import cluster_bootstrap, share_bootstrap
+from freemoe.evals.statistics import mean_interval, share_bootstrap
 
 _OWN = ("dense", "converted")
 _FAMILIES = ("convert", "mixture", "trim")
@@ -71,7 +71,7 @@ def _converted(finished: Finished, share: float) -> list[Figure]:
     best = min((n for n in scores if n not in _OWN), key=lambda n: sum(scores[n]["nll"]))
     blocks = [str(i) for i in range(len(own["nll"]))]
     apart = [r - o for r, o in zip(scores[best]["nll"], own["nll"], strict=True)]
-    margin = cluster_bootstrap(apart, blocks).scaled(len(apart) / sum(own["tokens"]))
+    margin = mean_interval(apart, blocks).scaled(len(apart) / sum(own["tokens"]))
     kept = share_bootstrap([(own["right"], dense["right"], blocks)]).scaled(100)
     steps, tokens = record["training"]["steps"], record["training"]["batch_tokens"]
     shown = ", ".join(f"{n} {perplexity(s):.2f}" for n, s in scores.items())

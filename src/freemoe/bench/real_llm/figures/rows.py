@@ -12,7 +12,7 @@ import numpy as np
 from freemoe.bench.real_llm.cells import BASE, Cell
 from freemoe.bench.real_llm.methods.weights import decided
 from freemoe.domain_experts.select.choice import Verdict, adjust
-from freemoe.evals.statistics import Interval, cluster_bootstrap, paired_test, share_bootstrap
+from freemoe.evals.statistics import Interval, mean_interval, paired_test, share_bootstrap
 
 Finished = dict[str, dict[str, Any]]
 
@@ -116,9 +116,9 @@ def gain(row: Row, base: Row, seed: int = 0) -> Interval:
     """Gain with its 95 % interval over documents: nats per token for text, points for questions."""
     differences = gains(row, base)
     if not row.text:
-        return cluster_bootstrap(differences.tolist(), row.keys, seed).scaled(100)
+        return mean_interval(differences.tolist(), row.keys).scaled(100)
     # Blocks have one length, so the mean per document over the mean length is the mean per token.
-    return cluster_bootstrap(differences.tolist(), row.keys, seed).scaled(len(differences) / tokens(base))
+    return mean_interval(differences.tolist(), row.keys).scaled(len(differences) / tokens(base))
 
 
 def share(row: Row, rival: Row, base: Row, seed: int = 0) -> Interval:
@@ -140,7 +140,7 @@ def verdict(row: Row, base: Row, seed: int = 0) -> Verdict | None:
         "units" not in row.first and bool(row.first["losses"]) and min(row.first["losses"]) == row.first["losses"][0]
     )
     differences = [0.0 if stopped else v - before[i] for i, v in zip(guard["ids"], guard["values"], strict=True)]
-    p = paired_test(differences, guard["keys"], seed)
+    p = paired_test(differences, guard["keys"], seed=seed)
     return Verdict(row.cell.method, row.cell.treatment, float(np.mean(differences)), p, len(differences))
 
 

@@ -22,7 +22,7 @@ from freemoe.bench.real_llm.figures.rows import (
     tokens,
     verdict,
 )
-from freemoe.evals.statistics import cluster_bootstrap, over_seeds
+from freemoe.evals.statistics import mean_interval, over_seeds
 
 RIVAL = "lora-r1"
 SHOWN = ("learned-1%", RIVAL)
@@ -171,7 +171,7 @@ def _elsewhere(
         return None
     differences = [sign * (v - before[i]) for i, v in zip(scored["ids"], scored[entry], strict=True)]
     factor = len(differences) / sum(scored["tokens"]) if scored["kind"] == "text" else 100.0
-    return as_numbers(cluster_bootstrap(differences, scored["keys"]).scaled(factor))
+    return as_numbers(mean_interval(differences, scored["keys"]).scaled(factor))
 
 
 def _of_base(

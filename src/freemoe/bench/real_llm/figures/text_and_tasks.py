@@ -19,7 +19,7 @@ from freemoe.bench.real_llm.figures.mixtures import mixture_figures
 from freemoe.bench.real_llm.figures.rows import Finished, Row, accepted, gain, gains, pick, rows_of, share
 from freemoe.bench.real_llm.figures.structured import structured_figures
 from freemoe.bench.real_llm.figures.tables import RIVAL, null_table
-from freemoe.evals.statistics import Interval, mean_of_bootstraps, share_bootstrap
+from freemoe.evals.statistics import Interval, mean_of_means, share_bootstrap
 
 SWITCHES = ("learned", "greedy")
 _MOST, _LITTLE = 0.05, 0.01
@@ -137,8 +137,8 @@ def task_figures(rows: Sequence[Row]) -> list[Figure]:
         return [_lost(name, 0.0, " points", note), *(_lost(n, t, " %", note) for n, t in shares)]
     passed = accepted(chosen)
     mine = [(gains(row, base) * ok, gains(row, base), row.keys) for (row, base), ok in zip(chosen, passed, strict=True)]
-    guarded = mean_of_bootstraps([(g.tolist(), keys) for g, _, keys in mine]).scaled(100)
-    plain = mean_of_bootstraps([(g.tolist(), keys) for _, g, keys in mine]).scaled(100)
+    guarded = mean_of_means([(g.tolist(), keys) for g, _, keys in mine]).scaled(100)
+    plain = mean_of_means([(g.tolist(), keys) for _, g, keys in mine]).scaled(100)
     took = ", ".join(row.cell.material for (row, _), ok in zip(chosen, passed, strict=True) if ok) or "none"
     note = (
         f"guarded {_shown(guarded)}, unguarded {_shown(plain)}; accepted: {took}; "
@@ -180,7 +180,7 @@ def _share_of_rival(
         ((gains(row, base) * a).tolist(), (gains(rival, base) * b).tolist(), row.keys)
         for ((row, base), rival), a, b in zip(met, mine, theirs, strict=True)
     ]
-    lora = mean_of_bootstraps([(their, keys) for _, their, keys in pairs]).scaled(100)
+    lora = mean_of_means([(their, keys) for _, their, keys in pairs]).scaled(100)
     part = share_bootstrap(pairs).scaled(100)
     whole = f"LoRA r=1's {_shown(lora)} points"
     if absent:
@@ -235,7 +235,7 @@ def routed_figures(finished: Finished) -> list[Figure]:
             parts.append(([float(g) for g in _routed_gains(row, base, task, routes, left, passed)], row.keys))
             astray.append(np.mean([p != task and not stays for p, stays in zip(routes["picked"], left, strict=True)]))
             abstained.append(np.mean(left))
-        mean = mean_of_bootstraps(parts).scaled(100)
+        mean = mean_of_means(parts).scaled(100)
         note = f"{treatment} {_shown(mean)}; {said}{np.mean(astray):.1%} went to another task's expert"
         note += f", {np.mean(abstained):.1%} to the base" if ever else ""
         found.append(Figure(name, _above(mean.low), target, unit=" points", note=note))
