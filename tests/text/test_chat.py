@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from freemoe.compat import templates
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.text.chat import as_prompt, as_text, as_turn, uses_template
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
@@ -54,3 +55,30 @@ def test_a_template_that_rewrites_the_prompt_is_refused():
     rewrites = tokenizer("{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
     with pytest.raises(DataError, match="writes the prompt otherwise"):
         as_turn(rewrites, USER, "yes", "row 3")
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ 'a' * 10 ** 10 }}", "bytes of memory"),
+        ("{{ '%1000000000d' | format(1) }}", "bytes of memory"),
+        ("{{ lipsum(10 ** 8) }}", "was not done after"),
+        ("{% for i in range(9999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "was not done after"),
+        ("{% if messages[0].content == 'hi' %}{{ 'a' * 2 ** 25 }}{% endif %}", "more than 16,777,216 characters"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ],
+)
+def test_a_template_has_bounds_and_the_next_one_is_rendered(template, why, monkeypatch):
+    monkeypatch.setattr(templates, "SECONDS", 1.0 if "not done" in why else 30.0)
+    with pytest.raises(DataError, match=f"chat template refuses these messages .*{why}"):
+        as_prompt(tokenizer(template), USER, "row 3")
+    monkeypatch.undo()
+    assert as_prompt(tokenizer(), USER, "x") == "[user]hi[/][assistant]"
+
+
+def test_the_process_writes_what_the_tokenizer_would():
+    made = tokenizer("{{ bos_token }}{% for m in messages %}{{ m | tojson }}{% endfor %}")
+    messages = [*USER, {"role": "assistant", "content": "é\n<s>"}]
+    wanted = made.apply_chat_template(messages, tokenize=False)
+    assert as_text(made, messages, "x") == wanted
+    assert wanted.startswith(made.bos_token)

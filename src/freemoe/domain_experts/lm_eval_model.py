@@ -16,6 +16,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from freemoe.compat.lm_eval import generation_settings, list_models, rolling_windows, stop_strings
+from freemoe.compat.templates import render
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.seen_requests import Witness, is_model
@@ -265,9 +266,9 @@ class FreeMoELM(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A chat as the tokenizer's template writes it."""
-        return self.tokenizer.apply_chat_template(
+        return render(
+            self.tokenizer,
             chat_history,
-            tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from freemoe.compat.templates import render
 from freemoe.core.errors import DataError, RecipeError
 
 MODES = ("auto", "on", "off")
@@ -78,9 +79,7 @@ def as_turn(tokenizer: Any, messages: Sequence[Message], response: str, where: s
 
 def _rendered(tokenizer: Any, messages: Sequence[Message], where: str, add_generation_prompt: bool) -> str:
     try:
-        return tokenizer.apply_chat_template(
-            [dict(m) for m in messages], tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+        return render(tokenizer, messages, add_generation_prompt=add_generation_prompt)
     except Exception as error:  # a template is a program: it raises what it likes
         roles = ", ".join(m["role"] for m in messages)
         raise DataError(

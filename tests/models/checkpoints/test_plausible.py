@@ -96,6 +96,18 @@ REFUSED: dict[str, tuple[Change, str]] = {
     # Before the model is built.
     "a billion layers": (says("config.json", num_hidden_layers=10**9), r"num_hidden_layers 1,000,000,000.*38 tensors"),
     "layers of thirty digits": (says("config.json", num_hidden_layers=10**30), r"num_hidden_layers 1e\+30"),
+    "no layers": (says("config.json", num_hidden_layers=0), "num_hidden_layers 0, and without layers"),
+    **{
+        f"{name} {value!r:.20}": (says("generation_config.json", **{name: value}), f"(?s)is not whole: {name}")
+        for name, value in {
+            ("num_beams", 0),
+            ("num_beams", 100_000),
+            ("num_return_sequences", 10**9),
+            ("temperature", "hot"),
+            ("top_p", 10**30),
+            ("max_length", 10**30),
+        }
+    },
     "fewer than no layers": (says("config.json", num_hidden_layers=-1), "num_hidden_layers -1"),
     "a huge vocabulary": (says("config.json", vocab_size=2**31), "vocab_size 2,147,483,648"),
     "a number in a config in it": (says("config.json", text_config={"hidden_size": 2**70}), "hidden_size 1.18e"),

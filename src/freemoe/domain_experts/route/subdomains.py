@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freemoe.core.errors import DataError
+from freemoe.core.errors import DataError, NumericError
 from freemoe.evals.tasks.documents import Document, ReferenceSplit, require_reference
 from freemoe.recipes import SubdomainSection
 from freemoe.recipes.expert_names import make_names
@@ -55,7 +55,13 @@ def features(model: Any, prompts: Sequence[Sequence[int]], kind: str = "embeddin
         if key not in known:
             known[key] = prompt_feature(model, key, kind).cpu()
         rows.append(known[key])
-    return torch.stack(rows)
+    found = torch.stack(rows)
+    if not bool(found.isfinite().all()):
+        raise NumericError(
+            "The features of prompts have NaN or infinity, so that nothing can be grouped or routed by them: the base's embeddings, "
+            "or its states, are too large for float32. Check the base, or copy it again."
+        )
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from freemoe.core.untrusted import read_json, require_file, walk
+from pydantic import BaseModel, ConfigDict, Field
+
+from freemoe.core.untrusted import checked, read_json, require_file, walk
 from freemoe.models.checkpoints.checks.headers import INDEX, Stored, damaged, shards_of, stored_tensors
 
 READ = ("*.json", "*.safetensors", "*.bin", "*.jinja", "*.model", "*.txt")
@@ -36,6 +38,8 @@ LAYERS = (
 )
 """What configs call the number of their layers."""
 
+HALVES = ("encoder_layers", "decoder_layers")
+
 LARGEST = 2**31
 """Of the whole numbers of a config but one: none has more dimensions, tokens or heads."""
 
@@ -44,6 +48,10 @@ UNLIMITED = "model_max_length"
 
 _FEW = 1 << 24
 """Weights that are drawn in no time."""
+
+_Few = Annotated[int, Field(ge=1, le=64)] | None
+_Size = Annotated[int, Field(ge=0, le=LARGEST)] | None
+_Tokens = int | list[int] | None
 
 
 def require_plausible(source: Any, folder: Path, weights: bool = True) -> None:
@@ -64,7 +72,9 @@ def require_plausible(source: Any, folder: Path, weights: bool = True) -> None:
     for name, held in said.items():
         if not isinstance(held, dict):
             raise damaged(source, f"{name} holds a JSON {type(held).__name__}, and an object is needed")
-    _check_generation(source, said.get("generation_config.json", {}))
+    checked(
+        GenerationSettings, said.get("generation_config.json", {}), f"generation_config.json of {str(source)!r:.200}"
+    )
     config = said.get("config.json", {})
     _check_numbers(source, config)
     # What is fetched for its tokenizer alone may have an index of weights that are not there.
@@ -108,18 +118,45 @@ def _check_numbers(source: Any, config: Mapping[str, Any]) -> None:
         for key, value in part.items():
             if isinstance(value, int) and key != UNLIMITED and abs(value) > LARGEST:
                 raise damaged(source, f"config.json has {key} {value:.3g}, and no model has more than {LARGEST:,}")
-            if key in LAYERS and isinstance(value, int) and value < 0:
-                raise damaged(source, f"config.json has {key} {value}")
+            # A model of two halves may have one alone.
+            if key in LAYERS and isinstance(value, int) and value < (0 if key in HALVES else 1):
+                raise damaged(source, f"config.json has {key} {value}, and without layers every answer would be noise")
 
 
-def _check_generation(source: Any, settings: Mapping[str, Any]) -> None:
-    """Numbers of tokens and lists of them, which are read when the first text is generated."""
-    for key, value in settings.items():
-        numbers = value if isinstance(value, list) else [value]
-        if key.endswith("_token_id") and not all(n is None or isinstance(n, int) for n in numbers):
-            raise damaged(source, f"generation_config.json has {key} {value!r:.80}, and a number of a token is needed")
-        if key.endswith(("_words_ids", "_tokens_ids", "suppress_tokens")) and not isinstance(value, list | None):
-            raise damaged(source, f"generation_config.json has {key} {value!r:.80}, and a list is needed")
+class GenerationSettings(BaseModel):
+    """What of a generation_config.json is read when a text is generated: a wild number there hangs, or takes all memory."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    num_beams: _Few = None
+    num_beam_groups: _Few = None
+    num_return_sequences: _Few = None
+    no_repeat_ngram_size: _Size = None
+    encoder_no_repeat_ngram_size: _Size = None
+    top_k: _Size = None
+    max_length: _Size = None
+    max_new_tokens: _Size = None
+    min_length: _Size = None
+    min_new_tokens: _Size = None
+    max_time: float | None = None
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, ge=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    length_penalty: float | None = None
+    do_sample: bool | None = None
+    use_cache: bool | None = None
+    bos_token_id: _Tokens = None
+    eos_token_id: _Tokens = None
+    pad_token_id: _Tokens = None
+    decoder_start_token_id: _Tokens = None
+    suppress_tokens: list[int] | None = None
+    begin_suppress_tokens: list[int] | None = None
+    forced_bos_token_id: _Tokens = None
+    forced_eos_token_id: _Tokens = None
+    bad_words_ids: list[list[int]] | None = None
+    force_words_ids: list[Any] | None = None
 
 
 def _check_size(source: Any, config: Mapping[str, Any], headers: list[dict[str, Stored]]) -> None:

@@ -1,0 +1,107 @@
+"""Chat templates rendered by a process of their own, in bounds of time, memory and length.
+
+A template may loop for ever, or ask for a string of 10 GB, for one message and not for another: so none is rendered here, and it does
+not help to try one first. The process is started once, and again where it was ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SECONDS, START = 5.0, 120.0
+"""For one conversation, and for the process to be ready."""
+
+_SOURCE = str(Path(__file__).parents[2])
+
+
+def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
+    """Messages as a tokenizer's chat template writes them.
+
+    Args:
+        tokenizer: With a template.
+        messages: The conversation.
+        how: ``add_generation_prompt``, ``continue_final_message``.
+
+    Raises:
+        ValueError: The template refuses them, or does not keep its bounds.
+    """
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    template = tokenizer.get_chat_template(None, None)
+    conversation = [dict(message) for message in messages]
+    return _child(os.getpid()).ask({**special, **how, "chat_template": template, "conversations": [conversation]})
+
+
+@functools.cache
+def _child(process: int) -> _Child:
+    """The one of this process: what was forked does not share its parent's."""
+    del process
+    return _Child()
+
+
+class _Child:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, request: dict[str, Any]) -> str:
+        """One conversation, one at a time."""
+        line = json.dumps(request)
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._process = _started()
+                _exchange(self._process, "", START)
+            said = _exchange(self._process, line + "\n", SECONDS)
+        if "text" not in said:
+            raise ValueError(said["error"])
+        return said["text"]
+
+
+def _started() -> subprocess.Popen[str]:
+    path = os.pathsep.join(filter(None, (_SOURCE, os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        # Without -P the current folder's modules would come first.
+        [sys.executable, "-P", "-m", "freemoe.compat.template_child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def _exchange(process: subprocess.Popen[str], line: str, seconds: float) -> dict[str, Any]:
+    """Write a line and read the answer; the process is ended where that takes too long."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    clock = threading.Timer(seconds, process.kill)
+    clock.daemon = True
+    clock.start()
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+        answer = process.stdout.readline()
+    except BrokenPipeError:
+        answer = ""
+    except BaseException:
+        # Stopped in between: its answer would be taken for the next one's.
+        process.kill()
+        raise
+    finally:
+        clock.cancel()
+    if not answer:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        raise ValueError(f"it was not done after {seconds:g} seconds, or brought its process down")
+    return json.loads(answer)
