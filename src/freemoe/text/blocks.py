@@ -8,9 +8,11 @@ the question that it asks, cannot stand on both sides.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -18,7 +20,9 @@ from torch import Tensor
 
 from freemoe.core.errors import DataError
 from freemoe.text.files import paragraphs
-from freemoe.text.groups import Passage, passage_clusters
+from freemoe.text.groups import LOOSE, Passage, cluster_texts, divide, passage_clusters
+
+log = logging.getLogger(__name__)
 
 PASSAGE_CHARACTERS = 4000
 TOKENS_AT_ONCE = 4096
@@ -96,20 +100,28 @@ class Parts:
 
 
 def passages(documents: Sequence[str], characters: int = PASSAGE_CHARACTERS) -> list[str]:
-    """Cut long documents at paragraph ends into passages of about ``characters``; short ones stay whole."""
+    """Cut long documents at paragraph ends into passages of about ``characters``; short ones stay whole.
+
+    A passage lies in one group of `divide`, so that all of an article come into one part.
+    """
+    articles, unit = divide(documents)
+    if unit.startswith(LOOSE):
+        log.warning(
+            "a text has %s; neighbours of one article may come into several parts, and figures may be too good.", unit
+        )
     found: list[str] = []
-    for document in documents:
-        if len(document) <= characters:
-            found += [document] if document.strip() else []
+    for article in articles:
+        if len(article) <= characters:
+            found += [article] if article.strip() else []
             continue
         current = ""
-        for piece in paragraphs([document]):
+        for piece in paragraphs([article]):
             current += piece
             if len(current) >= characters:
-                found.append(current)
+                found.append(Passage(current, article.about, article.group))
                 current = ""
         if current.strip():
-            found.append(current)
+            found.append(Passage(current, article.about, article.group))
     return found
 
 
@@ -126,13 +138,19 @@ def split(texts: Sequence[str], held_out: float = 0.1, test: float = 0.1, seed: 
         DataError: When a part stays empty.
     """
     parts = Parts([], [], [])
-    label, name = passage_clusters(texts), dict[int, str]()
+    label = passage_clusters(texts)
+    drawn = {
+        cluster: int.from_bytes(hashlib.sha256(f"{seed}/{text}".encode("utf-8", "surrogatepass")).digest()[:8]) / 2**64
+        for cluster, text in cluster_texts(texts, label).items()
+    }
+    # In the order drawn, one for each part at least.
+    order = sorted(drawn, key=lambda cluster: drawn[cluster])
+    tests = min(max(1, sum(share < test for share in drawn.values())), max(1, len(drawn) - 2))
+    others = max(1, min(sum(share < test + held_out for share in drawn.values()), len(drawn) - 1) - tests)
+    parted = chain(repeat(parts.test, tests), repeat(parts.held_out, others), repeat(parts.train))
+    of = dict(zip(order, parted, strict=False))
     for text, cluster in zip(texts, label, strict=True):
-        name[cluster] = min(name.get(cluster, text.strip()), text.strip())
-    for text, cluster in zip(texts, label, strict=True):
-        drawn = int.from_bytes(hashlib.sha256(f"{seed}/{name[cluster]}".encode("utf-8", "surrogatepass")).digest()[:8])
-        share = drawn / 2**64
-        (parts.test if share < test else parts.held_out if share < test + held_out else parts.train).append(text)
+        of[cluster].append(text)
     empty = [name for name in ("train", "held_out", "test") if not getattr(parts, name)]
     if empty:
         raise DataError(

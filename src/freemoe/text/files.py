@@ -1,32 +1,13 @@
-"""Local files of text and of JSON lines, and token ids packed into blocks of one length."""
+"""Local files of text and of JSON lines, their paragraphs, and where tokens lie in a text."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import DataError
 from freemoe.core.untrusted import parse_json, read_text
-
-
-@dataclass(frozen=True)
-class Block:
-    """One run of tokens.
-
-    Attributes:
-        tokens: Its token ids.
-        text: The text they stand for.
-        paragraph: Index of the paragraph in which it begins.
-        run: Which part of that paragraph: long paragraphs count anew every few blocks.
-    """
-
-    tokens: tuple[int, ...]
-    text: str
-    paragraph: int
-    run: int
 
 
 def read_text_file(path: Path) -> str:
@@ -100,33 +81,6 @@ def encode_with_places(tokenizer: Any, pieces: Sequence[str]) -> tuple[list[int]
         starts.extend([at] * len(coded))
         at += len(piece)
     return ids, starts, text
-
-
-def pack(tokenizer: Any, pieces: Sequence[str], length: int, run_blocks: int = 4) -> list[Block]:
-    """Cut the joined pieces into consecutive blocks of ``length`` tokens; the rest at the end is left out.
-
-    Args:
-        tokenizer: A tokenizer of transformers.
-        pieces: Paragraphs, white space included.
-        length: Tokens of a block.
-        run_blocks: Blocks after which a paragraph longer than that counts as a new one.
-    """
-    ids, starts, text = encode_with_places(tokenizer, pieces)
-    fast = getattr(tokenizer, "is_fast", False)
-    begins = [0]
-    for piece in pieces:
-        begins.append(begins[-1] + len(piece))
-    blocks = []
-    first: dict[int, int] = {}  # paragraph -> the first block that begins in it
-    for number, at in enumerate(range(0, len(ids) - length + 1, length)):
-        end = starts[at + length] if at + length < len(ids) else len(text)
-        tokens = tuple(ids[at : at + length])
-        paragraph = bisect_right(begins, starts[at]) - 1
-        run = (number - first.setdefault(paragraph, number)) // run_blocks
-        # A token of several bytes may share its character with the next block: then the decoder knows better.
-        piece = text[starts[at] : end] if fast else tokenizer.decode(list(tokens))
-        blocks.append(Block(tokens, piece, paragraph, run))
-    return blocks
 
 
 def spread(count: int, cap: int) -> list[int]:

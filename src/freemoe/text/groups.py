@@ -1,15 +1,40 @@
-"""What belongs together and is never divided: copies of one text or question, and what their source calls one thing."""
+"""What belongs together and is never divided: copies of one text or question, and what comes from one source.
+
+The source of a row is the row, or what a column of it names; of a text it is the article, by its headings or by what stands
+between articles; where there are too few of these it is a stretch of neighbouring paragraphs.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
+import statistics
 from collections.abc import Collection, Hashable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from freemoe.text.files import paragraphs
 from freemoe.text.words import about_words, exact_words
+
+FEWEST = 5
+"""Groups without which a text has none for each of gradient, stopping, guard, gap and reported part."""
+FEW = 20
+"""Groups below which a figure hangs on single ones."""
+
+LOOSE, STRETCHES = "too few articles", "stretches"
+"""How a unit is called whose groups share articles, and one whose borders mean nothing."""
+
+_STRETCH, _SHORTEST_STRETCH, _STRETCHES = 8000, 2000, 24  # characters, at most and at least, and how many in between
+_SHORTEST_ARTICLE = 200
+_NAMED_BY = 30  # words at the beginning of an article that name it
+
+_WIKI = re.compile(r"(=(?: ?=)*) ?([^=\s].*?) ?\1")  # "= Title =", "= = Section = =" (WikiText), "== Section =="
+_MARKDOWN = re.compile(r"(#{1,6})\s+\S.*")
+_RULE = re.compile(r"([-*_~])(?:\s*\1){2,}")
+_END = "<|endoftext|>"
 
 
 class Passage(str):
@@ -73,3 +98,100 @@ def passage_clusters(texts: Sequence[str]) -> list[int]:
         if getattr(text, "group", ""):
             own.add(("group", text.group))  # pyright: ignore[reportAttributeAccessIssue]
     return clusters(names)
+
+
+def divide(documents: Sequence[str]) -> tuple[list[Passage], str]:
+    """Divide documents into what comes from one source.
+
+    Args:
+        documents: A file of plain text is one; else one for each row.
+
+    Returns:
+        Passages with their groups, in order, and what a group is, in words. Where neighbours of one article may come into
+        several groups, for want of articles, the words begin with `LOOSE`.
+    """
+    if sum(_heading(text) == 1 for text in documents) >= FEWEST:  # a data set with a row for each line
+        documents = ["".join(text if text.endswith("\n") else f"{text}\n" for text in documents)]
+    label = passage_clusters(documents)
+    named = any(getattr(text, "group", "") for text in documents)
+    if named or len(set(label)) >= FEWEST:
+        first = cluster_texts(documents, label)
+        names = [_digest(first[cluster]) for cluster in label]
+        about = [getattr(text, "about", ()) for text in documents]
+        return list(map(Passage, documents, about, names)), "groups of rows" if named else "rows"
+    articles, unit = _articles(documents)
+    return [Passage(a, (), _digest(" ".join(exact_words(a[:1000])[:_NAMED_BY]))) for a in articles], unit
+
+
+def cluster_texts(texts: Sequence[str], label: Sequence[int]) -> dict[int, str]:
+    """Of every cluster the text that stands for it, whatever their order: the first by its characters."""
+    first: dict[int, str] = {}
+    for text, cluster in zip(texts, label, strict=True):
+        first[cluster] = min(first.get(cluster, text.strip()), text.strip())
+    return first
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def ended(text: str) -> str:
+    """A row with the blank line that parts it from the next."""
+    return text.rstrip("\n") + "\n\n"
+
+
+def _articles(documents: Sequence[str]) -> tuple[list[str], str]:
+    """The articles of a text, and what they are; stretches of it where it has too few."""
+    text = "".join(map(ended, documents[:-1])) + documents[-1]
+    headings, breaks = _starts(text)
+    levels = sorted({level for _, level in headings})
+    for depth in levels:
+        found = _cut(text, [at for at, level in headings if level <= depth])
+        if _enough(found):
+            return found, "articles by heading" if depth == levels[0] else f"{LOOSE}: sections by heading"
+    found = _cut(text, breaks)
+    if _enough(found):
+        return found, "articles by the lines between them"
+    size = min(_STRETCH, max(_SHORTEST_STRETCH, len(text) // _STRETCHES))
+    found = []
+    for document in documents:
+        found.append("")
+        for piece in paragraphs([document]):
+            if len(found[-1]) >= size:
+                found.append("")
+            found[-1] += piece
+    return found, f"{LOOSE}: {STRETCHES} of about {size} characters"
+
+
+def _enough(articles: Sequence[str]) -> bool:
+    return len(articles) >= FEWEST and statistics.median(map(len, articles)) >= _SHORTEST_ARTICLE
+
+
+def _cut(text: str, starts: Sequence[int]) -> list[str]:
+    """Parts of a text, each from one start to the next; what stands before the first belongs to it."""
+    return [text[a:b] for a, b in pairwise([0, *starts[1:], len(text)])]
+
+
+def _heading(line: str) -> int:
+    """Level of a heading; 0 for any other line."""
+    wiki, markdown = _WIKI.fullmatch(line.strip()), _MARKDOWN.fullmatch(line.strip())
+    return wiki[1].count("=") if wiki else len(markdown[1]) if markdown else 0
+
+
+def _starts(text: str) -> tuple[list[tuple[int, int]], list[int]]:
+    """Where headings stand, with their levels, and where an article begins after a rule or several blank lines."""
+    headings: list[tuple[int, int]] = []
+    breaks = [0]
+    at, blank, fenced, rule = 0, 1, False, False
+    for line in text.splitlines(keepends=True):
+        plain = line.strip()
+        fenced ^= plain.startswith(("```", "~~~"))
+        if plain:
+            if blank > 1 or rule:
+                breaks.append(at)
+            if blank and not fenced and (level := _heading(plain)):
+                headings.append((at, level))
+            rule = plain == _END or bool(blank and _RULE.fullmatch(plain))
+        blank = 0 if plain else blank + 1
+        at += len(line)
+    return headings, breaks

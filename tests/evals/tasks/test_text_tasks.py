@@ -3,11 +3,14 @@ import json
 import pytest
 
 from freemoe.core.errors import DataError
+from freemoe.domain_experts.select.choice import folds, shares
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
-from freemoe.evals.tasks.text_tasks import TextTask, drop_shared_lines, split_tail, thin
+from freemoe.evals.tasks.text_tasks import TextTask, drop_shared_lines, pack, split_tail, thin
 from freemoe.text.documents import read_documents
-from freemoe.text.files import pack, paragraphs, spread
+from freemoe.text.files import paragraphs, spread
+from freemoe.text.groups import Passage
+from tests.text.test_groups import FORMS, WORDS
 
 
 class Letters:
@@ -43,14 +46,16 @@ def test_paragraphs_lose_nothing():
 
 
 @pytest.mark.parametrize("tokenizer", [Letters(), FastLetters()])
-def test_blocks_are_exact_and_know_their_paragraph(tokenizer):
-    pieces = ["aaaaaaa\n", "b" * 30 + "\n", "cc"]
-    blocks = pack(tokenizer, pieces, 4, run_blocks=2)
+def test_blocks_are_exact_and_lie_in_one_group(tokenizer):
+    pieces = [Passage(text, group=text[0]) for text in ("aaaaaaa\n", "b" * 30 + "\n", "cc", "d", "eeee", "a" * 9)]
+    blocks = pack(tokenizer, pieces, 4)
     assert all(len(b.tokens) == 4 and tokenizer.decode(b.tokens) == b.text for b in blocks)
-    assert "".join(b.text for b in blocks) == "".join(pieces)[:40]
-    assert [b.paragraph for b in blocks[:3]] == [0, 0, 1]
-    # A long paragraph counts anew every second block.
-    assert [b.run for b in blocks if b.paragraph == 1] == [0, 0, 1, 1, 2, 2, 3, 3]
+    # The rest of a group is left out; short neighbours are one group, as are parts of one.
+    assert [b.text for b in blocks] == ["aaaa", "aaa\n", *["bbbb"] * 7, "ccde", "aaaa", "aaaa"]
+    assert [b.group for b in blocks] == ["a"] * 2 + ["b"] * 7 + ["c"] + ["a"] * 2
+    carried = pack(tokenizer, pieces, 4, carry=True)
+    assert "".join(b.text for b in carried) == "".join(pieces)[: 4 * len(carried)]
+    assert len(carried) == sum(map(len, pieces)) // 4
 
 
 def test_spread_is_even_and_sorted():
@@ -59,23 +64,43 @@ def test_spread_is_even_and_sorted():
     assert len(set(spread(1000, 600))) == 600
 
 
-def test_tail_is_reported_and_a_paragraph_lies_between():
-    pieces = [story(i) for i in range(50)]
-    head, tail = split_tail(pieces, 0.3)
-    assert head == pieces[: len(head)]
-    assert tail == pieces[len(head) + 1 :]
-    assert 0.2 < len(tail) / 50 < 0.31
+def passages(*texts):
+    return [Passage(text, group=text) for text in texts]
+
+
+def test_tail_is_reported_and_a_group_lies_between():
+    articles = [Passage(story(i), group=str(i // 2)) for i in range(50)]
+    head, tail = split_tail(articles, 0.3)
+    assert head == articles[: len(head)]
+    assert tail == articles[len(head) + 2 :]
+    assert 0.2 < len(tail) / 50 < 0.33
+
+
+@pytest.mark.parametrize(
+    ("sizes", "head", "tail"),
+    [
+        ([10, 10, 70, 10, 10, 10], 3, 2),  # the large one is neither lost nor reported
+        ([10, 10, 10, 10, 60], 3, 1),
+        ([60, 10, 10, 10, 10], 1, 3),
+        ([10, 10, 10], 1, 1),
+        ([10, 10], 2, 0),
+        ([10], 1, 0),
+    ],
+)
+def test_a_group_that_is_larger_than_half_is_cut_around(sizes, head, tail):
+    parts = split_tail([Passage("x" * size, group=str(i)) for i, size in enumerate(sizes)], 0.3)
+    assert tuple(map(len, parts)) == (head, tail)
 
 
 def test_lines_that_are_reported_too_leave_the_reference():
     line = "This very line stands in both parts, in 1999 as today.\n"
     other = line.replace("1999", "2001")
-    reference = [line.upper().replace(",", " --"), other, "short\n"]
+    reference = passages(line.upper().replace(",", " --"), other, "short\n")
     assert drop_shared_lines(reference, [line, "short\n"]) == ([other, "short\n"], 1)
 
 
 def test_thin_keeps_evenly_spaced_runs():
-    pieces = [f"{i:05d}" for i in range(10000)]
+    pieces = passages(*(f"{i:05d}" for i in range(10000)))
     kept = thin(pieces, 10000, runs=10)
     assert sum(map(len, kept)) <= 11000
     assert kept[0] == "00000"
@@ -160,3 +185,70 @@ def test_offsets_of_the_real_tokenizer(stories, data_root):
     assert list(first.tokens) == whole[:256]
     for document in task.reference():
         assert document.reference.strip() in text
+
+
+def words_of(documents):
+    return {word for word in WORDS if any(word in d.reference for d in documents)}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokenizer", [Letters(), FastLetters()])
+def test_no_split_lets_the_word_of_an_article_pass(tmp_path, form, tokenizer):
+    path = tmp_path / "six.txt"
+    path.write_text("".join(map(FORMS[form], WORDS)))
+    domain = load_domain("d", [f"text:{path}"], tokenizer=tokenizer)
+    reference, reported = domain.reference.documents, domain.reported.open(FrozenChoice("a test"))
+    sides = [words_of(reference), words_of(reported)]
+    # One article is the gap.
+    assert [*map(len, sides)] == [4, 1] or [*map(len, sides)] == [3, 2]
+    assert not sides[0] & sides[1]
+    assert "(articles by" in domain.notes[0]
+    assert "fewer than 20 groups" in domain.notes[0]
+    for seed in range(10):
+        keys = [d.key for d in reference]
+        for split in (shares(keys, [0.5, 0.25], seed), folds(keys, 5, seed), folds(keys, 2, seed)):
+            found = [words_of([reference[i] for i in part]) for part in split]
+            assert all(found)
+            assert sum(map(len, found)) == len(sides[0])
+
+
+def test_two_files_share_no_article(tmp_path):
+    write = FORMS["markdown"]
+    (tmp_path / "a.md").write_text("".join(map(write, WORDS)))
+    # The same article with another end is the same group.
+    (tmp_path / "b.md").write_text(write("osprey") + write(WORDS[2])[:-400] + "Then it ends otherwise. " * 30)
+    domain = load_domain("d", [f"text:{tmp_path / 'a.md'}::{tmp_path / 'b.md'}"], tokenizer=Letters())
+    assert words_of(domain.reference.documents) == set(WORDS) - {WORDS[2]}
+    (tmp_path / "c.md").write_text("".join(map(write, WORDS)) + "And more. " * 40)
+    with pytest.raises(DataError, match="all groups or lines of the reference part"):
+        load_domain("d", [f"text:{tmp_path / 'a.md'}::{tmp_path / 'c.md'}"], tokenizer=Letters())
+
+
+def test_one_article_is_cut_in_stretches_and_says_so(tmp_path):
+    path = tmp_path / "one.md"
+    path.write_text("# One\n\n" + "".join(map(story, range(400))))
+    domain = load_domain("d", [f"text:{path}"], tokenizer=FastLetters())
+    reported = domain.reported.open(FrozenChoice("a test"))
+    assert "figures may be too good" in domain.notes[0]
+    assert len({d.key for d in domain.reference.documents}) > 10
+    assert len({d.key for d in reported}) > 3
+    # A stretch is several neighbouring blocks, and none lies in two of them.
+    assert len(reported) / len({d.key for d in reported}) > 4
+    joined = "".join(d.reference for d in reported)
+    assert joined in path.read_text()
+
+
+def test_rows_are_groups_and_the_same_row_is_dropped_from_the_reference(tmp_path):
+    def row(n):
+        return {"text": f"Is {n} even? {'yn'[n % 2]}"}
+
+    a, b = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    a.write_text("".join(json.dumps({"text": f"Is {n} even? yes no " * 20}) + "\n" for n in range(30)))
+    domain = load_domain("d", [f"text:{a}"], tokenizer=Letters())
+    assert len({d.key for d in domain.reference.documents}) == 20
+    a.write_text("".join(json.dumps(row(n)) + "\n" for n in range(40)))
+    b.write_text("".join(json.dumps(row(n)).replace("even?", "EVEN !") + "\n" for n in range(20, 70)))
+    domain = load_domain("d", [f"text:{a}::{b}"], tokenizer=Letters())
+    assert "20 reference groups dropped as also reported" in domain.notes[0]
+    assert "Is 17 even" in "".join(d.reference for d in domain.reference.documents)
+    assert not any(f"Is {n} " in d.reference for d in domain.reference.documents for n in range(20, 40))

@@ -55,7 +55,10 @@ def folds(keys: Sequence[str], count: int, seed: int) -> list[list[int]]:
 
 
 def shares(keys: Sequence[str], parts: Sequence[float], seed: int) -> list[list[int]]:
-    """Split document numbers into parts of given shares; the last part takes the rest. Keys stay together."""
+    """Split document numbers into parts of given shares; the last part takes the rest. Keys stay together.
+
+    Where keys are few, every part that is to have documents gets one.
+    """
     clusters: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
         clusters.setdefault(key, []).append(i)
@@ -64,8 +67,10 @@ def shares(keys: Sequence[str], parts: Sequence[float], seed: int) -> list[list[
     split: list[list[int]] = [[] for _ in range(len(parts) + 1)]
     bounds = [sum(parts[: i + 1]) * len(keys) for i in range(len(parts))]
     placed, part = 0, 0
-    for cluster in order:
-        while part < len(parts) and placed >= bounds[part] - 0.5:
+    for left, cluster in zip(range(len(order), 0, -1), order, strict=True):
+        while part < len(parts) and (
+            (placed >= bounds[part] - 0.5 or left <= len(parts) - part) if split[part] else not parts[part]
+        ):
             part += 1
         split[part].extend(cluster)
         placed += len(cluster)

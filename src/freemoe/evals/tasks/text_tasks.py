@@ -1,22 +1,26 @@
 """Plain text as a task: blocks of tokens, and as figure the mean negative log-likelihood in nats per token.
 
-One file is cut in two: its contiguous tail is reported, the rest is reference, and the paragraph between them
-belongs to neither. Lines of the reference that also stand in the reported part (once case and punctuation are
-ignored) are dropped from the reference.
+Every block belongs to a group, which is its key: an article of a file, a row, or a stretch of neighbouring paragraphs
+(`freemoe.text.groups`); no block reaches into the next group. One file is cut in two: its last groups are reported, the
+group before them belongs to neither part, the rest is reference. Groups that both parts have, and lines of the reference
+that also stand in the reported part (once case and punctuation are ignored), are dropped from the reference.
 """
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 from typing import Any
 
 from freemoe.core.errors import DataError
-from freemoe.evals.tasks.documents import Document, content_key
+from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.task import Response, per_token
 from freemoe.text.documents import read_documents
-from freemoe.text.files import pack, paragraphs, spread
+from freemoe.text.files import encode_with_places, paragraphs, spread
+from freemoe.text.groups import FEW, LOOSE, STRETCHES, Passage, clusters, divide, ended, passage_clusters
+from freemoe.text.words import words
 
 BLOCK = 256
 CAPS = {"reference": 600, "reported": 300}
@@ -26,39 +30,98 @@ CHARACTERS_PER_TOKEN = 16
 SHORTEST_LINE = 40
 
 
-def _plain(line: str) -> str:
-    return re.sub(r"[\W_]+", " ", line.lower()).strip()
-
-
-def drop_shared_lines(reference: Sequence[str], reported: Sequence[str]) -> tuple[list[str], int]:
+def drop_shared_lines(reference: Sequence[Passage], reported: Sequence[str]) -> tuple[list[Passage], int]:
     """Drop from the reference every line of some length that the reported part has too.
 
     Returns:
         The paragraphs that remain, and how many lines were dropped.
     """
-    known = {_plain(line) for piece in reported for line in piece.splitlines() if len(line) >= SHORTEST_LINE}
+    known = {" ".join(words(line)) for piece in reported for line in piece.splitlines() if len(line) >= SHORTEST_LINE}
     kept, dropped = [], 0
     for piece in reference:
         lines = piece.splitlines(keepends=True)
-        left = [line for line in lines if len(line) < SHORTEST_LINE or _plain(line) not in known]
+        left = [line for line in lines if len(line) < SHORTEST_LINE or " ".join(words(line)) not in known]
         dropped += len(lines) - len(left)
         if "".join(left).strip():
-            kept.append("".join(left))
+            kept.append(Passage("".join(left), piece.about, piece.group))
     return kept, dropped
 
 
-def split_tail(pieces: Sequence[str], share: float) -> tuple[list[str], list[str]]:
-    """Cut paragraphs into a head and a tail of about ``share`` of the characters, one paragraph between."""
-    total = sum(map(len, pieces))
-    at = 0
-    for cut, piece in enumerate(pieces):
-        at += len(piece)
-        if at >= total * (1 - share):
-            return list(pieces[:cut]), list(pieces[cut + 1 :])
-    return list(pieces), []
+def split_tail(articles: Sequence[Passage], share: float) -> tuple[list[Passage], list[Passage]]:
+    """Cut groups, in the order in which they begin, into a head and a tail of about ``share`` of the characters.
+
+    One group between them belongs to neither: the one with which the tail's size and what is lost come out best.
+    """
+    sizes: dict[str, int] = {}
+    for article in articles:
+        sizes[article.group] = sizes.get(article.group, 0) + len(article)
+    names, total = list(sizes), sum(sizes.values())
+
+    def lost(gap: int) -> float:
+        return abs(sum(sizes[name] for name in names[gap + 1 :]) - share * total) + sizes[names[gap]]
+
+    gap = min(range(1, len(names) - 1), key=lost, default=len(names))
+    place = {name: number for number, name in enumerate(names)}
+    return [a for a in articles if place[a.group] < gap], [a for a in articles if place[a.group] > gap]
 
 
-def thin(pieces: Sequence[str], characters: int, runs: int = 100) -> list[str]:
+@dataclass(frozen=True)
+class Block:
+    """One run of tokens.
+
+    Attributes:
+        tokens: Its token ids.
+        text: The text they stand for.
+        group: Name of the group that it lies in.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    group: str
+
+
+def pack(tokenizer: Any, pieces: Sequence[Passage], length: int, carry: bool = False) -> list[Block]:
+    """Cut groups into consecutive blocks of ``length`` tokens; the rest at a group's end is left out.
+
+    Neighbouring groups that are shorter than a block are one group, and so are all that share a name with them.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        pieces: Paragraphs, white space included.
+        length: Tokens of a block.
+        carry: Let the next group begin with that rest: for groups whose borders mean nothing.
+    """
+    fast = getattr(tokenizer, "is_fast", False)
+    ids: list[int] = []
+    texts: list[str] = []  # of every token; empty for those that share a character with the one before
+    names: set[str] = set()
+    blocks: list[tuple[tuple[int, ...], str]] = []
+    bundles: list[tuple[set[str], int]] = []
+    for name, group in groupby(pieces, key=lambda piece: piece.group):
+        own, starts, text = encode_with_places(tokenizer, list(group))
+        ids += own
+        bounds = [0, *starts[1:], len(text)] if own else []
+        texts += [text[a:b] for a, b in pairwise(bounds)]
+        names.add(name)
+        if len(ids) < length:
+            continue
+        for at in range(0, len(ids) - length + 1, length):
+            tokens = tuple(ids[at : at + length])
+            # A token of several bytes may share its character with the next block: then the decoder knows better.
+            blocks.append((tokens, "".join(texts[at : at + length]) if fast else tokenizer.decode(list(tokens))))
+        bundles.append((names, len(ids) // length))
+        rest = len(ids) - len(ids) % length if carry else len(ids)
+        ids, texts, names = ids[rest:], texts[rest:], set()
+    label = clusters([names for names, _ in bundles])
+    name_of = {
+        cluster: min(min(names) for (names, _), other in zip(bundles, label, strict=True) if other == cluster)
+        for cluster in set(label)
+    }
+    groups = [name_of[cluster] for (_, count), cluster in zip(bundles, label, strict=True) for _ in range(count)]
+    return [Block(*block, group) for block, group in zip(blocks, groups, strict=True)]
+
+
+def thin(pieces: Sequence[Passage], characters: int, runs: int = 100) -> list[Passage]:
     """Evenly spaced runs of paragraphs, ``characters`` in all, so that a huge file need not be tokenised."""
     total = sum(map(len, pieces))
     if total <= characters:
@@ -109,44 +172,61 @@ class TextTask:
                 f"Task {self.name!r} cuts text into blocks of tokens and was given no tokenizer; pass the "
                 "model's: load_domain(..., tokenizer=tokenizer)."
             )
-        pieces = paragraphs(self.documents)
+        first, unit = divide(self.documents)
         how = self.source
         if self.test_documents is None:
-            reference, reported = split_tail(pieces, self.share)
-            how += f": reported its tail ({self.share:.0%}), reference the rest, one paragraph between"
+            reference, reported = split_tail(first, self.share)
+            how += f": reported its tail ({self.share:.0%}), reference the rest, one group between"
         else:
-            reference, reported = pieces, paragraphs(self.test_documents)
-        reference, dropped = drop_shared_lines(reference, reported)
-        if not reference and dropped:
-            raise DataError(
-                f"Task {self.name!r}: every line of the reference part of {self.source} also stands in the reported "
-                "part. What is searched on cannot be reported on; give it other text."
-            )
+            reported, other = divide(self.test_documents)
+            reference, unit = first, unit if unit == other else f"{unit}; reported: {other}"
+        reference, dropped = self._without(reference, reported)
         if dropped:
-            how += f"; {dropped} reference lines dropped as also reported"
-        self._reference, whole = self._blocks(reference, "reference")
-        self._reported, whole_reported = self._blocks(reported, "reported")
+            how += f"; {dropped} dropped as also reported"
+        (self._reference, whole), (self._reported, whole_reported) = (
+            self._blocks(reference, "reference", unit),
+            self._blocks(_paragraphs(reported), "reported", unit),
+        )
+        sizes = [len({d.key for d in side}) for side in (self._reference, self._reported)]
         self.note = (
             f"{self.name}: {how}; blocks of {self.length} tokens, reference {len(self._reference)} of "
             f"{whole}, reported {len(self._reported)} of {whole_reported}, evenly spaced"
             + (f", the first {self.given} given and not scored" if self.given else "")
+            + f"; groups ({unit}): {sizes[0]} of reference, {sizes[1]} reported"
+            + _caution(unit, self._reference, self._reported)
         )
 
-    def _blocks(self, pieces: list[str], side: str) -> tuple[list[Document], int]:
+    def _without(self, reference: list[Passage], reported: list[Passage]) -> tuple[list[Passage], str]:
+        """Paragraphs of the reference without what is reported too, and what was dropped, in words."""
+        label = passage_clusters([*reference, *reported])
+        known = set(label[len(reference) :])
+        left = [a for a, cluster in zip(reference, label, strict=False) if cluster not in known]
+        copies = len({a.group for a in reference} - {a.group for a in left})
+        pieces, lines = drop_shared_lines(_paragraphs(left), _paragraphs(reported))
+        if not pieces and (copies or lines):
+            raise DataError(
+                f"Task {self.name!r}: all groups or lines of the reference part of {self.source} also stand in the reported "
+                "part. What is searched on cannot be reported on; give it other text."
+            )
+        counts = ((copies, "reference groups"), (lines, "reference lines"))
+        return pieces, " and ".join(f"{count} {what}" for count, what in counts if count)
+
+    def _blocks(self, pieces: list[Passage], side: str, unit: str) -> tuple[list[Document], int]:
         cap = min(self.caps[side], self.limit or self.caps[side])
         pieces = thin(pieces, self.caps[side] * self.length * CHARACTERS_PER_TOKEN)
-        blocks = pack(self.tokenizer, pieces, self.length)
+        blocks = pack(self.tokenizer, pieces, self.length, carry=STRETCHES in unit)
         if not blocks:
             raise DataError(
                 f"Task {self.name!r}: the {side} part of {self.source} ({sum(map(len, pieces))} "
-                f"characters) gives no block of {self.length} tokens. Give more text (one file is cut at "
-                "the end of a paragraph or line), or name two files: text:FILE::TESTFILE."
+                f"characters) gives no block of {self.length} tokens. Give more text (one file is cut between "
+                f"groups, {unit}, and one of them lies between the parts), group it otherwise (--group-by), or name two files: "
+                "text:FILE::TESTFILE."
             )
         documents = [
             Document(
                 task=self.name,
                 id=f"{side}:{index}",
-                key=content_key(pieces[blocks[index].paragraph], str(blocks[index].run)),
+                key=blocks[index].group,
                 kind="text",
                 prompt="",
                 answers=(blocks[index].text,),
@@ -170,6 +250,28 @@ class TextTask:
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """Nats per scored token, under the name of the metric."""
         return {self.metric: per_token(document, responses)}
+
+
+def _paragraphs(articles: Sequence[Passage]) -> list[Passage]:
+    return [
+        Passage(piece, article.about, article.group)
+        for article in articles
+        for piece in paragraphs([article if article.endswith("\n") else ended(article)])
+    ]
+
+
+def _caution(unit: str, *parts: Sequence[Document]) -> str:
+    """What to say of figures from few groups, or from groups that share articles."""
+    said = ""
+    if LOOSE in unit:
+        said += "; neighbours of one article may stand in several parts, so the figures may be too good"
+    if any(len({d.key for d in part}) < FEW for part in parts):
+        said += f"; with fewer than {FEW} groups in a part the figures hang on single ones"
+    for part in parts:
+        name, count = Counter(d.key for d in part).most_common(1)[0]
+        if 2 * count > len(part) > count:
+            said += f"; the group {name} is {count} of {len(part)} blocks of a part"
+    return said
 
 
 def text_task(
