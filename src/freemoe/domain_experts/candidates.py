@@ -130,8 +130,9 @@ def check_division(bench: Workbench, divided: dict[str, Subdomains]) -> None:
     for sub in members:
         if _is_fitted(bench) and not all(sub.parts):
             raise DataError(
-                f"Subdomain {sub.name!r} has {len(sub.split)} reference documents: too few to give gradients, to stop and "
-                "to guard. Raise --limit, or use fewer subdomains (--subdomains)."
+                f"Subdomain {sub.name!r} has {len(sub.split)} reference documents of "
+                f"{len({d.key for d in sub.split.documents})} keys or groups: too few to give gradients, to stop and to guard. "
+                "Raise --limit, use fewer subdomains (--subdomains), or group otherwise (--group-by)."
             )
     if bench.recipe.search.select == "guarded":
         _say_what_cannot_be_proven(bench, members)

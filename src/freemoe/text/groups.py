@@ -27,7 +27,8 @@ FEW = 20
 LOOSE, STRETCHES = "too few articles", "stretches"
 """How a unit is called whose groups share articles, and one whose borders mean nothing."""
 
-_STRETCH, _SHORTEST_STRETCH, _STRETCHES = 8000, 2000, 24  # characters, at most and at least, and how many in between
+_STRETCH, _SHORTEST_STRETCH = 8000, 2000  # characters; some 2,000 tokens at most
+_MOST_STRETCHES, _FEWEST_STRETCHES = 24, 12  # of a text that is too short for the longest, and for the shortest
 _SHORTEST_ARTICLE = 200
 _NAMED_BY = 30  # words at the beginning of an article that name it
 
@@ -152,7 +153,7 @@ def _articles(documents: Sequence[str]) -> tuple[list[str], str]:
     found = _cut(text, breaks)
     if _enough(found):
         return found, "articles by the lines between them"
-    size = min(_STRETCH, max(_SHORTEST_STRETCH, len(text) // _STRETCHES))
+    size = min(_STRETCH, max(len(text) // _MOST_STRETCHES, min(_SHORTEST_STRETCH, len(text) // _FEWEST_STRETCHES)))
     found = []
     for document in documents:
         found.append("")
