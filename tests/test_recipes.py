@@ -190,6 +190,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("data.limit", 0, "greater than or equal to 1"),
     ("data.fewshot", -1, "greater than or equal to 0"),
     ("data.chat", "always", "'auto', 'on' or 'off'"),
+    ("data.group_by", "", "at least 1 character"),
     ("data.overflow", "cut", "'truncate' or 'error'"),
     ("data.allow_code_execution", "perhaps", "valid boolean"),
     ("data.samples", 0, "greater than or equal to 1"),

@@ -41,6 +41,7 @@ VALUES: dict[str, tuple[str | None, Any]] = {
     "limit": ("12", 12),
     "fewshot": ("3", 3),
     "chat": ("off", "off"),
+    "group_by": ("book", "book"),
     "overflow": ("error", "error"),
     "allow_code_execution": (None, True),
     "samples": ("20", 20),

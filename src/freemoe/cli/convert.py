@@ -36,6 +36,7 @@ FLAGS: Flags = {
     "preset": "preset",
     "revision": "revision",
     "chat": "chat",
+    "group_by": "group_by",
     "mix": "mix",
     "data_root": "data_root",
     "output": OUTPUT,

@@ -81,6 +81,7 @@ SHARED: Flags = {
     "limit": "data.limit",
     "fewshot": "data.fewshot",
     "chat": "data.chat",
+    "group_by": "data.group_by",
     "overflow": "data.overflow",
     "allow_code_execution": Flag("data.allow_code_execution", (CODE,)),
     "samples": "data.samples",

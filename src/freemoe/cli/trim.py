@@ -86,6 +86,7 @@ FLAGS: Flags = {
     **SIDE_BY_SIDE,
     "revision": "revision",
     "chat": "chat",
+    "group_by": "group_by",
 }
 
 

@@ -55,12 +55,12 @@ class TextParts:
         return texts.joined(self.questions)
 
 
-def read_text(spec: str, tokenizer: Any, chat: str) -> list[str]:
+def read_text(spec: str, tokenizer: Any, chat: str, group_by: str | None) -> list[str]:
     """The documents of a source, conversations by the model's chat template; or of the bundled world."""
     if spec == DEMO:
         drawn = World().documents(_DEMO_SEED)
         return [d.text for d in itertools.islice(drawn, _DEMO_DOCUMENTS)]
-    return read_documents(spec, tokenizer, chat)
+    return read_documents(spec, tokenizer, chat, group_by)
 
 
 def load_text(recipe: TrimRecipe, tokenizer: Any) -> TextParts:
@@ -69,7 +69,7 @@ def load_text(recipe: TrimRecipe, tokenizer: Any) -> TextParts:
     Raises:
         DataError: No text, or a part that is shorter than one block.
     """
-    parts = split(passages(read_text(recipe.text, tokenizer, recipe.chat)), seed=recipe.seed)
+    parts = split(passages(read_text(recipe.text, tokenizer, recipe.chat, recipe.group_by)), seed=recipe.seed)
     training = recipe.training
     wanted = {"train": training.limit, "held_out": training.held_out, "test": training.test}
     packed = {

@@ -12,6 +12,7 @@ from freemoe.recipes.sections import (
     Chat,
     Device,
     Dtype,
+    GroupBy,
     Model,
     Output,
     Preset,
@@ -209,6 +210,7 @@ class ConvertRecipe(SpreadSection):
     model: Model
     revision: Revision = None
     chat: Chat = "auto"
+    group_by: GroupBy = None
     text: tuple[str, ...] = Field(
         default=(), max_length=1000, description="Text files, rows of any shape (docs/data.md), or hf:owner/name:split."
     )

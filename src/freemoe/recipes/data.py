@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from freemoe.recipes import limits
-from freemoe.recipes.sections import Chat, Section
+from freemoe.recipes.sections import Chat, GroupBy, Section
 
 
 class DataSection(Section):
@@ -48,6 +48,7 @@ class DataSection(Section):
         description="Code tasks: pass@k of all samples (Chen et al. 2021), or of the first k alone (MoDE Eq. 12).",
     )
     chat: Chat = "auto"
+    group_by: GroupBy = None
     text_given: int = Field(
         default=0,
         ge=0,

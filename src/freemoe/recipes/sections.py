@@ -42,6 +42,15 @@ Chat = Annotated[
         "message of the user), off."
     ),
 ]
+GroupBy = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=200,
+        description="Column of the rows that names their source: rows of one never stand on two sides of a split. It is read "
+        "instead of the column 'key'.",
+    ),
+]
 Devices = Annotated[
     str | dict[str, str],
     Field(

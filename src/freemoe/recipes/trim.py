@@ -11,6 +11,7 @@ from freemoe.recipes.sections import (
     Chat,
     Device,
     Dtype,
+    GroupBy,
     LayerNumber,
     Model,
     Output,
@@ -168,6 +169,7 @@ class TrimRecipe(SpreadSection):
     model: Model
     revision: Revision = None
     chat: Chat = "auto"
+    group_by: GroupBy = None
     text: str = Field(
         description="Text file, rows of any shape (docs/data.md), hf:owner/name:split, or demo: for the bundled world's documents."
     )

@@ -80,13 +80,35 @@ def about(item: Item) -> tuple[str, ...]:
             return ()
 
 
-def read_documents(source: str | Path, tokenizer: Any = None, chat: str = "off") -> list[str]:
+def key_of(row: Row, group_by: str | None) -> str | None:
+    """What a row says that it is about, or comes from: its ``key``, or another column.
+
+    Raises:
+        DataError: Neither text nor a whole number, or nothing in the column that was asked for.
+    """
+    name = group_by or "key"
+    value = row.value.get(name) if isinstance(row.value, dict) else None
+    if group_by and value in (None, ""):
+        keys = keys_text(row.value) if isinstance(row.value, dict) else type(row.value).__name__
+        raise DataError(
+            f"{row.where}: nothing in {group_by!r}, by which rows are to be grouped (--group-by); keys seen: {keys}. Fill it in "
+            "every row, name another column, or leave --group-by out."
+        )
+    if value is not None and not isinstance(value, str | int):
+        raise DataError(f"{row.where}: {name!r} is {value!r:.60}; it must be text or a whole number.")
+    return None if value is None else str(value)
+
+
+def read_documents(
+    source: str | Path, tokenizer: Any = None, chat: str = "off", group_by: str | None = None
+) -> list[str]:
     """The documents of a source: one for a file of plain text, else one per row.
 
     Args:
         source: A file, a data set (``hf:owner/name:split``), or either after a shape's name (``chat:FILE``).
         tokenizer: Of the model, for its chat template.
         chat: As of `chat.uses_template`.
+        group_by: Column of rows that names their groups; ``key`` if absent.
 
     Raises:
         DataError: When it is absent, empty or cannot be read, with file and line.
@@ -106,9 +128,8 @@ def read_documents(source: str | Path, tokenizer: Any = None, chat: str = "off")
         )
     found = []
     for row, item in items:
-        key = row.value.get("key") if isinstance(row.value, dict) else None
         found.append(
-            Passage(_document(row, item, tokenizer if template else None), about(item), "" if key is None else str(key))
+            Passage(_document(row, item, tokenizer if template else None), about(item), key_of(row, group_by) or "")
         )
     return found
 

@@ -68,7 +68,7 @@ def read_text(recipe: ConvertRecipe, tokenizer: Any) -> Parts:
     """The recipe's text in its three parts; conversations by the model's chat template."""
     texts: list[str] = []
     for name in recipe.text:
-        texts += passages(read_documents(name, tokenizer, recipe.chat))
+        texts += passages(read_documents(name, tokenizer, recipe.chat, recipe.group_by))
     if recipe.mix is not None:
         texts += read_mix(recipe.mix, recipe.data_root)
     return split(texts, seed=recipe.seed)

@@ -208,3 +208,47 @@ def test_files_of_older_versions_still_recognise() -> None:
     assert seen.reasons([document]) == ["question"]
     instance = SimpleNamespace(args=(prompt, " four"))
     assert recognised(seen, instance.args, "continuation", None)
+
+
+def test_a_column_joins_rows_of_one_source(tmp_path: Path) -> None:
+    rows = [choice(n, book=f"book {n // 10}", key=f"k{n}") for n in range(60)]
+    path = write(tmp_path / "t.jsonl", rows)
+    data = load(str(path), group_by="book")
+    reported = data.reported.open(OPEN)
+    books = [{int(n) // 10 for n in numbers(side)} for side in (data.reference.documents, reported)]
+    assert not books[0] & books[1]
+    assert len(books[0] | books[1]) == len({d.key for d in (*data.reference.documents, *reported)}) == 6
+    assert len({d.key for d in load(str(path)).reference.documents}) == 30
+
+
+SHAPED = {
+    "choice": (lambda n: choice(n), "{path}"),
+    "text": (lambda n: {"text": f"Mill {n} grinds. " * 30}, "text:{path}"),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPED)
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (lambda n: {"book": "one"}, r"too few to carve|gives no block .*--group-by"),
+        (lambda n: {"book": "a"} if n else {}, r"t.jsonl:1: nothing in 'book', .*--group-by.*keys seen: "),
+        (lambda n: {"book": ""}, r"t.jsonl:1: nothing in 'book'"),
+        (lambda n: {"book": ["a"]}, r"t.jsonl:1: 'book' is \['a'\]; it must be text"),
+    ],
+)
+def test_a_column_that_cannot_group_is_refused(tmp_path: Path, shape: str, column: Any, message: str) -> None:
+    make, spec = SHAPED[shape]
+    path = write(tmp_path / "t.jsonl", [{**make(n), **column(n)} for n in range(20)])
+    with pytest.raises(DataError, match=message):
+        load(spec.format(path=path), group_by="book")
+
+
+@pytest.mark.parametrize("shape", SHAPED)
+def test_a_group_larger_than_half_is_said(tmp_path: Path, shape: str) -> None:
+    make, spec = SHAPED[shape]
+    rows = [{**make(n), "book": "large" if n < 30 else f"book {n}"} for n in range(40)]
+    data = load(spec.format(path=write(tmp_path / "t.jsonl", rows)), group_by="book")
+    reference, reported = data.reference.documents, data.reported.open(OPEN)
+    assert not {d.key for d in reference} & {d.key for d in reported}
+    assert "more than half" in data.notes[0]

@@ -129,6 +129,7 @@ def make_task(
     task_folder: str | None = None,
     pass_at: int = 1,
     estimator: str = "unbiased",
+    group_by: str | None = None,
 ) -> Task:
     """Build the task that a spec names; arguments as in `load_domain`."""
     if spec.startswith(LM_EVAL):
@@ -157,8 +158,10 @@ def make_task(
     elif Path(data.first).name == FOLDER_FILES[0] and Path(data.first).parent.name:
         name = Path(data.first).parent.name
     if (data.shape or _recognised(data.first)) == "text":
-        return text_task(name, data.first, data.second, tokenizer=tokenizer, limit=limit, given=text_given)
-    how = Reading(data.shape, tokenizer, chat)
+        return text_task(
+            name, data.first, data.second, tokenizer=tokenizer, limit=limit, given=text_given, group_by=group_by
+        )
+    how = Reading(data.shape, tokenizer, chat, group_by)
     task = UserTask(name, data.first, data.second, limit=limit, seed=seed, how=how)
     return SampledTask(task, tokenizer, pass_at, estimator) if sampled else task
 
@@ -183,6 +186,7 @@ def load_domain(
     task_folder: str | None = None,
     pass_at: int = 1,
     estimator: str = "unbiased",
+    group_by: str | None = None,
 ) -> DomainData:
     """Load a domain's tasks into its two splits.
 
@@ -201,6 +205,7 @@ def load_domain(
         task_folder: Folder of further lm-eval tasks (YAML files) for ``lm_eval:NAME``.
         pass_at: The k of the pass@k that code tasks report.
         estimator: ``unbiased``, or ``first`` (`passed_at`).
+        group_by: Column of the user's rows that names what they come from; ``key`` if None.
 
     Raises:
         UnknownNameError: When no benchmark has that name.
@@ -229,6 +234,7 @@ def load_domain(
             task_folder=task_folder,
             pass_at=pass_at,
             estimator=estimator,
+            group_by=group_by,
         )
         if task.name in tasks:
             raise DataError(
@@ -276,6 +282,7 @@ def domain_of(recipe: BuildRecipe | EvalRecipe, name: str, tokenizer: Any) -> Do
         task_folder=recipe.data.task_folder,
         pass_at=recipe.data.pass_at,
         estimator=recipe.data.estimator,
+        group_by=recipe.data.group_by,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain, zip_longest
 
@@ -28,6 +29,14 @@ def carve(keys: Sequence[str], share: float = 0.5, seed: int = 0) -> tuple[list[
     reference = [i for i, key in enumerate(keys) if key in chosen]
     reported = [i for i, key in enumerate(keys) if key not in chosen]
     return reference, reported
+
+
+def large_group_text(keys: Sequence[str]) -> str:
+    """What to say where one key is that of more than half of the items: parts can be no more even than that allows."""
+    count = max(Counter(keys).values(), default=0)
+    if len(keys) < 3 or 2 * count <= len(keys):
+        return ""
+    return f"; one group is {count} of {len(keys)} documents, more than half: the parts are as uneven as it makes them"
 
 
 def draw(names: Sequence[str], fields: Sequence[str], limit: int | None, seed: int = 0) -> list[int]:

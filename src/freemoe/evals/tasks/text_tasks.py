@@ -16,6 +16,7 @@ from typing import Any
 
 from freemoe.core.errors import DataError
 from freemoe.evals.tasks.documents import Document
+from freemoe.evals.tasks.splits import large_group_text
 from freemoe.evals.tasks.task import Response, per_token
 from freemoe.text.documents import read_documents
 from freemoe.text.files import encode_with_places, paragraphs, spread
@@ -173,36 +174,46 @@ class TextTask:
                 "model's: load_domain(..., tokenizer=tokenizer)."
             )
         first, unit = divide(self.documents)
+        other = unit
         how = self.source
         if self.test_documents is None:
             reference, reported = split_tail(first, self.share)
             how += f": reported its tail ({self.share:.0%}), reference the rest, one group between"
         else:
             reported, other = divide(self.test_documents)
-            reference, unit = first, unit if unit == other else f"{unit}; reported: {other}"
+            reference = first
         reference, dropped = self._without(reference, reported)
         if dropped:
             how += f"; {dropped} dropped as also reported"
         (self._reference, whole), (self._reported, whole_reported) = (
             self._blocks(reference, "reference", unit),
-            self._blocks(_paragraphs(reported), "reported", unit),
+            self._blocks(_paragraphs(reported), "reported", other),
         )
         sizes = [len({d.key for d in side}) for side in (self._reference, self._reported)]
         self.note = (
             f"{self.name}: {how}; blocks of {self.length} tokens, reference {len(self._reference)} of "
             f"{whole}, reported {len(self._reported)} of {whole_reported}, evenly spaced"
             + (f", the first {self.given} given and not scored" if self.given else "")
-            + f"; groups ({unit}): {sizes[0]} of reference, {sizes[1]} reported"
-            + _caution(unit, self._reference, self._reported)
+            + f"; groups: reference {sizes[0]} ({unit}), reported {sizes[1]} ({other})"
+            + _caution((unit, other), self._reference, self._reported)
         )
 
     def _without(self, reference: list[Passage], reported: list[Passage]) -> tuple[list[Passage], str]:
-        """Paragraphs of the reference without what is reported too, and what was dropped, in words."""
+        """Paragraphs of the reference without what is reported too, and what was dropped, in words.
+
+        A group that loses more than half of itself to lines that are reported is a copy too, and goes as a whole.
+        """
         label = passage_clusters([*reference, *reported])
         known = set(label[len(reference) :])
         left = [a for a, cluster in zip(reference, label, strict=False) if cluster not in known]
-        copies = len({a.group for a in reference} - {a.group for a in left})
-        pieces, lines = drop_shared_lines(_paragraphs(left), _paragraphs(reported))
+        whole = _paragraphs(left)
+        pieces, lines = drop_shared_lines(whole, _paragraphs(reported))
+        sizes = [Counter[str](), Counter[str]()]
+        for size, side in zip(sizes, (whole, pieces), strict=True):
+            for piece in side:
+                size[piece.group] += len(piece)
+        pieces = [piece for piece in pieces if 2 * sizes[1][piece.group] >= sizes[0][piece.group]]
+        copies = len({a.group for a in reference} - {piece.group for piece in pieces})
         if not pieces and (copies or lines):
             raise DataError(
                 f"Task {self.name!r}: all groups or lines of the reference part of {self.source} also stand in the reported "
@@ -260,18 +271,14 @@ def _paragraphs(articles: Sequence[Passage]) -> list[Passage]:
     ]
 
 
-def _caution(unit: str, *parts: Sequence[Document]) -> str:
+def _caution(units: Sequence[str], *parts: Sequence[Document]) -> str:
     """What to say of figures from few groups, or from groups that share articles."""
     said = ""
-    if LOOSE in unit:
+    if any(unit.startswith(LOOSE) for unit in units):
         said += "; neighbours of one article may stand in several parts, so the figures may be too good"
     if any(len({d.key for d in part}) < FEW for part in parts):
         said += f"; with fewer than {FEW} groups in a part the figures hang on single ones"
-    for part in parts:
-        name, count = Counter(d.key for d in part).most_common(1)[0]
-        if 2 * count > len(part) > count:
-            said += f"; the group {name} is {count} of {len(part)} blocks of a part"
-    return said
+    return said + large_group_text([d.key for part in parts for d in part])
 
 
 def text_task(
@@ -282,8 +289,11 @@ def text_task(
     tokenizer: Any = None,
     limit: int | None = None,
     given: int = 0,
+    group_by: str | None = None,
 ) -> TextTask:
     """A text task from one source, whose tail is reported, or from two."""
     about = source if test_source is None else f"reference {source}, reported {test_source}"
-    first, second = (None if s is None else read_documents(f"text:{s}") for s in (source, test_source))
+    first, second = (
+        None if s is None else read_documents(f"text:{s}", group_by=group_by) for s in (source, test_source)
+    )
     return TextTask(name, first or [], second, source=about, tokenizer=tokenizer, limit=limit, given=given)

@@ -15,14 +15,14 @@ from freemoe.core.errors import DataError
 from freemoe.evals.sandbox.runner import PASS_AT, passed_at
 from freemoe.evals.tasks.documents import Document, content_key, join_copies
 from freemoe.evals.tasks.responses import response_parts
-from freemoe.evals.tasks.splits import carve, draw
+from freemoe.evals.tasks.splits import carve, draw, large_group_text
 from freemoe.evals.tasks.task import Response, completions, grade_choice, likelihoods, per_token
 from freemoe.text.chat import uses_template
-from freemoe.text.documents import about, read_items, user_messages
+from freemoe.text.documents import about, key_of, read_items, user_messages
 from freemoe.text.rows import HUB, Row, source_name
 from freemoe.text.shapes import Choice, Conversation, Item, Shape, Target
 
-OPTIONAL = ("id", "field", "key")
+OPTIONAL = ("id", "field")
 LONGEST_NAME = 400
 """Characters of what names a row or its sub-task."""
 
@@ -37,11 +37,13 @@ class Reading:
         shape: Name of the rows' shape; recognised if None.
         tokenizer: Of the model; responses are cut into its tokens.
         chat: Whether its chat template is used, as `freemoe.text.chat.uses_template` has it.
+        group_by: Column that names what rows come from; ``key`` if None.
     """
 
     shape: str | None = None
     tokenizer: Any = None
     chat: str = "auto"
+    group_by: str | None = None
 
 
 def read_task_file(source: str | Path, task: str, how: Reading | None = None) -> tuple[Shape, list[Document]]:
@@ -64,7 +66,7 @@ def read_task_file(source: str | Path, task: str, how: Reading | None = None) ->
             value = own.get(name)
             if value is not None and not isinstance(value, str | int):
                 raise DataError(f"{row.where}: {name!r} is {value!r:.60}; it must be text or a whole number.")
-            if name != "key" and len(str(value)) > LONGEST_NAME:
+            if len(str(value)) > LONGEST_NAME:
                 raise DataError(
                     f"{row.where}: {name!r} has {len(str(value)):,} characters; at most {LONGEST_NAME} are allowed."
                 )
@@ -76,7 +78,8 @@ def read_task_file(source: str | Path, task: str, how: Reading | None = None) ->
         seen[name] = row.number
         field = "" if own.get("field") is None else str(own["field"])
         what = user_messages(item) if isinstance(item, Conversation) else about(item)
-        key = content_key(*(what if own.get("key") is None else [str(own["key"])]))
+        source_key = key_of(row, how.group_by)
+        key = content_key(*(what if source_key is None else [source_key]))
         for number, parts in enumerate(_parts(row, item, how, template)):
             turn = f".{number + 1}" if isinstance(item, Conversation) and len(item.turns) > 1 else ""
             identity = f"{source_name(str(source))}:{name}{turn}"
@@ -162,7 +165,7 @@ class UserTask:
         self._reference, self._reported = (self._limited(part) for part in marked)
         self.note = (
             f"{self.name}: read as {self._read_as(shape)}; {how}; reference {len(self._reference)} of {len(parts[0])}, "
-            f"reported {len(self._reported)} of {len(parts[1])}"
+            f"reported {len(self._reported)} of {len(parts[1])}{large_group_text([d.key for part in parts for d in part])}"
         )
 
     def _two_sources(self, first: list[Document]) -> tuple[tuple[list[Document], list[Document]], str]:
