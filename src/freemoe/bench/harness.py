@@ -126,6 +126,9 @@ BENCHES.add("sweep", "freemoe.bench.speed.sweep", "bands x clusters against the 
 BENCHES.add("calibrate", "freemoe.bench.speed.calibrate", "all domains and norms over a plain forward pass (T3)")
 BENCHES.add("artefact", "freemoe.bench.speed.artefact", "size of an expert against its base; regeneration (T4)")
 BENCHES.add("switch", "freemoe.bench.speed.switch", "switching an expert in memory against copying weights (T5)")
+BENCHES.add(
+    "null", "freemoe.bench.null", "where nothing is to be found: acceptance, coverage, power of the proofs (T29)"
+)
 BENCHES.add("router", "freemoe.bench.speed.router", "accuracy and latency of the router (T11)")
 BENCHES.add(
     "hookmoe", "freemoe.bench.hookmoe.benchmark", "fewer experts per token: speed, and what hooks win back (T10)"

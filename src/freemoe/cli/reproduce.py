@@ -55,7 +55,9 @@ def _command(
     limit: int = typer.Option(None, min=1, help="Documents or blocks per task; the scale's own number if absent."),
     minutes: float = typer.Option(None, min=0, help="Begin no further table after so many minutes."),
     allow_code_execution: str = typer.Option(
-        None, CODE, help="Run programs that the model writes, in the sandbox; =unsafe: even where bubblewrap does not start."
+        None,
+        CODE,
+        help="Run programs that the model writes, in the sandbox; =unsafe: even where bubblewrap does not start.",
     ),
     keep: bool = typer.Option(False, "--keep", help="Keep what every run wrote: artefacts and reports."),
     seed: int = typer.Option(0, min=0, help="Of splits, masks and training."),
