@@ -21,7 +21,7 @@ def questions(choices: list[int], kind: Kind = "choice") -> list[Document]:
 
 def test_chance_is_averaged_over_the_questions() -> None:
     asked = questions([2] * 50 + [4] * 50)
-    found = against_guessing(asked, [1.0, 0.0, 0.0, 1.0, 0.0] * 20, 40.0, 100, 0)
+    found = against_guessing(asked, [1.0, 0.0, 0.0, 1.0, 0.0] * 20, 40.0, 100)
     assert found is not None
     Guessing.model_validate(found)
     assert found["guessing"] == pytest.approx(37.5)
@@ -34,29 +34,29 @@ def test_chance_is_averaged_over_the_questions() -> None:
 
 
 def test_worse_than_chance_is_called_that() -> None:
-    found = against_guessing(questions([2] * 100), [1.0, 0.0, 0.0, 0.0] * 25, 25.0, 100, 0)
+    found = against_guessing(questions([2] * 100), [1.0, 0.0, 0.0, 0.0] * 25, 25.0, 100)
     assert "chance is 50.0 % (100 questions): worse than guessing" in guessing_text("law", found)
 
 
 def test_better_than_chance_is_not_said() -> None:
-    assert against_guessing(questions([2] * 100), [1.0, 1.0, 1.0, 0.0] * 25, 75.0, 100, 0) is None
+    assert against_guessing(questions([2] * 100), [1.0, 1.0, 1.0, 0.0] * 25, 75.0, 100) is None
     # The same share of right answers among as many choices more.
-    assert against_guessing(questions([4] * 100), [1.0, 0.0] * 50, 50.0, 100, 0) is None
-    assert against_guessing(questions([2] * 100), [1.0, 0.0] * 50, 50.0, 100, 0) is not None
+    assert against_guessing(questions([4] * 100), [1.0, 0.0] * 50, 50.0, 100) is None
+    assert against_guessing(questions([2] * 100), [1.0, 0.0] * 50, 50.0, 100) is not None
     assert guessing_text("law", None) == ""
 
 
 def test_only_questions_with_choices_can_be_guessed() -> None:
-    assert against_guessing(questions([1] * 40, "target"), [0.0] * 40, 0.0, 100, 0) is None
+    assert against_guessing(questions([1] * 40, "target"), [0.0] * 40, 0.0, 100) is None
     mixed = [*questions([2] * 40), *questions([1] * 40, "generate")]
-    found = against_guessing(mixed, [1.0] * 40 + [0.0] * 40, 50.0, 100, 0)
+    found = against_guessing(mixed, [1.0] * 40 + [0.0] * 40, 50.0, 100)
     assert found is None  # all of those with choices are right
 
 
 def test_text_is_held_against_its_vocabulary() -> None:
     text = [Document("t", "0", "0", "text", "", answers=("a",), tokens=(1, 2))]
-    assert against_guessing(text, [-5.0], 287.9, 288, 0) is None
-    found = against_guessing(text, [-6.0], 403.4, 288, 0)
+    assert against_guessing(text, [-5.0], 287.9, 288) is None
+    found = against_guessing(text, [-6.0], 403.4, 288)
     assert found == text_against_guessing(403.4, 288) == {"unit": "perplexity", "score": 403.4, "guessing": 288.0}
     Guessing.model_validate(found)
     said = guessing_text("wiki", found)

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
     @app.command("demo", help=HELP)
     def command(
         output: str = typer.Option("demo-out", "--output", "-o", help="Folder to write."),
-        seed: int = typer.Option(0, help="Seed of splits, masks and bootstrap."),
+        seed: int = typer.Option(0, help="Seed of splits, masks and draws."),
         limit: int = typer.Option(None, help="Documents per task and split; all if absent."),
         threads: int = typer.Option(None, min=1, help="CPU threads."),
         workers: int = typer.Option(None, min=1, help="Processes that work side by side; the same bytes. [1]"),

@@ -14,7 +14,7 @@ def demo_recipe(
 
     Args:
         output: Folder to write.
-        seed: Of splits, masks and bootstrap.
+        seed: Of splits, masks and draws.
         limit: Documents per task and split; all if None.
         threads: CPU threads.
         workers: Processes that work side by side; one if None.

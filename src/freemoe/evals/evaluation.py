@@ -327,7 +327,7 @@ def _domain(begun: _Begun, name: str, data: DomainData, scored: Mapping[str, Sco
         if way != first:
             row["p"] = two_sided_p(rows[way], base, documents, seed)
     values, vocabulary = [s.value for s in base], vocabulary_of(begun.opened.model)
-    guessing = against_guessing(documents, values, table[first]["score"], vocabulary, seed)
+    guessing = against_guessing(documents, values, table[first]["score"], vocabulary)
     return {
         "notes": list(data.notes),
         "unit": "perplexity" if documents[0].kind == "text" else "points",

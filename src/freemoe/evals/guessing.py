@@ -19,7 +19,7 @@ def vocabulary_of(model: Any) -> int:
 
 
 def against_guessing(
-    documents: Sequence[Document], values: Sequence[float], score: float, vocabulary: int, seed: int
+    documents: Sequence[Document], values: Sequence[float], score: float, vocabulary: int
 ) -> dict[str, Any] | None:
     """What to say of the base on a domain's documents, or None where it is better than guessing.
 
@@ -28,7 +28,6 @@ def against_guessing(
         values: The base's reported figure for each: 1 or 0 for right or wrong.
         score: Of text: its perplexity.
         vocabulary: Tokens that the base chooses from.
-        seed: Of the bootstrap.
     """
     if documents[0].kind == "text":
         return text_against_guessing(score, vocabulary)

@@ -94,9 +94,9 @@ def page(result: dict[str, Any]) -> str:
                 [_group(d) for d in domains],
                 (1, 2, 3, 4, 5),
             ),
-            reading="Differences are paired, document by document, with 95 % bootstrap intervals; documents with the same content are "
+            reading="Differences are paired, document by document, with 95 % intervals; documents with the same content are "
             "drawn together. Task scores are in per cent and gains in points; text is given as perplexity and as a ratio, where less is "
-            "better. Intervals are per row, not adjusted for the number of rows.",
+            "better. Intervals are per row; whether a row counts as better or worse is decided by p-values that all comparisons share (Holm).",
             readings=[
                 (n, role(n), _WORDS.get(n, "Every document under this expert, whatever it is about.")) for n in names
             ],

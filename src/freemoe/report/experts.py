@@ -29,7 +29,7 @@ from freemoe.report.reading import (
 
 _MOST_NAMED = 4
 _READING = (
-    "Chosen on reference documents, measured on others. Differences are paired, document by document, with 95 % bootstrap intervals; "
+    "Chosen on reference documents, measured on others. Differences are paired, document by document, with 95 % intervals; "
     "documents with the same content are drawn together. Task scores are in per cent and gains in points; text is given as perplexity "
     "and as a ratio to the base's, where less is better. Intervals are per row, not adjusted for the number of rows."
 )

@@ -27,7 +27,9 @@ from freemoe.results import read_result, shown
 
 REPORT = "report.html"
 
-INTERVALS = "95 % bootstrap intervals over its blocks. Speed is the geometric mean over requests in turns, with Student's 95 % interval."
+INTERVALS = (
+    "95 % intervals over its blocks. Speed is the geometric mean over requests in turns, with Student's 95 % interval."
+)
 """How the intervals of a verdict against the model are made, for the words below a table."""
 
 STATES: dict[int, State] = {1: "better", 0: "same", -1: "worse"}

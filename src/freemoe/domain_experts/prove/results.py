@@ -93,7 +93,7 @@ def _against_guessing(
     bench: Workbench, documents: Sequence[Document], evidence: dict[str, Any]
 ) -> dict[str, Any] | None:
     values, score = [entry["base"] for entry in evidence["documents"]], evidence["rows"]["base"]["score"]
-    return against_guessing(documents, values, score, vocabulary_of(bench.model), bench.recipe.seed)
+    return against_guessing(documents, values, score, vocabulary_of(bench.model))
 
 
 def _units_of(

@@ -27,7 +27,7 @@ class Document:
         task: Name of the task it belongs to.
         id: Stable name within the task and its source split.
         key: Its cluster: documents that share one (copies, paraphrases, the same entity) share a split and are one
-            cluster of the bootstrap.
+            cluster of the statistics.
         kind: How it is scored: ``choice`` (likelihood of each answer), ``target`` (is the greedy continuation
             equal to the target), ``generate`` and ``code`` (generated until a stop string, then graded),
             ``text`` (likelihood of plain text, or of a response after its prompt).
