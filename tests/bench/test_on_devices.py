@@ -14,7 +14,7 @@ from freemoe.bench.hookmoe import speed as hookmoe
 from freemoe.bench.speed import calibrate, large, shapes, switch
 from freemoe.bench.tomoe import speed as tomoe_speed
 from freemoe.domain_experts.purify import activations
-from freemoe.hookmoe import metrics
+from freemoe.evals import speed
 from freemoe.models.checkpoints.loading import load_base
 from tests.neighbours import Neighbours
 
@@ -50,7 +50,7 @@ def accelerated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hookmoe, "load_base", bundled)
     for module in (shapes, calibrate, hookmoe, tomoe_speed, large):
         monkeypatch.setattr(module, "random_model", drawn)
-    monkeypatch.setattr(metrics, "_wait", lambda device: None)
+    monkeypatch.setattr(speed, "_wait", lambda device: None)
     monkeypatch.setattr(activations, "free_bytes", lambda device: 1 << 33)
     for name, value in (("used_bytes", 0), ("peak_bytes", 1 << 20), ("reset_peak", None)):
         monkeypatch.setattr(large, name, lambda device, value=value: value)

@@ -127,6 +127,12 @@ def time_request(
     return first - began, (last - first) / (new - 1)
 
 
+def _wait(device: torch.device) -> None:
+    """Until an accelerator has done what it was asked for: a kernel is only queued when its call returns."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 class _Stamps:
     """A streamer that notes when each new token came, and when it was made."""
 
@@ -137,8 +143,7 @@ class _Stamps:
 
     def put(self, value: Tensor | None = None) -> None:
         """The prompt first, then one token after the other."""
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)  # a kernel is only queued when its call returns
+        _wait(self.device)
         self.times.append(self.clock())
 
     def end(self) -> None:
