@@ -27,7 +27,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OPTIONS = {option for c in COMMANDS.values() for p in c.params for option in [*p.opts, *p.secondary_opts]}
 # Of other programs that the guides call.
 OTHERS = {"--tasks", "--python"} | {"--head", "--port", "--address", "--include-dashboard", "--ray-client-server-port"}
-OTHERS |= {"--enforce-eager", "--no-deps"}  # of vLLM and pip
+OTHERS |= {"--enforce-eager", "--no-deps", "--count"}  # of vLLM, pip and scripts/batch_neighbours.py
 PACKAGE = ROOT / "src" / "freemoe"
 PLACES = (ROOT, PACKAGE, PACKAGE / "evals", ROOT / "docs")
 

@@ -195,9 +195,12 @@ def test_overwriting_replaces_model_folders_only(world: SimpleNamespace, freemoe
     tiny_model("gpt2").save_pretrained(tmp_path / "older")
     tiny_tokenizer().save_pretrained(tmp_path / "older")
     (tmp_path / "older" / "left.txt").write_text("x")
+    # What no checkpoint has is somebody's own: it is named, and nothing is touched.
+    check_refusal(freemoe(*arguments, str(tmp_path / "older")), ["also holds 'left.txt'"])
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "older").config.model_type == "gpt2"
+    (tmp_path / "older" / "left.txt").unlink()
     done = freemoe(*arguments, str(tmp_path / "older"))
     assert done.code == 0, done.err
-    assert not (tmp_path / "older" / "left.txt").exists()
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "older").config.model_type == "llama"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["older", "there"]
 
