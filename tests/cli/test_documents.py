@@ -127,9 +127,9 @@ def test_every_command_prints_one_document(built: dict, folder: Path, freemoe: F
         found = document(done, command)
         if command.endswith("plan") or command == "inspect":
             assert numbers_are_numbers(found), found
-    plan = document(freemoe("demo", "--dry-run", "--limit", "8", "--json"), "build-plan")
+    plan = document(freemoe("demo", "--dry-run", "--limit", "20", "--json"), "build-plan")
     assert plan["memory_bytes"] > plan["base_bytes"] > 0
-    assert plan == document(freemoe("demo", "--dry-run", "--limit", "8", "--json"), "build-plan") | {
+    assert plan == document(freemoe("demo", "--dry-run", "--limit", "20", "--json"), "build-plan") | {
         name: plan[name]
         for name in ("time_of_one_document_seconds", "time_by_stage_seconds", "time_of_one_worker_seconds")
     }
