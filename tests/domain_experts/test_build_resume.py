@@ -252,7 +252,8 @@ def test_an_unfinished_run_of_another_recipe(world, tmp_path, monkeypatch):
 
 def test_overwriting_keeps_the_old_artefact_until_the_end(world, unbroken, tmp_path, monkeypatch):
     shutil.copytree(unbroken, tmp_path / "out")
-    (tmp_path / "out" / "mine").write_text("x")
+    manifest = tmp_path / "out" / "manifest.json"
+    old = manifest.stat().st_ino
     calls = []
     unit = Journal.unit
 
@@ -260,14 +261,14 @@ def test_overwriting_keeps_the_old_artefact_until_the_end(world, unbroken, tmp_p
         calls.append(name)
         if len(calls) == 12:
             raise KeyboardInterrupt
-        assert (tmp_path / "out" / "mine").exists()
+        assert manifest.stat().st_ino == old
         return unit(journal, name, work)
 
     monkeypatch.setattr(Journal, "unit", late)
     with pytest.raises(KeyboardInterrupt):
         build(small(world, tmp_path), overwrite=True)
-    assert (tmp_path / "out" / "mine").exists()
+    assert manifest.stat().st_ino == old
     folder = build(small(world, tmp_path), overwrite=True)
-    assert not (folder / "mine").exists()
+    assert manifest.stat().st_ino != old
     same(folder, unbroken)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

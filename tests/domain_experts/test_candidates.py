@@ -139,7 +139,9 @@ def test_of_both_ways_the_lower_stopping_loss_is_kept(monkeypatch, greedy, learn
 
 
 def test_too_few_documents_to_part(world, tmp_path):
-    with pytest.raises(DataError, match=r"'d0/all' has 1 reference documents: too few to give gradients"):
+    with pytest.raises(
+        DataError, match=r"'d0/all' has 1 reference documents of 1 keys or groups: too few to give gradients"
+    ):
         made(world, tmp_path, [1], search={"metrics": ["saliency"], "select": "argmax"})
 
 
