@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from freemoe.core.errors import ArtifactError, DataError
+from freemoe.core.files import MANIFEST
 from freemoe.core.run.journal import Journal
 from freemoe.domain_experts import build as build_file
 from freemoe.domain_experts.build import build
@@ -252,7 +253,7 @@ def test_an_unfinished_run_of_another_recipe(world, tmp_path, monkeypatch):
 
 def test_overwriting_keeps_the_old_artefact_until_the_end(world, unbroken, tmp_path, monkeypatch):
     shutil.copytree(unbroken, tmp_path / "out")
-    manifest = tmp_path / "out" / "manifest.json"
+    manifest = tmp_path / "out" / MANIFEST
     old = manifest.stat().st_ino
     calls = []
     unit = Journal.unit
