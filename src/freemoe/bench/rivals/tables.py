@@ -110,8 +110,10 @@ def _figure(place: tuple[str, str, str, float], ours: Sequence[Row], rivals: Seq
 
 
 def _apart(row: Row, rival: Row, seed: int) -> Interval:
-    difference = mean_interval((row.values() - rival.values()).tolist(), row.keys)
-    return difference.scaled(len(row.keys) / sum(row.first["tokens"]) if row.text else 100)
+    apart = row.values() - rival.values()
+    if not row.text:
+        return mean_interval(apart.tolist(), row.keys).scaled(100)
+    return mean_interval((apart / row.first["tokens"]).tolist(), row.keys, row.first["tokens"])
 
 
 # ---------------------------------------------------------------------------------------- Markdown

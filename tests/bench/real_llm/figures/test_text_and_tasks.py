@@ -15,7 +15,7 @@ from tests.bench.real_llm.records import finished, task_record, text_record
 BASE = Cell("text", "wikitext")
 LORA = replace(BASE, method="lora", rank=1, rate=1e-3)
 LEARNED = replace(BASE, method="learned", budget=0.01)
-NLL = [40.0, 30.0, 20.0, 50.0]
+NLL = [40.0, 30.0, 20.0, 50.0] * 100
 
 
 def less(by: float) -> list[float]:
@@ -45,11 +45,11 @@ def test_t13_takes_the_setting_that_stopped_best_and_says_the_share() -> None:
     assert share.value == pytest.approx(95.0)
     assert share.verdict(False) == "met"
     assert "learned-5%" in share.note
-    assert low.value == pytest.approx(0.2)
+    assert low.value == pytest.approx(0.2, rel=0.02)
     assert "learned-1%" in low.note
     share, low, *_ = figures_of(finished(*records[:1], *records[2:]))
     assert math.isnan(share.value)
-    assert low.value == pytest.approx(0.2)
+    assert low.value == pytest.approx(0.2, rel=0.02)
 
 
 def test_a_rival_without_gain_has_no_share_and_no_gain_is_no_gain() -> None:

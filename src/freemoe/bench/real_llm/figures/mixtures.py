@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from freemoe.bench.harness import Figure
 from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.real_llm.figures.rows import Finished
 from freemoe.bench.real_llm.plan import CONVERTED, CURVES
-from freemoe.evals.statistics import mean_interval, share_bootstrap
+from freemoe.bench.shares import share_bootstrap
+from freemoe.evals.statistics import mean_interval
 
 _OWN = ("dense", "converted")
 _FAMILIES = ("convert", "mixture", "trim")
@@ -70,8 +73,8 @@ def _converted(finished: Finished, share: float) -> list[Figure]:
     # The best by what is reported: that favours the rivals.
     best = min((n for n in scores if n not in _OWN), key=lambda n: sum(scores[n]["nll"]))
     blocks = [str(i) for i in range(len(own["nll"]))]
-    apart = [r - o for r, o in zip(scores[best]["nll"], own["nll"], strict=True)]
-    margin = mean_interval(apart, blocks).scaled(len(apart) / sum(own["tokens"]))
+    apart = np.subtract(scores[best]["nll"], own["nll"]) / own["tokens"]
+    margin = mean_interval(apart.tolist(), blocks, own["tokens"])
     kept = share_bootstrap([(own["right"], dense["right"], blocks)]).scaled(100)
     steps, tokens = record["training"]["steps"], record["training"]["batch_tokens"]
     shown = ", ".join(f"{n} {perplexity(s):.2f}" for n, s in scores.items())

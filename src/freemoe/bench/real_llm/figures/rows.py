@@ -11,8 +11,9 @@ import numpy as np
 
 from freemoe.bench.real_llm.cells import BASE, Cell
 from freemoe.bench.real_llm.methods.weights import decided
+from freemoe.bench.shares import share_bootstrap
 from freemoe.domain_experts.select.choice import Verdict, adjust
-from freemoe.evals.statistics import Interval, mean_interval, paired_test, share_bootstrap
+from freemoe.evals.statistics import Interval, mean_interval, paired_test
 
 Finished = dict[str, dict[str, Any]]
 
@@ -117,8 +118,8 @@ def gain(row: Row, base: Row, seed: int = 0) -> Interval:
     differences = gains(row, base)
     if not row.text:
         return mean_interval(differences.tolist(), row.keys).scaled(100)
-    # Blocks have one length, so the mean per document over the mean length is the mean per token.
-    return mean_interval(differences.tolist(), row.keys).scaled(len(differences) / tokens(base))
+    weights = base.records[0]["tokens"]
+    return mean_interval((differences / weights).tolist(), row.keys, weights)
 
 
 def share(row: Row, rival: Row, base: Row, seed: int = 0) -> Interval:

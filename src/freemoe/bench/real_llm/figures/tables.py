@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from freemoe.bench.real_llm.cells import BASE, Cell
 from freemoe.bench.real_llm.data import MATERIALS
 from freemoe.bench.real_llm.figures.rows import (
@@ -170,8 +172,11 @@ def _elsewhere(
     if any(i not in before for i in scored["ids"]):
         return None
     differences = [sign * (v - before[i]) for i, v in zip(scored["ids"], scored[entry], strict=True)]
-    factor = len(differences) / sum(scored["tokens"]) if scored["kind"] == "text" else 100.0
-    return as_numbers(mean_interval(differences, scored["keys"]).scaled(factor))
+    if scored["kind"] != "text":
+        return as_numbers(mean_interval(differences, scored["keys"]).scaled(100))
+    return as_numbers(
+        mean_interval(np.divide(differences, scored["tokens"]).tolist(), scored["keys"], scored["tokens"])
+    )
 
 
 def _of_base(

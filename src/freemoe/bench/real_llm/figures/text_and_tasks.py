@@ -19,7 +19,8 @@ from freemoe.bench.real_llm.figures.mixtures import mixture_figures
 from freemoe.bench.real_llm.figures.rows import Finished, Row, accepted, gain, gains, pick, rows_of, share
 from freemoe.bench.real_llm.figures.structured import structured_figures
 from freemoe.bench.real_llm.figures.tables import RIVAL, null_table
-from freemoe.evals.statistics import Interval, mean_of_means, share_bootstrap
+from freemoe.bench.shares import share_bootstrap
+from freemoe.evals.statistics import Interval, mean_of_means
 
 SWITCHES = ("learned", "greedy")
 _MOST, _LITTLE = 0.05, 0.01

@@ -1,0 +1,40 @@
+"""Which share of a rival's gain a method reaches, with its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from freemoe.evals.statistics import Interval, cluster_sums
+
+
+def share_bootstrap(
+    parts: Sequence[tuple[Sequence[float], Sequence[float], Sequence[str]]], seed: int = 0, draws: int = 2000
+) -> Interval:
+    """Interval of mean(top) / mean(bottom): which share of a rival's gain a method reaches on the same documents.
+
+    Clusters are drawn for both sides together, inside every group; each group's means count the same. Draws in which
+    the rival gains nothing have no share: where they reach into the tails, an end of the interval is infinite.
+
+    Args:
+        parts: Per group the method's paired differences to the base, the rival's, and the content keys.
+        seed: Of the bootstrap.
+        draws: Bootstrap draws.
+    """
+    rng = np.random.default_rng(seed)
+    top, bottom, means = np.zeros(draws), np.zeros(draws), np.zeros(2)
+    for method, rival, clusters in parts:
+        over, counts = cluster_sums(method, clusters)
+        under, _ = cluster_sums(rival, clusters)
+        for start in range(0, draws, 100):
+            pick = rng.integers(0, len(over), size=(min(100, draws - start), len(over)))
+            total = counts[pick].sum(1)
+            top[start : start + len(pick)] += over[pick].sum(1) / total
+            bottom[start : start + len(pick)] += under[pick].sum(1) / total
+        means += np.array([over.sum(), under.sum()]) / counts.sum()
+    good = bottom > 0
+    ratios = np.divide(top, bottom, out=np.where(top > 0, math.inf, -math.inf), where=good)
+    low, high = np.quantile(ratios, [0.025, 0.975], method="nearest")
+    return Interval(float(means[0] / means[1]) if means[1] > 0 else math.nan, float(low), float(high))
