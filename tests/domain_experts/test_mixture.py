@@ -299,7 +299,7 @@ def test_a_damaged_manifest_is_refused(world, artefact, tmp_path):
         ("[]", "damaged"),
         (json.dumps({**json.loads(manifest), "format": 99}), "format 99"),
         (manifest.replace('"start": 0.', '"start": 0.1'), "edited"),
-        (manifest.replace('"threshold": ', '"threshold": 1'), "edited"),
+        (manifest.replace('"threshold": 0.', '"threshold": 0.0'), "edited"),
     ]:
         assert broken != manifest
         (copy / MANIFEST).write_text(broken)

@@ -319,7 +319,7 @@ def test_nobody_reads_a_manifest_that_is_none(artefact: Path, tmp_path: Path, wo
         lambda: inspect_artefact(copy),
         lambda: merge(copy, ["law/0", "law/1"], tmp_path / "merged", op="union", dry=True),
         lambda: FreeMoE.from_pretrained(world.model, copy),
-        lambda: Source(copy).names(),
+        lambda: Source(copy).kinds(),
         lambda: read_record(copy),
     ):
         with pytest.raises(ArtifactError, match="is not whole"):
