@@ -93,8 +93,10 @@ def mean_of_domains(domains: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
     first = next(iter(domains[0]["rows"]))
     found = {}
     for way in domains[0]["rows"]:
-        parts = [([x[way] - x[first] for x in d["documents"]], [x["key"] for x in d["documents"]]) for d in domains]
-        gain = ZERO if way == first else mean_of_means(parts).scaled(100)
+        # Where a way is the first one itself (`summary`), nothing is unknown of their difference.
+        apart = [d for d in domains if way != first and d["rows"][way].get("gain") != interval_as_json(ZERO)]
+        parts = [([x[way] - x[first] for x in d["documents"]], [x["key"] for x in d["documents"]]) for d in apart]
+        gain = mean_of_means(parts, len(domains) - len(parts)).scaled(100)
         score = sum(d["rows"][way]["score"] for d in domains) / len(domains)
         found[way] = {"score": score, "gain": interval_as_json(gain)}
     return found
