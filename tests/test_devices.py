@@ -13,11 +13,11 @@ from freemoe.domain_experts.purify.greedy import purify
 from freemoe.domain_experts.purify.learned import learn
 from freemoe.domain_experts.rank.bands import Band, Rankings
 from freemoe.domain_experts.rank.calibrate import calibrate
+from freemoe.domain_experts.rank.random_mask import random_mask
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.task import Grader
-from freemoe.models.mask import random_mask
 from freemoe.models.spec import family_of, find_layers
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.switching import switched_off

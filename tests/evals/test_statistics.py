@@ -286,3 +286,23 @@ def test_bad_input(call):
         call([1, math.nan, 2], names(3))
     with pytest.raises(NumericError, match="2 of 3"):
         call([math.inf, -math.inf, 2], names(3))
+
+
+def test_one_draw_has_no_interval_and_equal_draws_add_nothing():
+    values = np.random.default_rng(0).normal(size=50)
+    plain = mean_interval(values.tolist(), names(50))
+    assert mean_interval(values.tolist(), names(50), draws=[0.1]).low == -math.inf
+    equal = mean_interval(values.tolist(), names(50), draws=[0.1, 0.1, 0.1])
+    assert (equal.mean, equal.low, equal.high) == pytest.approx((plain.mean, plain.low, plain.high))
+
+
+@pytest.mark.parametrize("draws", [3, 10])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.5])
+def test_an_interval_over_random_draws_covers_the_mean_over_all_of_them(draws, spread):
+    """Every draw has an effect of its own, and one on each document; what is wanted is the mean over draws and documents."""
+    rng, covered = np.random.default_rng(1), 0
+    for _ in range(400):
+        each = rng.normal(0, 1, (1, 60)) + rng.normal(0, spread, (draws, 1)) + rng.normal(0, 0.5, (draws, 60))
+        found = mean_interval(each.mean(0).tolist(), names(60), draws=each.mean(1).tolist())
+        covered += found.low <= 0 <= found.high
+    assert covered / 400 >= 0.93

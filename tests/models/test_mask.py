@@ -6,11 +6,13 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from freemoe.core.errors import ArtifactError
-from freemoe.models.mask import AXES, Mask, MaskError, TensorMask, random_mask
+from freemoe.domain_experts.rank.random_mask import random_mask
+from freemoe.models.mask import AXES, Mask, MaskError, TensorMask
 from freemoe.models.weights import find_weights
 from tests.masks import indices_of, mask_of
 from tests.tiny import tiny_model
@@ -152,6 +154,45 @@ def test_a_random_mask_has_as_many_in_the_same_weights() -> None:
     assert random_mask(whole, 0).same(whole)
     mean = float(a[weights[0].name].indices().float().mean()) / weights[0].size
     assert math.isclose(mean, 0.5, abs_tol=0.12)
+
+
+def heavy(rows: int, columns: int) -> torch.Tensor:
+    """Numbers with a tail, every row and column with a scale of its own, as trained weights are."""
+    rng = np.random.default_rng(0)
+    scale = np.exp(rng.normal(0, 0.3, (rows, 1))) * np.exp(rng.normal(0, 0.2, (1, columns)))
+    return torch.from_numpy(rng.standard_t(8, (rows, columns)) * scale).float()
+
+
+def lowest_of_rows(values: torch.Tensor) -> torch.Tensor:
+    return values.abs().argsort(1).argsort(1) < values.shape[1] // 10
+
+
+MATCHED = {
+    "random": lambda w: torch.rand(w.shape, generator=torch.Generator().manual_seed(1)) < 0.01,
+    "band of rows": lowest_of_rows,
+    "band of another ranking": lambda w: lowest_of_rows(w * (1 + torch.arange(w.shape[1]) % 7)),
+    "large ones": lambda w: torch.rand(w.shape, generator=torch.Generator().manual_seed(2)) < 0.01 * w.abs() ** 1.5,
+    "few": lambda w: torch.rand(w.shape, generator=torch.Generator().manual_seed(3)) < 0.0005 * w**2,
+    "all": lambda w: torch.ones_like(w, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("kind", MATCHED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_control_has_the_magnitudes_of_what_it_matches(kind: str, dtype: torch.dtype) -> None:
+    weight = heavy(300, 400).to(dtype)
+    off = Mask({"w": TensorMask.of_bools(MATCHED[kind](weight.float()))})
+    controls = [random_mask(off, seed, {"w": weight}.__getitem__) for seed in range(8)]
+    squares = [float(c["w"].pick(weight.double() ** 2).sum()) for c in (off, *controls)]
+    assert {c.count for c in controls} == {off.count}
+    assert np.mean(squares[1:]) == pytest.approx(squares[0], rel=0.05)
+    assert all(s == pytest.approx(squares[0], rel=0.1) for s in squares[1:])
+    if kind in ("random", "large ones"):
+        # Drawn anew, not the mask itself; and from all over the weight.
+        shared = [len(set(c["w"].indices().tolist()) & set(off["w"].indices().tolist())) for c in controls]
+        assert max(shared) < 0.2 * off.count
+        middle = np.mean([float(c["w"].indices().float().mean()) for c in controls]) / weight.numel()
+        assert middle == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -14,9 +14,10 @@ from freemoe.core.errors import FamilyError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.rank.bands import Band, Rankings
 from freemoe.domain_experts.rank.calibrate import calibrate
+from freemoe.domain_experts.rank.random_mask import random_mask
 from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.models.mask import Mask, random_mask
+from freemoe.models.mask import Mask
 from freemoe.models.offload import resident_bytes
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.switching import switch_off, switched_off

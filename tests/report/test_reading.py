@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from freemoe.report.reading import better, domain_sentence, number, percent
+from freemoe.report.reading import better, domain_sentence, gain_words, number, percent
 from tests.report.synthetic import make_domain, make_result
 
 
@@ -42,10 +42,26 @@ def test_an_accepted_expert_that_does_not_help_is_not_praised(low, high, words):
     assert words in _sentence(domain)
 
 
-def test_a_control_that_does_as_well_is_pointed_out():
+@pytest.mark.parametrize(
+    ("over", "words"),
+    [
+        ((8.0, 2.0, 14.0), "+8.0 [+2.0, +14.0] points, which weights are off matters."),
+        ((8.0, -2.0, 18.0), "+8.0 [-2.0, +18.0] points, not shown that it matters which weights are off."),
+        ((8.0, None, None), "+8.0 points, one draw, so no interval."),
+    ],
+)
+def test_the_expert_is_compared_with_its_control(over, words):
     domain = make_domain("math", ("saliency",))
-    domain["rows"]["control"]["gain"] = dict(domain["rows"]["expert"]["gain"])
-    assert "Caution: random weights" in _sentence(domain)
+    assert "minus control" not in _sentence(domain)
+    domain["rows"]["expert"]["over_control"] = dict(zip(("mean", "low", "high"), over, strict=True))
+    domain["rows"]["control"]["seeds"] = [1.0] if over[1] is None else [1.0, 2.0]
+    assert f" Expert minus control (random weights of the same magnitudes): {words}" in _sentence(domain)
+
+
+def test_a_row_without_an_interval_shows_none():
+    row = {"gain": {"mean": 3.0, "low": None, "high": None}}
+    assert gain_words(row, text=False) == "+3.0"
+    assert better(row, text=False) == 0
 
 
 def test_an_unguarded_choice_is_pointed_out():

@@ -93,7 +93,21 @@ class _Estimate(NamedTuple):
         return Interval(self.mean, self.middle - half, self.middle + half)
 
 
-def _estimate(values: Sequence[float], clusters: Sequence[str], weights: Sequence[float] | None) -> _Estimate:
+def _freedom(squares: Sequence[float], freedoms: Sequence[float]) -> float:
+    """Degrees of freedom of a sum of independent squared errors, after Welch and Satterthwaite."""
+    spread = sum(s**2 / f if f else math.inf for s, f in zip(squares, freedoms, strict=True))
+    return sum(squares) ** 2 / spread if 0 < spread < math.inf else (0.0 if spread else math.inf)
+
+
+def _estimate(
+    values: Sequence[float], clusters: Sequence[str], weights: Sequence[float] | None, draws: Sequence[float] = ()
+) -> _Estimate:
+    if draws:
+        mean, middle, error, freedom = _estimate(values, clusters, weights)
+        squares = error**2, float(np.var(draws, ddof=1)) / len(draws) if len(draws) > 1 else math.inf
+        if math.inf in squares:
+            return _Estimate(mean, middle, math.inf, 0.0)
+        return _Estimate(mean, middle, math.sqrt(sum(squares)), _freedom(squares, (freedom, len(draws) - 1)))
     sums, sizes = cluster_sums(values, clusters, weights)
     mean, count = float(sums.sum() / sizes.sum()), len(sums)
     if count < 2:
@@ -109,7 +123,11 @@ def _estimate(values: Sequence[float], clusters: Sequence[str], weights: Sequenc
 
 
 def mean_interval(
-    values: Sequence[float], clusters: Sequence[str], weights: Sequence[float] | None = None, level: float = 0.95
+    values: Sequence[float],
+    clusters: Sequence[str],
+    weights: Sequence[float] | None = None,
+    level: float = 0.95,
+    draws: Sequence[float] = (),
 ) -> Interval:
     """Mean of paired differences with Student's interval over clusters.
 
@@ -122,27 +140,32 @@ def mean_interval(
         clusters: Content keys; one key alone has no interval.
         weights: Of the documents: tokens, for text.
         level: Of the interval.
+        draws: Where ``values`` are means over random draws, such as masks: the mean of every draw. The interval is then one of
+            the mean over all possible draws; one draw alone has none.
     """
-    return _estimate(values, clusters, weights).interval(level)
+    return _estimate(values, clusters, weights, draws).interval(level)
 
 
-def mean_of_means(parts: Sequence[tuple[Sequence[float], Sequence[str]]], zeros: int = 0) -> Interval:
+def mean_of_means(
+    parts: Sequence[tuple[Sequence[float], Sequence[str]]],
+    zeros: int = 0,
+    draws: Sequence[Sequence[float]] | None = None,
+) -> Interval:
     """Mean of several groups' means, each group counting the same; degrees of freedom after Welch and Satterthwaite.
 
     Args:
         parts: Per group its differences and their content keys.
         zeros: Further groups whose mean is 0 because nothing is different there.
+        draws: Per group of ``parts`` the mean of every random draw, as in `mean_interval`.
     """
     groups = len(parts) + zeros
-    found = [_estimate(values, clusters, None) for values, clusters in parts]
+    found = [_estimate(*part, None, means) for part, means in zip(parts, draws or [()] * len(parts), strict=True)]
     squares = [e.error**2 for e in found]
-    spread = sum(s**2 / e.freedom if e.freedom else math.inf for s, e in zip(squares, found, strict=True))
-    freedom = sum(squares) ** 2 / spread if 0 < spread < math.inf else (0.0 if spread else math.inf)
     return _Estimate(
         sum(e.mean for e in found) / groups,
         sum(e.middle for e in found) / groups,
         math.sqrt(sum(squares)) / groups,
-        freedom,
+        _freedom(squares, [e.freedom for e in found]),
     ).interval()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,24 +30,71 @@ def figure(scores: Sequence[Score], documents: Sequence[Document]) -> float:
     return perplexity(scores) if is_text(documents) else 100 * float(np.mean([s.value for s in scores]))
 
 
-def summary(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[Document]) -> dict[str, Any]:
+def mean_scores(draws: Sequence[Sequence[Score]]) -> list[Score]:
+    """Scores averaged over random draws, document by document: the control's."""
+    return [
+        Score(
+            float(np.mean([s.value for s in column])),
+            float(np.mean([s.loglikelihood for s in column])),
+            column[0].tokens,
+            tuple((name, float(np.mean([dict(s.also)[name] for s in column]))) for name, _ in column[0].also),
+        )
+        for column in zip(*draws, strict=True)
+    ]
+
+
+def paired_gain(
+    scores: Sequence[Score],
+    base: Sequence[Score],
+    documents: Sequence[Document],
+    draws: Sequence[Sequence[Score]] = (),
+    value: Callable[[Score], float] = lambda score: score.value,
+) -> tuple[Interval, list[float]]:
+    """Mean paired difference in points, of text in nats per token; and that of every random draw.
+
+    Args:
+        scores: Of the documents.
+        base: What they are compared with.
+        documents: The documents.
+        draws: Where ``scores`` are the means over random draws, such as masks: the scores under each.
+        value: Which figure.
+    """
+    text = is_text(documents)
+    weights, scale = ([max(1, s.tokens) for s in base], 1) if text else (None, 100)
+    gains, *drawn = [[value(a) - value(b) for a, b in zip(row, base, strict=True)] for row in (scores, *draws)]
+    means = [float(np.average(row, weights=weights)) for row in drawn]
+    # Equal to the last digit of every likelihood: the base itself, whose difference to itself is known.
+    same = all(list(row) == list(base) for row in draws or [scores])
+    gain = ZERO if same else mean_interval(gains, [d.key for d in documents], weights, draws=means)
+    return gain.scaled(scale), [mean * scale for mean in means]
+
+
+def summary(
+    scores: Sequence[Score],
+    base: Sequence[Score],
+    documents: Sequence[Document],
+    draws: Sequence[Sequence[Score]] = (),
+) -> dict[str, Any]:
     """One row of a table: the score, its paired gain over the base with a 95 % interval, items won and lost.
 
     Scores and gains of tasks are in per cent and points. Of text the score is perplexity, the gain is in nats per token, and
     ``ratio`` is the quotient of both perplexities: the same gain once more, so that one never rises where the other falls.
+    Where ``scores`` are means over random ``draws``, ``seeds`` are the gains of each, and the interval is wide enough for other draws.
     """
-    keys = [d.key for d in documents]
-    gains = [a.value - b.value for a, b in zip(scores, base, strict=True)]
-    row: dict[str, Any] = {"score": figure(scores, documents), "documents": len(scores), "clusters": len(set(keys))}
-    # Equal to the last digit of every likelihood: the base itself, whose difference to itself is known.
-    same = list(scores) == list(base)
+    gain, seeds = paired_gain(scores, base, documents, draws)
+    row: dict[str, Any] = {
+        "score": figure(scores, documents),
+        "gain": interval_as_json(gain),
+        "documents": len(scores),
+        "clusters": len({d.key for d in documents}),
+    }
+    if draws:
+        row["seeds"] = seeds
     if is_text(documents):
-        gain = ZERO if same else mean_interval(gains, keys, [max(1, s.tokens) for s in base])
-        ratio = Interval(*(_exp(-end) for end in (gain.mean, gain.high, gain.low)))
-        much_worse = float(np.mean([g < -HEAVY_LOSS for g in gains]))
-        return {**row, "gain": interval_as_json(gain), "ratio": interval_as_json(ratio), "much_worse": much_worse}
-    row["gain"] = interval_as_json(ZERO if same else mean_interval(gains, keys).scaled(100))
-    if also := _also(scores, base, keys):
+        row["ratio"] = interval_as_json(Interval(*(_exp(-end) for end in (gain.mean, gain.high, gain.low))))
+        row["much_worse"] = float(np.mean([a.value - b.value < -HEAVY_LOSS for a, b in zip(scores, base, strict=True)]))
+        return row
+    if also := _also(scores, base, documents, draws):
         row["also"] = also
     if all(s.value in (0.0, 1.0) for s in [*scores, *base]):
         won, lost, p = mcnemar([s.value for s in base], [s.value for s in scores])
@@ -102,13 +149,15 @@ def mean_of_domains(domains: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
     return found
 
 
-def _also(scores: Sequence[Score], base: Sequence[Score], keys: Sequence[str]) -> dict[str, Any]:
+def _also(
+    scores: Sequence[Score], base: Sequence[Score], documents: Sequence[Document], draws: Sequence[Sequence[Score]]
+) -> dict[str, Any]:
     """The same of every other figure that all documents have: pass@10 from the samples of pass@1."""
     mine, theirs = [dict(s.also) for s in scores], [dict(s.also) for s in base]
     shared = [n for n in mine[0] if all(n in found for found in (*mine, *theirs))] if mine else []
     found = {}
     for name in shared:
-        gain = mean_interval([a[name] - b[name] for a, b in zip(mine, theirs, strict=True)], keys).scaled(100)
+        gain, _ = paired_gain(scores, base, documents, draws, lambda score, name=name: dict(score.also)[name])
         found[name] = {"score": 100 * float(np.mean([a[name] for a in mine])), "gain": interval_as_json(gain)}
     return found
 

@@ -337,16 +337,6 @@ def len_of(shape: tuple[int, int, int], axis: str) -> int:
     return {"rows": experts * rows, "columns": columns, "experts": experts}[axis]
 
 
-def random_mask(mask: Mask, seed: int) -> Mask:
-    """The control: as many numbers per weight as a mask has, drawn at random."""
-    drawn = {}
-    for i, (name, own) in enumerate(mask.items()):
-        rng = np.random.default_rng([seed, i])
-        picked = np.sort(rng.choice(own.size, size=own.count, replace=False))
-        drawn[name] = TensorMask.of_indices(torch.from_numpy(picked).long(), own.size)
-    return Mask(drawn)
-
-
 def _check(indices: Tensor, size: int) -> None:
     if indices.dtype != torch.int64 or indices.ndim != 1:
         raise MaskError(f"Indices have type {indices.dtype} and shape {tuple(indices.shape)}; (n,) torch.int64 needed.")

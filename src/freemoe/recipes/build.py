@@ -285,7 +285,7 @@ class EvidenceSection(Section):
     """What stands beside the expert in the report."""
 
     controls: int = Field(
-        default=3, ge=0, le=1000, description="Random masks of the same size per expert in the report."
+        default=3, ge=0, le=1000, description="Random masks as large as each expert; one has no interval."
     )
     oracle: bool = Field(
         default=True, description="Also score every candidate on the reported split, labelled as such."

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from freemoe.domain_experts.prove.card import ROWS
+from freemoe.domain_experts.prove.card import ROWS, average_gain
 from freemoe.evals.verdict import State, Verdict
 from freemoe.report.figures.all_figures import FIGURES
 from freemoe.report.page import STATES, Page, common_facts, made, size, write_page
@@ -23,7 +23,6 @@ from freemoe.report.reading import (
     domain_sentence,
     gained,
     is_text,
-    mean_gain,
     plural,
 )
 
@@ -101,7 +100,8 @@ def verdict(result: dict[str, Any]) -> Verdict:
     rest = f" An expert was accepted in {chosen} of {plural(of, 'subdomain')}" + (
         "." if chosen == of else "; where none was, the base answers."
     )
-    rest += " " + mean_gain(result) if mean_gain(result) else ""
+    if average := average_gain(result):
+        rest += f" {average[0].upper()}{average[1:]}."
     worse = f", worse in {len(found['worse'])}" if found["worse"] else ""
     if found["better"]:
         label = "Reliable gain" if len(found["better"]) == len(domains) else "Reliable gain in part"

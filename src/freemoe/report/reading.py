@@ -13,7 +13,7 @@ from typing import Any
 from freemoe.core.errors import ArtifactError
 from freemoe.core.numbers import decimals
 from freemoe.core.run.skeleton import RESULT_FORMAT
-from freemoe.domain_experts.prove.card import ROWS
+from freemoe.domain_experts.prove.card import ROWS, control_text
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.statistics import MIN_CHANGED, MIN_CLUSTERS
 from freemoe.results import read_result
@@ -28,10 +28,10 @@ READINGS = {
     "experts can do when the right one is picked; in use the router has to pick it.",
     "routed": "Each document under the expert that the router picks from the prompt alone, or the base where it abstains "
     '("MoDE", "Free-MoE"). This is what a user of the artefact gets.',
-    "control": "Random weights switched off, as many per matrix as the expert of the subdomain has, averaged over several "
-    "draws. A gain of the expert that the control has as well does not come from which weights were chosen.",
+    "control": "Random weights switched off, per matrix as many and as large as the expert of the subdomain has, averaged over "
+    "several draws, which the interval counts. A gain that the control has as well does not come from which weights were chosen.",
     "oracle": "Selected on test: per subdomain the candidate that is best on these very documents, as the papers' tables "
-    "report it. It is biased upwards and is not a result; it only bounds what any choice among these candidates "
+    "report it. It is biased upwards, so that no interval would hold, and is not a result; it only bounds what any choice among these candidates "
     "could have reached here.",
 }
 
@@ -160,20 +160,9 @@ def percent(share: float) -> str:
 def gain_words(row: dict[str, Any], text: bool) -> str:
     """A row against the base with its interval, in words."""
     mean, low, high = interval_of(row, text)
-    if text:
-        return f"× {number(mean, 3)} [{number(low, 3)}, {number(high, 3)}]"
-    return f"{number(mean, 1, True)} [{number(low, 1, True)}, {number(high, 1, True)}]"
-
-
-def mean_gain(result: dict[str, Any]) -> str:
-    """The average gain over the domains; nothing for one domain, or for text."""
-    mean = result.get("overall", {}).get("expert")
-    if not mean or len(result["overall"]["domains"]) < 2:
-        return ""
-    return (
-        f"Average gain over {plural(len(result['overall']['domains']), 'domain')}: {mean['mean']:+.2f} "
-        f"[{mean['low']:+.2f}, {mean['high']:+.2f}] points."
-    )
+    digits = 3 if text else 1
+    ends = [number(end, digits, not text) for end in (low, high)] if any(map(math.isfinite, (low, high))) else []
+    return ("× " if text else "") + number(mean, digits, not text) + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def plural(count: int, noun: str) -> str:
@@ -203,14 +192,8 @@ def domain_sentence(result: dict[str, Any], domain: dict[str, Any]) -> str:
     )
     if routed := rows.get("routed"):
         words += f" Routed from the prompt alone: {number(routed['score'], digits)} ({gain_words(routed, text)})."
-    if (control := rows.get("control")) and state == 1:
-        _, low, high = interval_of(expert, text)
-        _, control_low, control_high = interval_of(control, text)
-        if low <= control_high and control_low <= high:
-            words += (
-                f" Caution: random weights of the same number reach {gain_words(control, text)}, so which weights were "
-                "chosen may not matter here."
-            )
+    if against := control_text(domain):
+        words += f" {against[0].upper()}{against[1:]}."
     if result["recipe"].get("search", {}).get("select") == "argmax":
         words += " The choice was not guarded (argmax, the papers' rule)."
     return words + said

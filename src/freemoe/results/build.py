@@ -47,6 +47,9 @@ class Row(Part):
     won: int | None = Field(None, description="Wrong under the base, right here; where every answer is right or wrong.")
     lost: int | None = None
     mcnemar_p: float | None = None
+    over_control: Interval | None = Field(
+        None, description="The expert's gain over the control, document by document: points; of text, nats per token."
+    )
     seeds: list[float] | None = Field(None, description="Gains of the controls' single draws.")
     also: dict[str, Other] | None = Field(None, description="Other figures of the same generated answers, by name.")
 

@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 
-from freemoe.domain_experts.prove.evidence import domain_evidence, mean_scores, scatter, where_off
+from freemoe.domain_experts.prove.evidence import domain_evidence, scatter, where_off
 from freemoe.evals.engine.evaluator import Score
-from freemoe.evals.summary import perplexity, summary
+from freemoe.evals.summary import mean_scores, perplexity, summary
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.weights import find_weights
 from tests.masks import mask_of
@@ -111,6 +111,13 @@ def test_every_row_is_scored_under_its_own_expert():
     assert rows["control"] == [0, 1, 0.5, 0, 0.5, 0]
     # Per subdomain the best row, the base among them: a has cand (2 right), b cand (2), c a tie of nothing.
     assert rows["oracle"] == [0, 1, 1, 1, 1, 0]
+    # Its documents chose it, so that an interval would say nothing.
+    assert found["rows"]["oracle"]["gain"] == {"mean": pytest.approx(100 * 2 / 6), "low": None, "high": None}
+    assert "mcnemar_p" not in found["rows"]["oracle"]
+    assert found["rows"]["control"]["seeds"] == pytest.approx([-100 / 6, 100 / 6])
+    over = found["rows"]["expert"]["over_control"]
+    assert over["mean"] == pytest.approx(100 * (4 - 2) / 6)
+    assert over["low"] < found["rows"]["expert"]["gain"]["low"] + over["mean"] - found["rows"]["expert"]["gain"]["mean"]
     assert made == ["cand", "bad"] * 3
     assert len(asked) == len(set(asked))
     assert found["rows"]["expert"]["score"] == pytest.approx(100 * 4 / 6)

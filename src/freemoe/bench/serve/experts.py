@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from freemoe.domain_experts.expert import Expert, switch_expert
-from freemoe.models.mask import Mask, random_mask
+from freemoe.domain_experts.rank.random_mask import random_mask
+from freemoe.models.mask import Mask
 from freemoe.models.weights import find_weights
 
 OFF = 0.01

@@ -26,10 +26,11 @@ from freemoe.domain_experts.purify.greedy import purify
 from freemoe.domain_experts.purify.learned import learn
 from freemoe.domain_experts.rank.bands import Band, Rankings
 from freemoe.domain_experts.rank.calibrate import Norms, calibrate
+from freemoe.domain_experts.rank.random_mask import random_mask
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
-from freemoe.models.mask import Mask, random_mask
+from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight, find_weights
 

@@ -17,7 +17,8 @@ from freemoe.bench.harness import Figure, Outcome, Settings, in_turns, ratio
 from freemoe.bench.speed.shapes import llama_shape
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.rank.bands import Band, band_mask
-from freemoe.models.mask import Mask, random_mask
+from freemoe.domain_experts.rank.random_mask import random_mask
+from freemoe.models.mask import Mask
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.switching import switch_off
 from freemoe.models.weights import Weight, find_weights

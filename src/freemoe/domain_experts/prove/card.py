@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from freemoe.core import neutral
@@ -18,12 +18,43 @@ ROWS = ("base", "expert", "routed", "control", "oracle")
 
 
 def gain_text(row: dict[str, Any], unit: str) -> str:
-    """A row's paired difference to the base with its interval, in words."""
+    """A row's paired difference to the base with its interval, where it has one, in words."""
     if unit == "perplexity":
-        r = row["ratio"]
-        return f"x {decimals(r['mean'], 3)} [{decimals(r['low'], 3)}, {decimals(r['high'], 3)}]"
-    g = row["gain"]
-    return f"{g['mean']:+.1f} [{g['low']:+.1f}, {g['high']:+.1f}]"
+        return f"x {_with_ends(row['ratio'], lambda end: decimals(end, 3))}"
+    return _with_ends(row["gain"], "{:+.1f}".format)
+
+
+def _with_ends(seen: dict[str, Any], shown: Callable[[float], str]) -> str:
+    ends = [seen["low"], seen["high"]]
+    return shown(seen["mean"]) + (
+        "" if ends == [None, None] else f" [{', '.join('-' if e is None else shown(e) for e in ends)}]"
+    )
+
+
+def control_text(domain: dict[str, Any]) -> str:
+    """What the expert gains over random weights of the same magnitudes; nothing where there were none."""
+    row = domain["rows"].get("expert", {})
+    if (over := row.get("over_control")) is None:
+        return ""
+    text, draws = domain["unit"] == "perplexity", len(domain["rows"]["control"].get("seeds") or ())
+    shown = _with_ends(over, "{:+.3f}".format if text else "{:+.1f}".format)
+    verdict = (
+        "one draw, so no interval" if over["low"] is None and draws == 1
+        else "which weights are off matters" if over["low"] is not None and over["low"] > 0
+        else "not shown that it matters which weights are off"
+    )  # fmt: skip
+    return f"expert minus control (random weights of the same magnitudes): {shown} {'nats per token' if text else 'points'}, {verdict}"
+
+
+def average_gain(result: dict[str, Any]) -> str:
+    """The average gain over the domains that are scored in points; nothing for fewer than two."""
+    mean, domains = result.get("overall", {}).get("expert"), result.get("overall", {}).get("domains", ())
+    if not mean or len(domains) < 2:
+        return ""
+    return (
+        f"average gain over {len(domains)} domains (0 where the base stayed; text left out): "
+        f"{_with_ends(mean, '{:+.2f}'.format)} points"
+    )
 
 
 def headlines(result: dict[str, Any]) -> list[str]:
@@ -43,18 +74,13 @@ def headlines(result: dict[str, Any]) -> list[str]:
                 f"{domain['name']}: {domain['metric']} {rows['base']['score']:.1f} -> {rows['expert']['score']:.1f} "
                 f"({gain_text(rows['expert'], 'points')} points, {domain['reported_documents']} held-out documents)"
             )
+        lines += [f"  {domain['name']}: {said}"] if (said := control_text(domain)) else []
         lines += _guessing_lines(domain)
         for sub in domain["subdomains"]:
             lines.append(f"  {sub['name']}: {sub['verdict']}")
             if sub.get("units"):
                 lines += unit_lines(sub["name"], sub["units"])
-    mean = result.get("overall", {}).get("expert")
-    if mean and len(result["overall"]["domains"]) > 1:
-        lines.append(
-            f"average gain over {len(result['overall']['domains'])} domains: {mean['mean']:+.2f} "
-            f"[{mean['low']:+.2f}, {mean['high']:+.2f}] points"
-        )
-    return lines
+    return [*lines, *filter(None, [average_gain(result)])]
 
 
 def _guessing_lines(domain: dict[str, Any]) -> list[str]:
@@ -68,8 +94,9 @@ def model_card(result: dict[str, Any]) -> str:
     lines = [
         *_head(result, _measured(result), sources),
         "Chosen on reference documents, reported on held-out ones. Score, then the paired difference to the base with its "
-        "95 % interval. *control*: random weights off, as many per matrix. *oracle*: the best candidate selected on the "
-        "reported documents themselves, as the papers' tables do; it is not a result.",
+        "95 % interval. *control*: random weights off, per matrix as many and as large; its interval counts the draws. *oracle*: the "
+        "best candidate selected on the reported documents themselves, as the papers' tables do; it is not a result, and has no "
+        "interval.",
         "",
         "| domain | metric | " + " | ".join(ROWS) + " |",
         "|---|---|" + "---|" * len(ROWS),

@@ -6,12 +6,14 @@ Rows of a domain:
 * ``base``: nothing switched off.
 * ``expert``: each document under the expert of its known subdomain ("DENoise" / "DOWP" in the papers).
 * ``routed``: under the expert that the router picks, or the base where it abstains ("MoDE" / "Free-MoE").
-* ``control``: random weights switched off, as many per matrix as the expert of the subdomain has.
-* ``oracle``: per subdomain the candidate that is best *on these very documents*: the papers' protocol, not a result.
+* ``control``: random weights switched off, as many and as large per matrix as those of the subdomain's expert.
+* ``oracle``: per subdomain the candidate that is best *on these very documents*: the papers' protocol, not a result, and so
+  without an interval.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -21,26 +23,13 @@ import numpy as np
 from freemoe.domain_experts.workbench import MakeMask
 from freemoe.evals.engine.evaluator import Score
 from freemoe.evals.statistics import Interval, mean_of_means
-from freemoe.evals.summary import figure, interval_as_json, summary
+from freemoe.evals.summary import figure, interval_as_json, mean_scores, paired_gain, summary
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
 from freemoe.models.weights import Weight
 
 # (unit name, what makes the mask, documents) -> scores
 ScoreUnder = Callable[[str, MakeMask, Sequence[Document]], Sequence[Score]]
-
-
-def mean_scores(runs: Sequence[Sequence[Score]]) -> list[Score]:
-    """Scores averaged over several runs, document by document: the control's rows."""
-    return [
-        Score(
-            float(np.mean([s.value for s in column])),
-            float(np.mean([s.loglikelihood for s in column])),
-            column[0].tokens,
-            tuple((name, float(np.mean([dict(s.also)[name] for s in column]))) for name, _ in column[0].also),
-        )
-        for column in zip(*runs, strict=True)
-    ]
 
 
 def scatter(parts: Sequence[tuple[Sequence[int], Sequence[Score]]], default: Sequence[Score]) -> list[Score]:
@@ -86,7 +75,7 @@ def domain_evidence(
             its confidence.
         experts: Every accepted expert of the build, by subdomain.
         candidates: Every candidate per subdomain; empty without the oracle.
-        controls: ``(subdomain, number)`` -> a random mask of the expert's size.
+        controls: ``(subdomain, number)`` -> a random mask as large as the expert's.
         control_seeds: How many controls.
         score: Scores documents with weights off; journalled.
     """
@@ -116,13 +105,8 @@ def domain_evidence(
     }
     table = {name: row for name, row in table.items() if row is not None}
 
-    def summaries(group: Sequence[int]) -> dict[str, Any]:
-        part, of_base = [documents[i] for i in group], [base[i] for i in group]
-        return {name: summary([row[i] for i in group], of_base, part) for name, row in table.items()}
-
+    summaries = partial(_summaries, table, control_runs, documents)
     rows = summaries(range(len(documents)))
-    if control_runs:
-        rows["control"]["seeds"] = [summary(run, base, documents)["gain"]["mean"] for run in control_runs]
 
     def subdomain(name: str, group: Sequence[int]) -> dict[str, Any]:
         candidates = {c: figure(s, [documents[i] for i in group]) for c, s in swept.get(name, {}).items()}
@@ -135,6 +119,31 @@ def domain_evidence(
         "subdomains": {name: subdomain(name, group) for name, group in groups.items()},
         "documents": _per_document(documents, seen, routes, table),
     }
+
+
+def _summaries(
+    table: dict[str, list[Score]],
+    controls: Sequence[Sequence[Score]],
+    documents: Sequence[Document],
+    group: Sequence[int],
+) -> dict[str, dict[str, Any]]:
+    """The rows of some of the documents."""
+    part = [documents[i] for i in group]
+    rows = {name: [row[i] for i in group] for name, row in table.items()}
+    draws = [[run[i] for i in group] for run in controls]
+    found = {n: summary(row, rows["base"], part, draws if n == "control" else ()) for n, row in rows.items()}
+    if draws:
+        under, _ = paired_gain(rows["control"], rows["expert"], part, draws)
+        found["expert"]["over_control"] = interval_as_json(Interval(-under.mean, -under.high, -under.low))
+    if "oracle" in found:
+        found["oracle"] = _without_intervals(found["oracle"])
+    return found
+
+
+def _without_intervals(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose documents chose it: what an interval or a test would say of other documents is not so."""
+    ends = {name: {**row[name], "low": None, "high": None} for name in ("gain", "ratio") if name in row}
+    return {k: v for k, v in {**row, **ends}.items() if k not in ("mcnemar_p", "also")}
 
 
 def _per_document(
@@ -199,12 +208,13 @@ def _router_on(routes: Sequence[tuple[str, str, float]], known: Sequence[str]) -
 
 def mean_gain(domains: Sequence[dict[str, Any]], row: str) -> Interval:
     """Mean over domains, each counting the same, of a row's gain in points; 0 where a domain lacks the row, as no expert is."""
+    present = [d for d in domains if any(row in doc for doc in d["documents"])]
     parts = [
-        ([doc[row] - doc["base"] for doc in d["documents"]], [doc["key"] for doc in d["documents"]])
-        for d in domains
-        if any(row in doc for doc in d["documents"])
+        ([doc[row] - doc["base"] for doc in d["documents"]], [doc["key"] for doc in d["documents"]]) for d in present
     ]
-    return mean_of_means(parts, len(domains) - len(parts)).scaled(100)
+    draws = [[gain / 100 for gain in d["rows"][row].get("seeds") or ()] for d in present]
+    found = mean_of_means(parts, len(domains) - len(parts), draws).scaled(100)
+    return Interval(found.mean, -math.inf, math.inf) if row == "oracle" else found
 
 
 def overall(domains: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -7,11 +7,13 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from freemoe.core.files import digest
 from freemoe.core.numbers import percent
 from freemoe.domain_experts.ahead import Ahead
 from freemoe.domain_experts.candidates import SALIENCY, Subdomain
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.prove.evidence import domain_evidence, where_off
+from freemoe.domain_experts.rank.random_mask import random_mask
 from freemoe.domain_experts.route.contents import contents
 from freemoe.domain_experts.route.router import Router, calibration_errors
 from freemoe.domain_experts.route.subdomains import Subdomains, features
@@ -24,7 +26,7 @@ from freemoe.evals.guessing import against_guessing, vocabulary_of
 from freemoe.evals.statistics import HEAVY_LOSS
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import Document, FrozenChoice
-from freemoe.models.mask import Mask, random_mask
+from freemoe.models.mask import Mask
 from freemoe.recipes import BuildRecipe
 
 
@@ -48,13 +50,6 @@ def reported_evidence(
     }
     by_name = {s.name: s for s in subdomains}
 
-    def controls(name: str, number: int) -> Mask:
-        seed, units = 1000 * (recipe.seed + 1) + number, by_name[name].units
-        if units is not None and (choice := by_name[name].choice) is not None and choice.candidate == UNITS:
-            # Random units, and where single weights are off too, as many random ones beside them.
-            return units.units.mask(units.random(units.best, seed)).union(random_mask(units.singles, seed))
-        return random_mask(accepted[name](), seed)
-
     found = []
     with bench.progress.stage("report", len(divided)) as advance:
         done = ahead.fill("report", list(divided), lambda name: advance(1)) if ahead else set()
@@ -72,7 +67,7 @@ def reported_evidence(
                 routes,
                 accepted,
                 candidates if recipe.evidence.oracle else {},
-                controls,
+                partial(_control, bench, by_name, accepted),
                 recipe.evidence.controls,
                 lambda unit, off, docs, domain=domain: bench.reported_scores(domain, unit, off, docs),
             )
@@ -87,6 +82,24 @@ def reported_evidence(
                 by_name[name].rankings.forget()
             advance(0 if domain in done else 1)
     return found
+
+
+def _control(
+    bench: Workbench, by_name: dict[str, Subdomain], accepted: dict[str, MakeMask], name: str, number: int
+) -> Mask:
+    """One random draw as large as what the expert of a subdomain has off."""
+    values = {w.name: w.values for w in bench.weights}
+    sub, seed = by_name[name], _seed_of_draw(bench, name, number)
+    matched = partial(random_mask, seed=seed, values=lambda weight: values[weight]())
+    if sub.units is not None and sub.choice is not None and sub.choice.candidate == UNITS:
+        # Random units, and where single weights are off too, as many random ones beside them.
+        return sub.units.units.mask(sub.units.random(sub.units.best, seed)).union(matched(sub.units.singles))
+    return matched(accepted[name]())
+
+
+def _seed_of_draw(bench: Workbench, subdomain: str, number: int) -> int:
+    """Seed of a control's draw; subdomains share none, so that their draws are independent."""
+    return int(digest([bench.recipe.seed, subdomain, number]), 16)
 
 
 def _against_guessing(
@@ -105,7 +118,8 @@ def _units_of(
     def score(unit: str, off: MakeMask, docs: Sequence[Document]) -> Sequence[Score]:
         return bench.reported_scores(domain, f"curve {name} {unit}", off, docs)
 
-    found = unit_evidence(units, documents, score, controls=recipe.evidence.controls, seed=recipe.seed)
+    seeds = [_seed_of_draw(bench, name, number) for number in range(recipe.evidence.controls)]
+    found = unit_evidence(units, documents, score, seeds)
     return {**found, "layout": recipe.units.layout, "cut": cut_evidence(bench.model, units)}
 
 

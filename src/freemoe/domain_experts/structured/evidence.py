@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 from freemoe.core.errors import FreeMoEError
-from freemoe.domain_experts.prove.evidence import ScoreUnder, mean_scores
+from freemoe.domain_experts.prove.evidence import ScoreUnder
 from freemoe.domain_experts.structured.fitting import FoundUnits
 from freemoe.domain_experts.structured.measure import cost
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import UnitsOff
-from freemoe.evals.summary import summary
+from freemoe.evals.summary import mean_scores, summary
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
 
@@ -23,12 +23,7 @@ def no_worse(row: dict[str, Any]) -> bool:
 
 
 def unit_evidence(
-    found: FoundUnits,
-    documents: Sequence[Document],
-    score: ScoreUnder,
-    *,
-    controls: int,
-    seed: int,
+    found: FoundUnits, documents: Sequence[Document], score: ScoreUnder, seeds: Sequence[int]
 ) -> dict[str, Any]:
     """Score one subdomain's reported documents along the curve, and under the rivals at every share.
 
@@ -36,8 +31,7 @@ def unit_evidence(
         found: What structured purification found; nothing is chosen here any more.
         documents: Opened reported documents of the subdomain.
         score: Scores documents with weights off; journalled.
-        controls: Draws of random units per share.
-        seed: Of the bootstrap and the draws.
+        seeds: Of the draws of random units, per share.
 
     Returns:
         ``points``: per share its units, stopping loss and figure against the base, beside ``rivals`` and ``random``;
@@ -53,11 +47,11 @@ def unit_evidence(
     for i, point in enumerate(curve.points):
         rivals = {n: row(f"{n} {point.asked}", off) for n, off in found.rivals[i].items()}
         runs = [
-            score(f"random {r} {point.asked}", partial(units.mask, found.random(i, 1000 * (seed + 1) + r)), documents)
-            for r in range(controls)
+            score(f"random {r} {point.asked}", partial(units.mask, found.random(i, seed)), documents)
+            for r, seed in enumerate(seeds)
         ]
         if runs:
-            rivals["random"] = summary(mean_scores(runs), base, documents)
+            rivals["random"] = summary(mean_scores(runs), base, documents, runs)
         points.append(
             {
                 "asked": point.asked,

@@ -44,4 +44,5 @@ def _figure(row: dict[str, Any], interval: bool = False) -> str:
     if not interval:
         return text
     unit = "perplexity" if "ratio" in row else "points"
-    return f"{unit} {text} [{seen['low']:.3g}, {seen['high']:.3g}]"
+    ends = "" if seen["low"] is None else f" [{seen['low']:.3g}, {seen['high']:.3g}]"
+    return f"{unit} {text}{ends}"

@@ -31,8 +31,11 @@ _FEWEST_SPOKES, _MOST_SPOKES = 3, 16
 _MARKERS = "os^v<>pP"
 
 
-def _finite(row: dict[str, Any], text: bool) -> bool:
-    return all(math.isfinite(v) and (v > 0 or not text) for v in interval_of(row, text))
+def _drawable(row: dict[str, Any], text: bool) -> list[float]:
+    """Mean, low and high; the mean alone where there is no interval, nothing where it cannot be drawn."""
+    mean, *ends = interval_of(row, text)
+    found = [mean, *ends] if any(map(math.isfinite, ends)) else [mean]
+    return found if all(math.isfinite(v) and (v > 0 or not text) for v in found) else []
 
 
 def _entries(domain: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -44,12 +47,7 @@ def _entries(domain: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 def _limits(domains: list[dict[str, Any]], text: bool) -> tuple[float, float]:
     ends = [
-        v
-        for d in domains
-        for _, rows in _entries(d)
-        for n in compared_rows(rows)
-        if _finite(rows[n], text)
-        for v in interval_of(rows[n], text)
+        v for d in domains for _, rows in _entries(d) for n in compared_rows(rows) for v in _drawable(rows[n], text)
     ]
     if text:
         low, high = min([1.0, *ends]), max([1.0, *ends])
@@ -109,14 +107,13 @@ def _dots(axes: Axes, domain: dict[str, Any], markers: dict[str, str], most: int
         if i == 0 and len(entries) > 1:
             axes.axhspan(-0.5, 0.5, color=SHADE, lw=0, zorder=0)
         for j, (name, marker) in enumerate(markers.items()):
-            if name not in rows or not _finite(rows[name], text):
+            if name not in rows or not (values := _drawable(rows[name], text)):
                 continue
-            mean, low, high = interval_of(rows[name], text)
             y = i + 0.72 * ((j + 0.5) / len(markers) - 0.5)
             own = colour(role(name))
-            axes.plot([low, high], [y, y], color=own, lw=1.4, solid_capstyle="butt")
+            axes.plot(values[1:], [y] * len(values[1:]), color=own, lw=1.4, solid_capstyle="butt")
             axes.plot(
-                [mean], [y], color=own, marker=marker, markersize=4.6, lw=0,
+                values[:1], [y], color=own, marker=marker, markersize=4.6, lw=0,
                 markerfacecolor=PAPER if name in _HOLLOW else own,
             )  # fmt: skip
     axes.axvline(1 if text else 0, color=INK, lw=0.9, zorder=1)
@@ -156,13 +153,13 @@ def _bars(axes: Axes, domains: list[dict[str, Any]], shown: list[str], text: boo
     for i, domain in enumerate(domains):
         for j, name in enumerate(shown):
             row = domain["rows"].get(name)
-            if row is None or not _finite(row, text):
+            if row is None or not (values := _drawable(row, text)):
                 continue
             # Perplexity: by how many per cent it falls, so that up is better in both panels.
-            values = [100 * (1 - v) for v in interval_of(row, text)] if text else list(interval_of(row, text))
+            values = [100 * (1 - v) for v in values] if text else values
             x = i + width * (j - (len(shown) - 1) / 2)
             axes.bar(x, values[0], 0.9 * width, color=colour(role(name)))
-            axes.plot([x, x], sorted(values[1:]), color=INK, lw=1)
+            axes.plot([x] * len(values[1:]), sorted(values[1:]), color=INK, lw=1)
             high = max(values)
             axes.annotate(
                 f"{values[0]:+.1f}", (x, high if values[0] >= 0 else min(values)), (0, 3 if values[0] >= 0 else -3),
