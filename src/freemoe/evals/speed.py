@@ -75,7 +75,9 @@ def compare_prompts(
     return {"speed": {**found[0], "lengths": found}} if found else {}
 
 
-def compare_speed(sides: Sides, prompt: Tensor, new: int, rounds: int) -> dict[str, Any]:
+def compare_speed(
+    sides: Sides, prompt: Tensor, new: int, rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, Any]:
     """Time two models on one prompt, in turns, after a round that warms up.
 
     Args:
@@ -83,6 +85,7 @@ def compare_speed(sides: Sides, prompt: Tensor, new: int, rounds: int) -> dict[s
         prompt: (1, length) int64, where the models are.
         new: Tokens of the answer.
         rounds: Rounds that count.
+        clock: Says the seconds.
 
     Returns:
         ``prompt`` (its tokens), ``new_tokens``, ``rounds``; per side the medians ``ttft`` and ``itl`` in seconds; ``prefill`` and
@@ -94,7 +97,7 @@ def compare_speed(sides: Sides, prompt: Tensor, new: int, rounds: int) -> dict[s
         # Neither is always the one that finds the caches warm.
         for name in list(sides)[:: 1 if number % 2 else -1]:
             with sides[name]() as model:
-                seconds = time_request(model, prompt, new)
+                seconds = time_request(model, prompt, new, clock)
             if number:
                 times[name].append(seconds)
     found: dict[str, Any] = {"prompt": prompt.shape[1], "new_tokens": new, "rounds": rounds}
