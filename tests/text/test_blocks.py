@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import DataError
-from freemoe.text.blocks import pack_blocks, passages, split
+from freemoe.text.blocks import Blocks, pack_blocks, passages, split
 from freemoe.text.groups import Passage, passage_clusters
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -106,3 +106,17 @@ def test_signs_between_numbers_are_no_punctuation() -> None:
     assert labels[1] == labels[4]
     assert labels[5] == labels[6]
     assert len(set(labels)) == 5
+
+
+def test_rows_know_the_group_that_most_of_their_tokens_come_from() -> None:
+    pieces = [Passage("word " * n, group=g) for n, g in ((100, "a"), (60, "b"), (20, "c"), (90, "a"))]
+    blocks = pack_blocks(tokenizer := tiny_tokenizer(), pieces, 48)
+    lengths = [len(tokenizer.encode(p, add_special_tokens=False)) + 1 for p in pieces]
+    sources = "".join(p.group * n for p, n in zip(pieces, lengths, strict=True))
+    for row, group in enumerate(blocks.groups):
+        of = sources[48 * row : 48 * row + 48]
+        assert of.count(group) == max(map(of.count, "abc"))
+    assert blocks.clusters()[0] == blocks.clusters()[-1] == 0
+    assert blocks.rows([0, 1]).groups == blocks.groups[:2]
+    assert len(set(pack_blocks(tokenizer, texts(30), 16).clusters())) > 20
+    assert Blocks(blocks.ids, blocks.positions).clusters() == list(range(len(blocks)))

@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from freemoe.evals.statistics import ratio_interval
 
+BY_BLOCKS = "over blocks (by an older version: too narrow where blocks are of one article)"
+"""Of the intervals of text that were made before documents knew their groups."""
+
 State = Literal["better", "same", "worse", "fact"]
 
 Measured = Mapping[str, Any]
@@ -29,16 +32,29 @@ class Verdict:
     words: str
 
 
-def perplexity_against(top: Sequence[float], bottom: Sequence[float], tokens: Sequence[float]) -> dict[str, Any]:
-    """Ratio of two perplexities on the same blocks, as ``Measured``; no interval where there is one block.
+def groups_text(groups: int | None) -> str:
+    """What the interval of a figure of text is over.
+
+    Args:
+        groups: How many; None where an older version did not say.
+    """
+    return f"over {groups:,} group{'s' if groups > 1 else ''} (articles, rows)" if groups else BY_BLOCKS
+
+
+def perplexity_against(
+    top: Sequence[float], bottom: Sequence[float], tokens: Sequence[float], groups: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Ratio of two perplexities on the same blocks, as ``Measured``; no interval where there is one group.
 
     Args:
         top: Sums of negative log-likelihoods by block.
         bottom: The same under the model that it is held against.
         tokens: Of every block.
+        groups: Of every block; each block is its own where an older version did not say.
     """
-    found = ratio_interval(top, bottom, tokens, [str(number) for number in range(len(tokens))])
-    known = len(tokens) > 1
+    clusters = [str(number) for number in (groups or range(len(tokens)))]
+    found = ratio_interval(top, bottom, tokens, clusters)
+    known = len(set(clusters)) > 1
     return {"mean": found.mean, "low": found.low if known else None, "high": found.high if known else None}
 
 

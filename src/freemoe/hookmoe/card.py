@@ -10,7 +10,7 @@ from freemoe.core.numbers import percent
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.evals.speed import speed_lines
-from freemoe.evals.verdict import Verdict, judge_against_model, sign
+from freemoe.evals.verdict import Verdict, groups_text, judge_against_model, sign
 from freemoe.hub.cards import Measured, base_shown, card_notes, front_matter, loading, markdown_table
 
 ABOUT = {
@@ -102,7 +102,8 @@ def model_card(result: dict[str, Any]) -> str:
             "",
             *[f"- {neutral.markdown(line)}" for line in headlines(result)],
             "",
-            f"On {result['test']['tokens']:,} tokens of the text's test part, which decided nothing; 95 % intervals over its blocks:",
+            f"On {result['test']['tokens']:,} tokens of the text's test part, which decided nothing; 95 % intervals "
+            f"{groups_text(result['test'].get('groups'))}:",
             "",
             *markdown_table(*table(result)),
             "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,9 +101,15 @@ def measure(model: Any, blocks: Blocks, teacher: Teacher, kept: UnitState = NOT_
 
 
 def recovered(
-    full: Tensor, reduced: Tensor, now: Tensor, seed: int = 0, draws: int = 2000, control: bool = False
+    full: Tensor,
+    reduced: Tensor,
+    now: Tensor,
+    seed: int = 0,
+    draws: int = 2000,
+    control: bool = False,
+    groups: Sequence[int] | None = None,
 ) -> Interval:
-    """Share of what the reduced model lost that is won back: (reduced - now) / (reduced - full), rows drawn anew.
+    """Share of what the reduced model lost that is won back: (reduced - now) / (reduced - full), groups drawn anew.
 
     Args:
         full: (rows,) sums of a loss under the full model (zeros for KL).
@@ -111,11 +118,13 @@ def recovered(
         seed: Of the bootstrap.
         draws: Of the bootstrap.
         control: ``now`` is of a model at full k: what it gains is counted from the full model.
+        groups: Number of every row's group; each row is its own if absent.
 
     Returns:
         The share with its 95 % interval; NaN where nothing was lost.
     """
-    lost, won = (reduced - full).numpy(), ((full if control else reduced) - now).numpy()
+    sums = (reduced - full, (full if control else reduced) - now)
+    lost, won = (np.bincount(groups or range(len(full)), weights=part.numpy()) for part in sums)
     if lost.sum() <= 0:
         return Interval(float("nan"), float("nan"), float("nan"))
     rng = np.random.default_rng(seed)

@@ -367,15 +367,15 @@ def measure_rows(
                 "route_agreement": agreement(full_routes, own),
             }
             advance(1)
-    full, plan = measured["full"], measured["plan"]
+    full, plan, groups = measured["full"], measured["plan"], text.test.clusters()
     for name, quality in measured.items():
         if name != "full":
             sums = (part.tolist() for part in (quality.ce, full.ce, full.tokens))
-            report[name]["ratio"] = perplexity_against(*sums)
+            report[name]["ratio"] = perplexity_against(*sums, groups=groups)
         if name not in ("full", "plan"):
-            share = recovered(full.ce, plan.ce, quality.ce, seed, control=name == "control")
+            share = recovered(full.ce, plan.ce, quality.ce, seed, control=name == "control", groups=groups)
             report[name]["recovered_ce"] = as_json(share)
             if name != "control":
-                share = recovered(torch.zeros_like(full.kl), plan.kl, quality.kl, seed)
+                share = recovered(torch.zeros_like(full.kl), plan.kl, quality.kl, seed, groups=groups)
                 report[name]["recovered_kl"] = as_json(share)
-    return {"tokens": int(full.tokens.sum()), "rows": report}
+    return {"tokens": int(full.tokens.sum()), "groups": len(set(groups)), "rows": report}

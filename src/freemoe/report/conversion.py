@@ -12,11 +12,11 @@ from matplotlib.ticker import MaxNLocator
 from freemoe.report.figures.all_figures import Picture
 from freemoe.report.figures.drawing import WIDE, is_narrow, legend_above, new_figure, plain, ratio_ticks, shaded, styled
 from freemoe.report.page import (
-    INTERVALS,
     Group,
     Page,
     Table,
     common_facts,
+    intervals_text,
     made,
     record_lines,
     render,
@@ -75,7 +75,7 @@ def page(result: dict[str, Any]) -> str:
                 (1, 2, 3),
             ),
             reading="Perplexity: less is better. Active: the share of the weights of the decoder's linears that one token uses. The "
-            f"verdict's ratios are of perplexities on the same text, with {INTERVALS}",
+            f"verdict's ratios are of perplexities on the same text, with {intervals_text(len(set(blocks.get('test_groups') or ())))}",
             readings=[r for r in _READINGS if r[1] in present],
             pictures=PICTURES,
             splits=[

@@ -7,7 +7,7 @@ from typing import Any
 
 from freemoe.core.errors import ArtifactError
 from freemoe.evals.guessing import guessing_text
-from freemoe.evals.verdict import State, Verdict
+from freemoe.evals.verdict import State, Verdict, groups_text
 from freemoe.report.figures.all_figures import Picture
 from freemoe.report.figures.gain_figures import gains
 from freemoe.report.page import (
@@ -153,7 +153,8 @@ def _findings(domain: dict[str, Any]) -> list[tuple[State, str]]:
         (
             state := _state(domain, name),
             f"{domain['name']}, {name}: {verdicts[state]} {home} on {domain['rows'][name]['documents']} documents: "
-            f"{number(domain['rows'][home]['score'])} → {number(domain['rows'][name]['score'])} ({gained(domain['rows'][name], text)}).",
+            f"{number(domain['rows'][home]['score'])} → {number(domain['rows'][name]['score'])} ({gained(domain['rows'][name], text)}"
+            + (f" {groups_text(domain['rows'][name].get('clusters'))})." if text else ")."),
         )
         for name in compared_rows(domain["rows"])
     ]

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from freemoe.core import neutral
 from freemoe.core.files import write_atomic
 from freemoe.core.run.lock import alone
-from freemoe.evals.verdict import State, Verdict
+from freemoe.evals.verdict import State, Verdict, groups_text
 from freemoe.report import reading
 from freemoe.report.figures.all_figures import Picture, drawn
 from freemoe.report.palette import css
@@ -27,10 +27,16 @@ from freemoe.results import read_result, shown
 
 REPORT = "report.html"
 
-INTERVALS = (
-    "95 % intervals over its blocks. Speed is the geometric mean over requests in turns, with Student's 95 % interval."
-)
-"""How the intervals of a verdict against the model are made, for the words below a table."""
+
+def intervals_text(groups: int | None) -> str:
+    """How the intervals of a verdict against the model are made, for the words below a table.
+
+    Args:
+        groups: Of the test part; None where an older version divided it by blocks.
+    """
+    speed = "Speed is the geometric mean over requests in turns, with Student's 95 % interval."
+    return f"95 % intervals {groups_text(groups)}. {speed}"
+
 
 STATES: dict[int, State] = {1: "better", 0: "same", -1: "worse"}
 

@@ -16,6 +16,7 @@ from freemoe.core.run.skeleton import RESULT_FORMAT
 from freemoe.domain_experts.prove.card import ROWS, control_text
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.statistics import MIN_CHANGED, MIN_CLUSTERS
+from freemoe.evals.verdict import groups_text
 from freemoe.results import read_result
 from freemoe.results.build import KIND
 
@@ -99,7 +100,7 @@ def better(row: dict[str, Any], text: bool) -> int:
     """
     mean, low, high = interval_of(row, text)
     changed = row["won"] + row["lost"] if row.get("won") is not None else MIN_CHANGED
-    if row.get("clusters", MIN_CLUSTERS) < MIN_CLUSTERS or changed < MIN_CHANGED:
+    if (row.get("clusters") or MIN_CLUSTERS) < MIN_CLUSTERS or changed < MIN_CHANGED:
         return 0
     if row.get("holm") is not None:
         return 0 if row["holm"] > 0.05 else improves(mean, text)
@@ -184,7 +185,7 @@ def domain_sentence(result: dict[str, Any], domain: dict[str, Any]) -> str:
         )
     state = better(expert, text)
     verdict = {1: "better than the base", 0: "not distinguishable from the base", -1: "worse than the base"}[state]
-    gain = gain_words(expert, text) + ("" if text else " points")
+    gain = gain_words(expert, text) + (f" {groups_text(expert.get('clusters'))}" if text else " points")
     words = (
         f"{domain['name']}: {verdict} on {expert['documents']} held-out documents: {unit} "
         f"{number(base['score'], digits)} → {number(expert['score'], digits)} ({gain}), with experts in {len(chosen)} of "

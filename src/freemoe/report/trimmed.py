@@ -13,7 +13,7 @@ from freemoe.hookmoe.card import ABOUT, headlines, table, verdict
 from freemoe.report.figures.all_figures import Picture
 from freemoe.report.figures.drawing import WIDE, heading, is_narrow, legend_above, new_figure, styled
 from freemoe.report.figures.plan_figures import pareto_figure, write_pareto
-from freemoe.report.page import INTERVALS, Group, Page, Table, common_facts, made, record_lines, render, write_page
+from freemoe.report.page import Group, Page, Table, common_facts, intervals_text, made, record_lines, render, write_page
 from freemoe.report.palette import colour, role
 from freemoe.results import read_result
 
@@ -57,7 +57,7 @@ def page(result: dict[str, Any]) -> str:
                 (1, 2, 3, 4),
             ),
             reading="Loss: cross-entropy in nats per token. KL: divergence from the full model in nats per token. For both, less is "
-            f"better. Won back: the share of what the plan alone loses that a row does not lose, with {INTERVALS}",
+            f"better. Won back: the share of what the plan alone loses that a row does not lose, with {intervals_text(test.get('groups'))}",
             readings=[(name, role(name, "rival"), ABOUT.get(name, "a row of its own")) for name in test["rows"]],
             pictures=PICTURES,
             splits=[

@@ -27,6 +27,9 @@ class BlockCounts(Part):
     train: int
     held_out: int
     test: int
+    test_groups: list[int] | None = Field(
+        None, description="Group (article, row) of every block of the test part; without it intervals are over blocks."
+    )
 
 
 class MissedBudget(Part):

@@ -33,6 +33,7 @@ class TestPart(Part):
     """The test part of the text."""
 
     tokens: int
+    groups: int | None = Field(None, description="Groups (articles, rows) that intervals are over; blocks without it.")
     rows: dict[str, dict[str, Any]] = Field(
         description="Loss, divergence from the full model, perplexity over its own, use of experts; what was won back."
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -37,10 +38,12 @@ class Blocks:
         ids: (rows, length) int64.
         positions: (rows, length) int64, counted anew at every passage and at every row. Where they fall back to 0
             transformers keeps tokens from looking at the passage before (no attention mask, no cache).
+        groups: Of every row the group that most of its tokens come from; empty where nobody says.
     """
 
     ids: Tensor
     positions: Tensor
+    groups: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -58,7 +61,14 @@ class Blocks:
     def rows(self, which: Sequence[int] | Tensor) -> Blocks:
         """Some of the rows, in the order given."""
         index = torch.as_tensor(which, dtype=torch.int64)
-        return Blocks(self.ids[index], self.positions[index])
+        return Blocks(
+            self.ids[index], self.positions[index], tuple(self.groups[i] for i in index) if self.groups else ()
+        )
+
+    def clusters(self) -> list[int]:
+        """Number of every row's group: rows of one article are no independent documents; each its own where nobody says."""
+        numbers: dict[str, int] = {}
+        return [numbers.setdefault(name, len(numbers)) for name in self.groups or map(str, range(len(self)))]
 
     @property
     def rows_at_once(self) -> int:
@@ -175,12 +185,14 @@ def pack_blocks(tokenizer: Any, texts: Sequence[str], length: int, what: str = "
     start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
     ids: list[int] = []
     positions: list[int] = []
-    for text in texts:
+    sources: list[int] = []
+    for number, text in enumerate(texts):
         own = tokenizer.encode(text, add_special_tokens=False, verbose=False)
         if own[:1] != start:  # a chat template writes it itself
             own = start + own
         ids += own
         positions += range(len(own))
+        sources += [number] * len(own)
     rows = len(ids) // length
     if rows == 0:
         raise DataError(
@@ -190,7 +202,15 @@ def pack_blocks(tokenizer: Any, texts: Sequence[str], length: int, what: str = "
     place = torch.tensor(positions[: rows * length]).view(shape)
     # A passage that goes on in the next row counts from that row's start: no position is beyond the row.
     begins = torch.where(place == 0, torch.arange(length).expand(shape), 0).cummax(dim=1).values
-    return Blocks(torch.tensor(ids[: rows * length]).view(shape), torch.arange(length).expand(shape) - begins)
+    groups = tuple(
+        Counter(_group_of(texts[n], n) for n in sources[row : row + length]).most_common(1)[0][0]
+        for row in range(0, rows * length, length)
+    )
+    return Blocks(torch.tensor(ids[: rows * length]).view(shape), torch.arange(length).expand(shape) - begins, groups)
+
+
+def _group_of(text: str, number: int) -> str:
+    return getattr(text, "group", "") or f"passage {number}"
 
 
 def row_texts(tokenizer: Any, blocks: Blocks) -> Iterator[str]:

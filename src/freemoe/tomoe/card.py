@@ -69,7 +69,7 @@ def verdict(result: dict[str, Any]) -> Verdict:
 
 def _against(result: dict[str, Any], name: str) -> dict[str, Any]:
     ours, other = result["scores"]["converted"], result["scores"][name]
-    return perplexity_against(ours["nll"], other["nll"], ours["tokens"])
+    return perplexity_against(ours["nll"], other["nll"], ours["tokens"], result["blocks"].get("test_groups"))
 
 
 def headlines(result: dict[str, Any]) -> list[str]:

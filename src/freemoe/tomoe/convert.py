@@ -133,6 +133,7 @@ def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Pr
         "blocks": {
             "length": bench.train.length,
             **{part: getattr(bench, part).tokens for part in ("train", "held_out", "test")},
+            "test_groups": bench.test.clusters(),
         },
         "parameters": parameters,
         **missed_budget(recipe.active, parameters["active_share"]),

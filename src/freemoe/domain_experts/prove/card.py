@@ -11,6 +11,7 @@ from freemoe.core.version import __version__
 from freemoe.domain_experts.structured.wording import unit_lines
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
+from freemoe.evals.verdict import groups_text
 from freemoe.hub.cards import Measured, base_shown, card_notes, front_matter, loading
 from freemoe.results.build import KIND
 
@@ -67,7 +68,7 @@ def headlines(result: dict[str, Any]) -> list[str]:
             share = 100 * off / max(1, result["base"]["weights"]) / max(1, len(domain["subdomains"]))
             lines.append(
                 f"{domain['name']}: held-out perplexity {rows['base']['score']:.2f} -> {rows['expert']['score']:.2f} "
-                f"(x {decimals(rows['expert']['ratio']['mean'], 3)}, {share:.2g} % of weights off)"
+                f"({gain_text(rows['expert'], 'perplexity')} {groups_text(rows['expert'].get('clusters'))}, {share:.2g} % of weights off)"
             )
         else:
             lines.append(
