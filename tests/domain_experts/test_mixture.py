@@ -295,8 +295,8 @@ def test_a_damaged_manifest_is_refused(world, artefact, tmp_path):
     shutil.copytree(artefact, copy)
     manifest = (copy / MANIFEST).read_text()
     for broken, message in [
-        (manifest[: len(manifest) // 2], "damaged"),
-        ("[]", "damaged"),
+        (manifest[: len(manifest) // 2], "is damaged"),
+        ("[]", "is not whole: Input should be an object"),
         (json.dumps({**json.loads(manifest), "format": 99}), "format 99"),
         (manifest.replace('"start": 0.', '"start": 0.1'), "edited"),
         (manifest.replace('"threshold": 0.', '"threshold": 0.0'), "edited"),

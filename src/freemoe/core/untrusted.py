@@ -167,7 +167,9 @@ def checked(schema: type[T], value: Any, where: str, error: type[FreeMoEError] =
 
 def faults_text(faults: Sequence[Any]) -> str:
     """What pydantic found, in a sentence: the first places with what is allowed there and what was seen."""
-    said = [f"{'.'.join(map(str, f['loc']))}: {f['msg']} (seen: {f['input']!r:.80})" for f in faults[:3]]
+    said = [
+        f"{'.'.join(map(str, f['loc']))}: {f['msg']} (seen: {f['input']!r:.80})".removeprefix(": ") for f in faults[:3]
+    ]
     return "; ".join(said) + (f"; and {len(faults) - 3:,} more" if len(faults) > 3 else "") + "."
 
 
