@@ -1,4 +1,4 @@
-"""A cluster of machines, one of which is lost: three nodes of Ray on this one."""
+"""A cluster of machines, one of which is lost (three nodes of Ray on this one), and a Ray of this machine that ends."""
 
 from __future__ import annotations
 
@@ -40,22 +40,67 @@ cluster.shutdown()
 """
 
 
-def test_what_a_lost_machine_was_at_is_done_by_the_other(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
+def run(tmp_path: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "script.py").write_text(script)
     environment = {
         **os.environ,
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
     }
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")],
+    return subprocess.run(
+        [sys.executable, str(tmp_path / "script.py"), *arguments],
         env=environment,
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
+
+
+# The dashboard agent is killed while a unit is at work; with bytes in the object store Ray's library then ends this process.
+AGENT = """
+import os, sys, threading, time
+from pathlib import Path
+from freemoe.core.errors import WorkerError
+from freemoe.core.run.units import Unit
+from freemoe.distributed.ray_pool import RayPool
+
+def parent(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
+
+def kill_agent():
+    for folder in Path("/proc").iterdir():
+        try:
+            name = (folder / "cmdline").read_text()
+            if name.startswith("ray::DashboardAgent") and parent(parent(folder.name)) == str(os.getpid()):
+                os.kill(int(folder.name), 9)
+        except (OSError, ValueError):
+            pass
+
+with RayPool(count=1, threads=1) as pool:
+    if sys.argv[1] == "stored":
+        pool.share(b"x" * 300_000)
+    units = [Unit(f"u{n}", "tests.core.run.light_work:where", {"number": n, "wait": 60 * n}) for n in range(2)]
+    try:
+        for _ in pool.run(units):
+            threading.Timer(1, kill_agent).start()
+    except WorkerError as error:
+        sys.exit(str(error))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the process in /proc")
+@pytest.mark.parametrize("store", ["stored", "empty"])
+def test_the_death_of_the_dashboard_agent_is_named_and_how_to_go_on(tmp_path: Path, store: str) -> None:
+    done = run(tmp_path, AGENT, store)
+    assert done.returncode == 1, done.stderr[-3000:]
+    assert "dashboard agent" in done.stderr
+    assert "finished are kept: run the same command again" in done.stderr
+
+
+def test_what_a_lost_machine_was_at_is_done_by_the_other(tmp_path: Path) -> None:
+    done = run(tmp_path, SCRIPT)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert {name: number for name, (number, _) in result["found"].items()} == {f"u{n}": n * n for n in range(6)}

@@ -5,10 +5,12 @@ Ray's own restarts and retries are off: which unit is done again, and how often,
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import logging
 import os
 import pickle
 import secrets
+import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -18,9 +20,14 @@ from typing import Any, cast
 from freemoe.core.environment import DECIDING, versions
 from freemoe.core.errors import WorkerError
 from freemoe.core.run.pool import Died, Pool, Worker
+from freemoe.core.run.progress import Lines
 from freemoe.core.run.units import Unit
 from freemoe.distributed.actor import Actor
 
+RAY_ENDED = (
+    "Ray ended: the node that this process was connected to is dead. A node ends when its dashboard agent does (most often for want "
+    "of memory). All units that were finished are kept: run the same command again, with --on local:N if it ends again."
+)
 STORE_BYTES = 256 << 20
 """Of the object store of a local Ray; what does not fit there is kept on disk."""
 
@@ -55,6 +62,7 @@ class RayPool(Pool):
         self._needs = [str(Path(path).absolute()) for path in needs if Path(path).exists()]
         self._ours = connect(address, (count or 1) * self._threads)
         self._kept: list[Any] = []
+        self._watcher = explain_exit()
         super().__init__(count or 1, again=2, limit=limit)
         try:
             room = self._room()
@@ -68,7 +76,7 @@ class RayPool(Pool):
         import ray
 
         # Those who live put away what lies about; nobody waits for one that does not answer.
-        leaving = [cast("_Remote", worker).leave() for worker in self._idle]
+        leaving = [cast("_Remote", worker).actor.leave.remote() for worker in self._idle]
         if leaving:
             ray.wait(leaving, num_returns=len(leaving), timeout=10)
         super().close()
@@ -76,6 +84,9 @@ class RayPool(Pool):
         if self._ours:
             ray.shutdown()
             self._ours = False
+        if self._watcher is not None:
+            self._watcher.communicate(b"\n")
+            self._watcher = None
 
     def share(self, blob: bytes) -> Parcel:
         """Put bytes into the cluster's object store, for arguments of units; they are kept until `close`."""
@@ -95,9 +106,10 @@ class RayPool(Pool):
         return sum(bool(node["Alive"]) for node in ray.nodes())
 
     def _room(self) -> int:
-        """How many actors fit into the cluster, as it is now."""
+        """How many actors fit into the cluster, as it is now, and where this process stands in it."""
         import ray
 
+        self._node = ray.get_runtime_context().get_node_id()
         has = ray.cluster_resources()
         room = int(has.get("CPU", 0)) // self._threads
         if self._accelerator:
@@ -130,6 +142,14 @@ class RayPool(Pool):
     def _advice(self, how: str) -> str:
         return ". Most often memory ran out, or its machine was lost."
 
+    def _backend_error(self) -> WorkerError | None:
+        import ray
+
+        with contextlib.suppress(Exception):  # a cluster whose first node is gone does not even answer
+            if any(node["Alive"] and node["NodeID"] == self._node for node in ray.nodes()):
+                return None
+        return WorkerError(RAY_ENDED)
+
 
 @dataclass(frozen=True)
 class Parcel:
@@ -148,15 +168,11 @@ class _Remote:
     """An actor, and the answer that it owes."""
 
     def __init__(self, actor: Any, answer: Any) -> None:
-        self._actor = actor
+        self.actor = actor
         self.answer = answer
 
     def send(self, unit: Unit) -> None:
-        self.answer = self._actor.do.remote(unit)
-
-    def leave(self) -> Any:
-        """Ask it to put away what it wrote on its machine."""
-        return self._actor.leave.remote()
+        self.answer = self.actor.do.remote(unit)
 
     def receive(self) -> tuple[bool, Any]:
         import ray
@@ -171,13 +187,28 @@ class _Remote:
     def end(self) -> None:
         import ray
 
-        ray.kill(self._actor)
+        ray.kill(self.actor)
 
 
 def _how(error: Exception) -> str:
     """How a worker ended, in a line."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first.partition(' Worker exit detail')[0].rstrip('. ')}"[:300]
+
+
+def explain_exit() -> subprocess.Popen[bytes] | None:
+    """Start a shell that prints `RAY_ENDED` if Ray's library ends this process; None where it does not (``ray://``).
+
+    That library calls ``_exit(1)`` when the object store is gone: nothing in this process can catch it. The shell waits for a
+    line; when its input ends without one, Ray's log of this process says whether that was why.
+    """
+    from ray._private import worker
+
+    if (node := getattr(worker, "_global_node", None)) is None or os.name != "posix":
+        return None
+    script = 'read line || { grep -qs "connection to the plasma store is failed" "$0"/python-core-driver-*_$1.log && echo "$2" >&2; }'
+    arguments = ["sh", "-c", script, node.get_logs_dir_path(), str(os.getpid()), RAY_ENDED]
+    return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 
 def connect(address: str | None, cpus: int) -> bool:
@@ -198,27 +229,26 @@ def connect(address: str | None, cpus: int) -> bool:
 
     if ray.is_initialized():
         return False
-    quiet = {"logging_level": "ERROR", "log_to_driver": False}
-    if address is not None:
-        begin = functools.partial(ray.init, address=address, **quiet)
-    else:
-        size = {"num_cpus": cpus, "object_store_memory": STORE_BYTES}
-        begin = functools.partial(ray.init, address="local", include_dashboard=False, **size, **quiet)
+    options: dict[str, Any] = {"address": address or "local", "logging_level": "ERROR", "log_to_driver": False}
+    if address is None:
+        options |= {"include_dashboard": False, "num_cpus": cpus, "object_store_memory": STORE_BYTES}
     # Ray waits for half a minute for its own processes, which on a busy machine is not always enough.
     attempts = 1 if address is not None else 3
-    for attempt in range(1, attempts + 1):
-        try:
-            begin()
-            return True
-        except Exception as error:
-            ray.shutdown()
-            if attempt < attempts:
-                continue
-            where = f"at {address}" if address else "on this machine"
-            raise WorkerError(
-                f"There is no Ray {where}: {_how(error)}. A cluster is started by `ray start` (docs/elsewhere.md); --on ray starts "
-                "one on this machine alone."
-            ) from error
+    where = f"at {address}" if address else "on this machine"
+    with Lines(logging.getLogger(__name__).warning).stage(f"attempts to start Ray {where}", attempts) as advance:
+        for attempt in range(1, attempts + 1):
+            try:
+                ray.init(**options)
+                return True
+            except Exception as error:
+                ray.shutdown()
+                if attempt == attempts:
+                    raise WorkerError(
+                        f"There is no Ray {where}: {_how(error)}. A cluster is started by `ray start` (docs/elsewhere.md); --on "
+                        "ray starts one on this machine alone."
+                    ) from error
+            finally:
+                advance(1)
     return False
 
 

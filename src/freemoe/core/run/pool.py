@@ -5,6 +5,7 @@ What a worker is (`Worker`) and where it lives is another's business: a process 
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from freemoe.core.errors import WorkerError
+from freemoe.core.run.progress import EVERY
 from freemoe.core.run.units import Unit
 
 PATIENCE = 180.0
@@ -68,6 +70,7 @@ class Pool(ABC):
         self._idle: list[Worker] = []
         self._starting: dict[Worker, float] = {}
         self._failed_starts = 0
+        self._logged = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +97,10 @@ class Pool(ABC):
     def _advice(self, how: str) -> str:
         """What may be behind a death, and what to do."""
 
+    def _backend_error(self) -> WorkerError | None:
+        """Why no worker can ever be had again, if that is so."""
+        return None
+
     def run(self, units: Sequence[Unit]) -> Generator[tuple[Unit, Any], None, None]:
         """Do the units; begun in their order, yielded as they are finished.
 
@@ -119,14 +126,16 @@ class Pool(ABC):
                     try:
                         good, found = worker.receive()
                     except Died as death:
-                        trouble = trouble or self._begin_again(unit, "died", str(death), waiting, lost)
+                        failed = self._backend_error() or self._begin_again(unit, "died", str(death), waiting, lost)
+                        trouble = trouble or failed
                         continue
                     self._idle.append(worker)
                     if good:
                         yield unit, found
                     else:
                         trouble = trouble or found
-                for worker in self._overdue(busy):
+                now, limit = time.monotonic(), self.limit or float("inf")
+                for worker in [w for w, begun in busy.items() if now - begun.since >= limit]:
                     worker.end()
                     unit = busy.pop(worker).unit
                     trouble = trouble or self._begin_again(unit, "hung", "", waiting, lost)
@@ -154,13 +163,9 @@ class Pool(ABC):
     def _patience(self, busy: dict[Worker, _Begun]) -> float | None:
         """Seconds until somebody must be looked after who does not answer."""
         ends = [begun.since + self.limit for begun in busy.values()] if self.limit else []
-        if not busy:
-            ends += [since + PATIENCE for since in self._starting.values()]
+        if self._starting:
+            ends.append(time.monotonic() + EVERY)
         return max(0.0, min(ends) - time.monotonic()) if ends else None
-
-    def _overdue(self, busy: dict[Worker, _Begun]) -> list[Worker]:
-        now = time.monotonic()
-        return [w for w, begun in busy.items() if self.limit and now - begun.since >= self.limit]
 
     def _started(self, worker: Worker) -> Exception | None:
         """Let a new worker, that answers for the first time, be idle; the trouble, where it cannot."""
@@ -200,9 +205,18 @@ class Pool(ABC):
         )
 
     def _deserted(self, busy: dict[Worker, _Begun]) -> Exception | None:
-        """The trouble of a pool without workers, that has waited long enough for the next one."""
-        began = min(self._starting.values(), default=None)
-        if busy or self._idle or began is None or time.monotonic() - began < PATIENCE:
+        """Log how long workers have been starting; the trouble of a pool without any, that has waited long enough."""
+        now, alone = time.monotonic(), not busy and not self._idle
+        began = min(self._starting.values(), default=now)
+        if now - max(began, self._logged) >= EVERY:
+            self._logged = now
+            limit = f"at most {PATIENCE:g} s" if alone else "others go on meanwhile"
+            logging.getLogger(__name__).warning(
+                "waiting for %d workers to start: %.0f s, %s", len(self._starting), now - began, limit
+            )
+            if lost := self._backend_error():
+                return lost
+        if not alone or now - began < PATIENCE:
             return None
         return WorkerError(
             f"No worker could be started within {PATIENCE:g} seconds: no machine has room for one. All units that were finished "

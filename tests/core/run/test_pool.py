@@ -1,0 +1,93 @@
+"""A pool whose workers take long to start, or whose cluster is gone: what it says meanwhile, and when it stops."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from freemoe.core.errors import WorkerError
+from freemoe.core.run import pool as pools
+from freemoe.core.run.pool import Died, Pool, Worker
+from freemoe.core.run.units import Unit, answer
+
+UNITS = [Unit(f"u{n}", "builtins:pow", {"base": n, "exp": 2}) for n in range(3)]
+
+
+class Late:
+    """A worker that does its units when asked for the answer, and is ready some time after it was begun."""
+
+    def __init__(self, ready: float, dies: bool) -> None:
+        self.ready, self.dies = ready, dies
+        self.unit: Unit | None = None
+
+    def send(self, unit: Unit) -> None:
+        self.unit = unit
+
+    def receive(self) -> tuple[bool, Any]:
+        if self.unit is None:
+            return True, {}
+        if self.dies:
+            raise Died("its owner's node has crashed")
+        return pickle.loads(answer(self.unit, "here"))
+
+    def end(self) -> None:
+        pass
+
+
+class LatePool(Pool):
+    """Workers that are ready after so many seconds each (the last figure holds on), and die at work if the cluster is gone."""
+
+    def __init__(self, *starts: float, gone: bool = False) -> None:
+        super().__init__(len(starts))
+        self.starts, self.gone = list(starts), gone
+
+    def _start(self) -> tuple[Worker, bool]:
+        wait = self.starts.pop(0) if len(self.starts) > 1 else self.starts[0]
+        return Late(time.monotonic() + wait, self.gone), False
+
+    def _that_answer(self, workers: Collection[Worker], seconds: float | None) -> list[Worker]:
+        end = time.monotonic() + (10 if seconds is None else seconds)
+        while True:
+            ready = [w for w in workers if isinstance(w, Late) and w.ready <= time.monotonic()]
+            if ready or time.monotonic() >= end:
+                return ready
+            time.sleep(0.005)
+
+    def _advice(self, how: str) -> str:
+        return "."
+
+    def _backend_error(self) -> WorkerError | None:
+        return WorkerError("the cluster is gone") if self.gone else None
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "EVERY", 0.05)
+    monkeypatch.setattr(pools, "PATIENCE", 0.3)
+
+
+def test_while_workers_start_their_number_and_the_limit_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    found = {unit.name: square for unit, square in LatePool(0.2, 0.2).run(UNITS)}
+    assert found == {"u0": 0, "u1": 1, "u2": 4}
+    lines = [line for line in caplog.messages if line.startswith("waiting for 2 workers to start: ")]
+    assert 1 <= len(lines) <= 4
+    assert all(line.endswith("at most 0.3 s") for line in lines)
+
+
+def test_workers_that_never_start_end_the_run_at_the_limit() -> None:
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match=r"within 0\.3 seconds.*units that were finished are kept"):
+        list(LatePool(9).run(UNITS))
+    assert 0.3 <= time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("start", [0.0, 9.0])
+def test_a_cluster_that_is_gone_is_named_before_the_limit(start: float) -> None:
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="the cluster is gone"):
+        list(LatePool(start, gone=True).run(UNITS))
+    assert time.monotonic() - began < 0.25
