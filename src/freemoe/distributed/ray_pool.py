@@ -197,11 +197,9 @@ def _how(error: Exception) -> str:
 
 
 def explain_exit() -> subprocess.Popen[bytes] | None:
-    """Start a shell that prints `RAY_ENDED` if Ray's library ends this process; None where it does not (``ray://``).
-
-    That library calls ``_exit(1)`` when the object store is gone: nothing in this process can catch it. The shell waits for a
-    line; when its input ends without one, Ray's log of this process says whether that was why.
-    """
+    """Start a shell that prints `RAY_ENDED` if Ray's library ends this process; None where it does not (``ray://``)."""
+    # The library calls _exit(1) when the object store is gone, which nothing here can catch. The shell waits for a line; when
+    # its input ends without one, Ray's log of this process says whether that was why.
     from ray._private import worker
 
     if (node := getattr(worker, "_global_node", None)) is None or os.name != "posix":

@@ -126,8 +126,8 @@ class Pool(ABC):
                     try:
                         good, found = worker.receive()
                     except Died as death:
-                        failed = self._backend_error() or self._begin_again(unit, "died", str(death), waiting, lost)
-                        trouble = trouble or failed
+                        trouble = trouble or self._backend_error()
+                        trouble = trouble or self._begin_again(unit, "died", str(death), waiting, lost)
                         continue
                     self._idle.append(worker)
                     if good:
@@ -163,8 +163,7 @@ class Pool(ABC):
     def _patience(self, busy: dict[Worker, _Begun]) -> float | None:
         """Seconds until somebody must be looked after who does not answer."""
         ends = [begun.since + self.limit for begun in busy.values()] if self.limit else []
-        if self._starting:
-            ends.append(time.monotonic() + EVERY)
+        ends += [time.monotonic() + EVERY] if self._starting else []
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def _started(self, worker: Worker) -> Exception | None:
