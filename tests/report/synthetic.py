@@ -88,7 +88,15 @@ def _units(base: float, text: bool) -> dict[str, Any]:
         for share, mean in ((0.1, 0.9), (0.2, 0.8))
     ]
     cut = {"parameters": [100, 80], "prefill": [10.0, 15.0], "decode": [10.0, 12.0]}
-    return {"kind": "neuron", "of": 100, "points": points, "largest_share": 0.2, "cut": cut}
+    return {
+        "kind": "neuron",
+        "of": 100,
+        "points": points,
+        "largest_share": 0.2,
+        "margin": 1.0,
+        "guard_documents": 90,
+        "cut": cut,
+    }
 
 
 def make_domain(

@@ -212,9 +212,8 @@ class UnitSection(Section):
     steps: int = Field(default=200, ge=1, le=limits.STEPS, description="Steps of training per share.")
     step_tokens: int = Field(default=2048, ge=1, le=limits.TOKENS, description="Answer tokens per step, about.")
     every: int = Field(default=20, ge=1, le=limits.STEPS, description="Steps between two looks at the stopping loss.")
-    patience: int = Field(
-        default=4, ge=1, le=limits.STEPS, description="Looks without a better loss before a share ends."
-    )
+    patience: int = Field(default=4, ge=1, le=limits.STEPS, description="Looks without a better loss that end a share.")
+    margin: float | None = Field(default=None, gt=0, le=100, description="Loss that is none. [1 point, 0.01 nats]")
 
     @field_validator("off", mode="before")
     @classmethod

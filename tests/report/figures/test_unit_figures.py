@@ -27,7 +27,15 @@ def result(text: bool) -> dict:
         for share, mean in ((0.1, 0.9), (0.2, 0.8), (0.3, 1.2))
     ]
     cut = {"parameters": [100, 80], "prefill": [10.0, 15.0], "decode": [10.0, 12.0]}
-    units = {"kind": "neuron", "of": 100, "points": points, "largest_share": 0.2, "cut": cut}
+    units = {
+        "kind": "neuron",
+        "of": 100,
+        "points": points,
+        "largest_share": 0.2,
+        "margin": 1.0,
+        "guard_documents": 90,
+        "cut": cut,
+    }
     unit = "perplexity" if text else "points"
     return {"domains": [{"name": "wiki", "unit": unit, "subdomains": [{"name": "wiki/all", "units": units}]}]}
 
@@ -52,7 +60,10 @@ def test_words_name_share_rivals_and_speed() -> None:
     text = "\n".join(unit_lines("wiki/all", units))
     assert "20 of 100 neurons off (20.0%) (the candidate): held out perplexity x 0.800 [0.75, 0.85]" in text
     assert "wanda x 1.000, random x 1.200" in text
-    assert "base: 20.0%" in text
+    assert "largest share off shown to have a loss below 1 nats per token on 90 selection documents" in text
+    assert "20.0%; held out perplexity x 0.800 [0.75, 0.85]" in text
     assert "80.0% of the parameters, prefill x 1.50, decode x 1.20" in text
-    assert "leaves the base for the worse" in "\n".join(unit_lines("a", {**units, "largest_share": 0.0}))
+    assert "no share tried is shown to have a loss below 1" in "\n".join(
+        unit_lines("a", {**units, "largest_share": 0.0})
+    )
     assert "not cut out: because" in "\n".join(unit_lines("a", {**units, "cut": {"cannot": "because"}}))

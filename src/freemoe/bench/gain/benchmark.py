@@ -113,7 +113,8 @@ def _over_bases(results: list[dict[str, Any]], row: str) -> Interval:
 
 
 def _shown(interval: Interval, digits: int = 2) -> str:
-    return f"{interval.mean:+.{digits}f} [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]"
+    ends = f" [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]" if math.isfinite(interval.low) else ""
+    return f"{interval.mean:+.{digits}f}{ends}"
 
 
 # -------------------------------------------------------------------------------------- T7b, T7c

@@ -18,7 +18,7 @@ from freemoe.domain_experts.route.contents import contents
 from freemoe.domain_experts.route.router import Router, calibration_errors
 from freemoe.domain_experts.route.subdomains import Subdomains, features
 from freemoe.domain_experts.select.choice import MOST_MUCH_WORSE
-from freemoe.domain_experts.structured.evidence import cut_evidence, unit_evidence
+from freemoe.domain_experts.structured.evidence import cut_evidence, largest_harmless, unit_evidence
 from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits
 from freemoe.domain_experts.workbench import MakeMask, Workbench
 from freemoe.evals.engine.evaluator import Score
@@ -77,7 +77,7 @@ def reported_evidence(
             for k, (name, entry) in enumerate(zip(part.names, found[-1]["subdomains"], strict=True)):
                 if (units := by_name[name].units) is not None:
                     own = [d for d, number in zip(documents, known, strict=True) if number == k]
-                    entry["units"] = _units_of(bench, domain, name, units, own)
+                    entry["units"] = _units_of(bench, by_name[name], units, own)
             for name in part.names:
                 by_name[name].rankings.forget()
             advance(0 if domain in done else 1)
@@ -109,17 +109,19 @@ def _against_guessing(
     return against_guessing(documents, values, score, vocabulary_of(bench.model))
 
 
-def _units_of(
-    bench: Workbench, domain: str, name: str, units: FoundUnits, documents: Sequence[Document]
-) -> dict[str, Any]:
+def _units_of(bench: Workbench, sub: Subdomain, units: FoundUnits, documents: Sequence[Document]) -> dict[str, Any]:
     """The curve of a subdomain's units on its reported documents, and what cutting them saves."""
-    recipe = bench.recipe
+    recipe, guard = bench.recipe, [sub.split.documents[i] for i in sub.guard]
 
     def score(unit: str, off: MakeMask, docs: Sequence[Document]) -> Sequence[Score]:
-        return bench.reported_scores(domain, f"curve {name} {unit}", off, docs)
+        return bench.reported_scores(sub.domain, f"curve {sub.name} {unit}", off, docs)
 
-    seeds = [_seed_of_draw(bench, name, number) for number in range(recipe.evidence.controls)]
+    def guarded(unit: str, off: MakeMask, docs: Sequence[Document]) -> Sequence[Score]:
+        return bench.scores(sub.domain, f"{sub.name}|curve {unit}", off, docs)
+
+    seeds = [_seed_of_draw(bench, sub.name, number) for number in range(recipe.evidence.controls)]
     found = unit_evidence(units, documents, score, seeds)
+    found |= largest_harmless(units, guard, guarded, recipe.units.margin)
     return {**found, "layout": recipe.units.layout, "cut": cut_evidence(bench.model, units)}
 
 

@@ -12,14 +12,48 @@ from freemoe.domain_experts.structured.fitting import FoundUnits
 from freemoe.domain_experts.structured.measure import cost
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import UnitsOff
-from freemoe.evals.summary import mean_scores, summary
+from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.statistics import MIN_CLUSTERS, mean_interval
+from freemoe.evals.summary import is_text, mean_scores, summary
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
 
+MARGINS = {True: 0.01, False: 1.0}
+"""Loss that counts as none unless a recipe says another: of text nats per token, else points."""
 
-def no_worse(row: dict[str, Any]) -> bool:
-    """Whether a row's 95 % interval holds the base or lies on its better side."""
-    return row["ratio"]["low"] <= 1 if "ratio" in row else row["gain"]["high"] >= 0
+
+def is_harmless(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[Document], margin: float) -> bool:
+    """Whether a loss of ``margin`` is ruled out: the lower end of the gain's 95 % interval lies above it.
+
+    That a loss is not significant says nothing: with few documents none is. Too few to judge are not harmless either.
+    """
+    keys, text = [d.key for d in documents], is_text(documents)
+    gains = [a.value - b.value for a, b in zip(scores, base, strict=True)]
+    low = mean_interval(gains, keys, [max(1, s.tokens) for s in base] if text else None).low
+    return len(set(keys)) >= MIN_CLUSTERS and low * (1 if text else 100) >= -margin
+
+
+def largest_harmless(
+    found: FoundUnits, guard: Sequence[Document], score: ScoreUnder, margin: float | None
+) -> dict[str, Any]:
+    """The largest share of units whose loss is shown to be below a margin, on documents that neither fitted nor stopped.
+
+    Shares are tested from the smallest up until one fails, so that the whole sequence errs as seldom as one test does.
+
+    Args:
+        found: What structured purification found.
+        guard: Reference documents of the subdomain that decided nothing about it.
+        score: Scores them with weights off; journalled.
+        margin: Points, of text nats per token; `MARGINS` if None.
+    """
+    margin = MARGINS[is_text(guard)] if margin is None else margin
+    base, largest = score("base", Mask, guard), 0.0
+    for point in found.curve.points:
+        off = partial(found.units.mask, point.off)
+        if not is_harmless(score(f"units {point.asked}", off, guard), base, guard, margin):
+            break
+        largest = point.share
+    return {"largest_share": largest, "margin": margin, "guard_documents": len(guard)}
 
 
 def unit_evidence(
@@ -34,8 +68,7 @@ def unit_evidence(
         seeds: Of the draws of random units, per share.
 
     Returns:
-        ``points``: per share its units, stopping loss and figure against the base, beside ``rivals`` and ``random``;
-        ``largest_share``: the largest share whose interval does not leave the base for the worse, 0 where all do.
+        ``points``: per share its units, stopping loss and figure against the base, beside ``rivals`` and ``random``.
     """
     units, curve = found.units, found.curve
     base = score("base", Mask, documents)
@@ -64,7 +97,6 @@ def unit_evidence(
                 "rivals": rivals,
             }
         )
-    good = [p["share"] for p in points if no_worse(p["row"])]
     return {
         "kind": units.kind,
         "of": units.total,
@@ -72,7 +104,6 @@ def unit_evidence(
         "stopping_loss_of_base": curve.base,
         "looks": [list(look) for look in curve.looks],
         "points": points,
-        "largest_share": max(good, default=0.0),
         "singles": found.singles.count,
     }
 

@@ -17,11 +17,7 @@ def unit_lines(name: str, units: dict[str, Any]) -> list[str]:
             f"  {name}: {point['units']} of {units['of']} {_words(units['kind'])} off ({percent(point['share'])}){mark}: held out "
             f"{_figure(point['row'], interval=True)}" + (f"; at as many: {rivals}" if rivals else "")
         )
-    lines.append(
-        f"  {name}: largest share off whose 95 % interval does not leave the base: {percent(units['largest_share'])}"
-        if units["largest_share"]
-        else f"  {name}: at every share tried the 95 % interval leaves the base for the worse"
-    )
+    lines += [f"  {name}: {_harmless(units)}"] if "margin" in units else []
     cut = units.get("cut") or {}
     if "parameters" in cut:
         lines.append(
@@ -32,6 +28,17 @@ def unit_lines(name: str, units: dict[str, Any]) -> list[str]:
     elif cut:
         lines.append(f"  {name}: not cut out: {cut['cannot']}")
     return lines
+
+
+def _harmless(units: dict[str, Any]) -> str:
+    row = units["points"][0]["row"]
+    said = f"a loss below {units['margin']:g} {'nats per token' if 'ratio' in row else 'points'}"
+    tested = f"{units['guard_documents']} selection documents (95 % interval)"
+    if not units["largest_share"]:
+        return f"no share tried is shown to have {said} on {tested}; more documents show more"
+    held_out = next(p["row"] for p in units["points"] if p["share"] == units["largest_share"])
+    share = percent(units["largest_share"])
+    return f"largest share off shown to have {said} on {tested}: {share}; held out {_figure(held_out, interval=True)}"
 
 
 def _words(kind: str) -> str:

@@ -65,7 +65,9 @@ def unit_curve(result: dict[str, Any], width: float = WIDE) -> Figure | None:
             place.set_yscale("log")
             ratio_ticks(place.yaxis, *place.get_ylim())
         best = units["largest_share"]
-        heading(place, subdomain["name"], f"no proven loss up to {best:.1%} off" if best else "a loss at every share")
+        # Results from before there was a margin say what was not significant.
+        title = f"loss below the margin up to {best:.1%} off" if best else "no share shown to be harmless"
+        heading(place, subdomain["name"], title if "margin" in units else "")
         place.grid()
     looks = {n: {"color": _colour(n), "ls": _DASHES.get(n, "-"), "marker": _marker(n), "markersize": 5} for n in names}
     handles = [Line2D([], [], lw=1.4, label=_LABELS.get(n, n), **look) for n, look in looks.items()]
