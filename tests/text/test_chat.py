@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from freemoe.compat import templates
@@ -82,3 +86,17 @@ def test_the_process_writes_what_the_tokenizer_would():
     wanted = made.apply_chat_template(messages, tokenize=False)
     assert as_text(made, messages, "x") == wanted
     assert wanted.startswith(made.bos_token)
+
+
+def test_no_process_is_left_behind():
+    program = """
+import atexit, os
+from types import SimpleNamespace
+from freemoe.compat import templates
+# What is registered first is done last.
+atexit.register(lambda: print(templates._child(os.getpid())._process.poll()))
+tokenizer = SimpleNamespace(special_tokens_map={}, get_chat_template=lambda *_: "{{ messages[0].content }}")
+print(templates.render(tokenizer, [{"role": "user", "content": "hi"}]))
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"hi\n{-signal.SIGKILL}\n", "")

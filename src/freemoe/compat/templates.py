@@ -6,6 +6,7 @@ not help to try one first. The process is started once, and again where it was e
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -43,8 +44,9 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) ->
 @functools.cache
 def _child(process: int) -> _Child:
     """The one of this process: what was forked does not share its parent's."""
-    del process
-    return _Child()
+    child = _Child()
+    atexit.register(lambda: child.end() if os.getpid() == process else None)
+    return child
 
 
 class _Child:
@@ -63,6 +65,19 @@ class _Child:
         if "text" not in said:
             raise ValueError(said["error"])
         return said["text"]
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        if self._process is not None:
+            _end(self._process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            pipe.close()  # type: ignore[union-attr]
 
 
 def _started() -> subprocess.Popen[str]:
@@ -93,15 +108,11 @@ def _exchange(process: subprocess.Popen[str], line: str, seconds: float) -> dict
         answer = ""
     except BaseException:
         # Stopped in between: its answer would be taken for the next one's.
-        process.kill()
+        _end(process)
         raise
     finally:
         clock.cancel()
     if not answer:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()
+        _end(process)
         raise ValueError(f"it was not done after {seconds:g} seconds, or brought its process down")
     return json.loads(answer)
