@@ -13,6 +13,7 @@ from freemoe.bench.real_llm import running
 from freemoe.bench.real_llm.cells import Cell
 from freemoe.bench.real_llm.dispatch import run_cell
 from freemoe.bench.real_llm.figures.mixtures import mixture_figures, mixture_tables
+from freemoe.evals.statistics import mean_interval
 from freemoe.models.checkpoints.loading import BUNDLED
 
 CONVERTED = Cell("convert", "wikitext", "tomoe", 0.5)
@@ -71,7 +72,8 @@ def test_figures_of_a_conversion() -> None:
     assert entry["perplexity"]["dense"] == 22.198
     assert "scores" not in entry
     # Ten nats of ten tokens in both blocks, against the better of the two rivals.
-    assert margin.value == pytest.approx(1.0)
+    assert margin.value == pytest.approx(mean_interval([1.0, 1.0], ["0", "1"], [10, 10]).low)
+    assert margin.note.startswith("mean 1.000; ")
     assert kept.value == pytest.approx(75.0)
     assert "3 steps of 64 tokens; perplexity: dense 22.20" in margin.note
 
