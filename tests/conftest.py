@@ -13,6 +13,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def ledger_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test writes into the home folder, and none sees what another session opened."""
+    os.environ["FREEMOE_LEDGER"] = str(tmp_path_factory.mktemp("ledger"))
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """Folder of the real benchmark files: FREEMOE_DATA, or shared/data beside the repository."""

@@ -66,6 +66,7 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FREEMOE_LEDGER", str(tmp_path / "ledger"))
     line = ["trim", str(saved / "model"), "--text", str(saved / "text.jsonl"), "--act", "1.0", "-o", "out", *SMALL]
     done = freemoe(*line, "--dry-run")
     assert done.code == 0, done.err
@@ -94,14 +95,19 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
     assert done.code == 0, done.err
     alone = json.loads(Path("alone/result.json").read_text())
     assert [row["name"] for row in alone["compared"]][::4] == ["full", "rel_threshold:0.9"]
-    assert alone["compared"][2]["loss"] == pytest.approx(alone["test"]["rows"]["plan"]["ce"])
+    # Who compares plans chooses one: not by test text.
+    assert alone["compared"][2]["kl"] == pytest.approx(alone["rescale"]["held_out_kl"]["none"])
     assert f"{alone['compared'][-1]['kl']:.4f}" in done.out
+    assert (result["cost"]["openings"], alone["cost"]["openings"]) == (1, 2)
+    for told in (done.out, Path("alone/report.html").read_text("utf-8"), Path("alone/README.md").read_text("utf-8")):
+        assert "opened for the 2nd time" in " ".join(told.split())
     assert [(s["prompt"], s["new_tokens"], s["rounds"]) for s in alone["speed"]["lengths"]] == [(8, 3, 1), (40, 3, 1)]
     assert "prompt of 40 tokens" in done.out
     assert Path("alone/report.html").read_text(encoding="utf-8").count("<figure") == 1
     done = freemoe("eval", "out", "--json")
     assert done.code == 0, done.err
     found = document(done, "eval-text")
+    assert found["cost"] == {"openings": 3}
     free = {"rescaled"} if result["rescale"]["rule"] != "none" else set()
     assert set(found["rows"]) == {"full", "plan", *free, "hooks"}
     cost = result["cost_of_a_token"]

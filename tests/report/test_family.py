@@ -231,6 +231,25 @@ def test_after_the_price_a_trim_is_held_against_its_plan_alone(won: Any, words: 
     assert "measured without an interval" in trimmed_card.verdict(made).words
 
 
+@pytest.mark.parametrize(
+    ("beyond", "words"),
+    [
+        ({"rescaled": [0.35, 0.28, 0.41], "control": [0.57, 0.5, 0.6]}, ", 35 % [28, 41] more than by the best of"),
+        (
+            {"rescaled": [0.35, 0.28, 0.41], "scale and bias": [0.05, -0.02, 0.1]},
+            "control, scale and bias: 5 % [-2, 10].",
+        ),
+        ({"scale and bias": [0.05, -0.02, 0.1]}, ", not reliably more than by the best of"),
+        ({"rescaled": [-0.1, -0.2, -0.05]}, ", 10 % [5, 20] less than by the best of"),
+        ({"control": [0.3, 0.2, 0.4]}, "the control, the control at full k."),
+    ],
+)
+def test_hooks_are_held_against_the_best_simple_correction(beyond: Any, words: str) -> None:
+    made = make_trim()
+    made["test"]["rows"]["hooks"]["beyond"] = beyond
+    assert words in trimmed_card.verdict(made).words
+
+
 def test_an_evaluation_compares_every_row_with_the_first() -> None:
     result = make_evaluation()
     found = evaluation.verdict(result)

@@ -103,7 +103,9 @@ def _command(
     calm_libraries()
     _use_threads(threads)
     from freemoe.bench.harness import Settings
+    from freemoe.core.run.ledger import keep_none
 
+    keep_none()
     settings = Settings(
         quick=quick,
         seed=seed,

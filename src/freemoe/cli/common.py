@@ -151,12 +151,14 @@ class Shown:
             folder: The artefact.
             more: What else was written, by name.
         """
+        from freemoe.core.run.ledger import openings_text
         from freemoe.report.page import REPORT
         from freemoe.results import read_result
         from freemoe.systems import SYSTEMS
 
         result = read_result(folder)
         tables, lines = SYSTEMS.get(result["kind"]).tables(result)
+        lines = [*lines, *openings_text(result["cost"].get("openings"))]
         self.tell(command, {"folder": folder, "report": folder / REPORT, **more}, lines, result, lambda: tables)
 
 

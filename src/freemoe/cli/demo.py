@@ -38,8 +38,10 @@ def register(app: typer.Typer) -> None:
         quiet: bool = QUIET,
     ) -> None:
         from freemoe.cli.build import COMMAND
+        from freemoe.core.run.ledger import keep_none
         from freemoe.domain_experts.demo import demo_recipe
 
+        keep_none()
         recipe = demo_recipe(output, seed=seed, limit=limit, threads=threads, workers=workers)
         if print_recipe_:
             print_recipe(recipe, as_json)

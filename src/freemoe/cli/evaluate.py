@@ -95,13 +95,13 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: Show
         print_json("eval", _summed_up(result) if shown.summary else result)
         return
     if shown.summary:
-        for line in [*_verdicts(result), *_guessed(result)]:
+        for line in [*_verdicts(result), *_guessed(result), *_openings(result)]:
             say(line)
         if recipe.output:
             say(f"result: {recipe.output}")
         return
     print_table(evaluation_table(result))
-    for line in [*cost_lines(result.get("costs", {})), *_guessed(result)]:
+    for line in [*cost_lines(result.get("costs", {})), *_guessed(result), *_openings(result)]:
         say(line)
 
 
@@ -114,6 +114,13 @@ def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"{way}: Act {cost['act']:.3f} (per layer {layers}), {cost['active']:,} active of {cost['total']:,} parameters"
         )
     return lines
+
+
+def _openings(result: dict[str, Any]) -> list[str]:
+    """How often the documents were opened, where it is not the first time."""
+    from freemoe.core.run.ledger import openings_text
+
+    return openings_text(result.get("cost", {}).get("openings"))
 
 
 def _guessed(result: dict[str, Any]) -> list[str]:
@@ -180,7 +187,7 @@ def _own_text(values: Mapping[str, Any]) -> bool:
         say(f"own text, loss on {found['tokens']:,} tokens of its test part: {losses}")
     else:
         print_table(table)
-        for line in cost_lines(found.get("costs", {})):
+        for line in [*cost_lines(found.get("costs", {})), *_openings(found)]:
             say(line)
     return True
 

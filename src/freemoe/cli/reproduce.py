@@ -84,7 +84,10 @@ def _command(
     if print_recipes:
         _print_recipes(tables, scene)
         return
+    from freemoe.core.run.ledger import keep_none
+
     calm_libraries()
+    keep_none()
     needs = {t.name: t.needs.line(len(t.runs)) for t in tables if t.needs} if scale == "paper" else {}
     for name, line in {} if as_json else needs.items():
         say(f"{name} takes {line}")

@@ -227,6 +227,14 @@ def read_manifest(folder: str | Path, check: bool = True) -> Manifest:
     return manifest
 
 
+def tensor_checksums(folder: str | Path) -> dict[str, str] | None:
+    """Checksum of every file of tensors, by name: the same for an artefact that was made anew; None where none stands."""
+    if not (Path(folder) / MANIFEST).is_file():
+        return None
+    files = read_manifest(folder, check=False)["files"]
+    return {name: checksum for name, checksum in files.items() if name.endswith(".safetensors")}
+
+
 def read_tensors(folder: str | Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors of a safetensors file of an artefact, every one of them finite.
 

@@ -180,6 +180,7 @@ def _steps(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> Made:
             "chat": any(data.chat for data in bench.domains.values()),
         },
         seen=keep_record(run.partial, _seen(bench, choice)),
+        reported=(d.content() for data in bench.domains.values() for d in data.reported.open(choice)),
         cost={"artefact_bytes": sum(map(len, chosen.files.values()))},
     )
 

@@ -15,14 +15,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.artifacts import MANIFEST
+from freemoe.core.artifacts import MANIFEST, tensor_checksums
 from freemoe.core.environment import environment, use_threads
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import digest, write_atomic
 from freemoe.core.registry import unknown_name
+from freemoe.core.run.ledger import count_openings
 from freemoe.core.run.lock import alone
 from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Progress, default_progress
+from freemoe.core.run.skeleton import deciding
 from freemoe.core.run.units import Unit
 from freemoe.core.version import __version__
 from freemoe.distributed.executors import executor_of, require_place
@@ -189,7 +191,10 @@ def _evaluated(recipe: EvalRecipe, subject: Open, place: str, work: str | None, 
         progress.say(record.warning())
     require_place(recipe)
     begun = _begin(recipe, subject, place)
-    opened = begun.opened
+    opened, tensors = begun.opened, tensor_checksums(place)
+    # Of an artefact its tensors count, wherever it lies; of a plain model its name.
+    opening = [tensors, deciding(recipe, "output", *(["artefact"] if tensors else []))]
+    openings = count_openings((d.content() for docs in begun.documents.values() for d in docs), opening)
     for name, (data, _) in begun.domains.items():
         for note in data.notes:
             progress.say(f"{name}: {note}")
@@ -211,6 +216,7 @@ def _evaluated(recipe: EvalRecipe, subject: Open, place: str, work: str | None, 
         **({"average": mean} if (mean := average(found)) else {}),
         **({"costs": dict(opened.costs)} if opened.costs else {}),
         "environment": environment(),
+        "cost": {"openings": openings},
     }
 
 

@@ -23,6 +23,10 @@ ABOUT = {
 }
 
 
+SIMPLE = {"rescaled": "rescaling", "scale and bias": "scale and bias", "control": "the control at full k"}
+"""Rows that hooks must beat to be worth their weights, and what the verdict calls them."""
+
+
 def share_text(values: list[float | None] | None) -> str:
     """``44 % [40, 48]``; a dash where nothing was lost, ``?`` for an end without bound."""
     if values is None or values[0] is None:
@@ -47,10 +51,24 @@ def verdict(result: dict[str, Any]) -> Verdict:
     else:
         state = sign(dict(zip(("mean", "low", "high"), share, strict=True)), 0.0)
         said = {1: "reliably better", 0: "not reliably different", -1: "reliably worse"}[state]
-        then = f"Against the plan alone it is {said}: {share_text(share)} of the lost loss is won back."
+        then = f"Against the plan alone it is {said}: {share_text(share)} of the lost loss is won back{_beyond(rows[ours])}."
     unknown = {"mean": math.exp(rows[ours]["ce"] - rows["full"]["ce"]), "low": None, "high": None}
     read = f"{percent(cost['trimmed']['active'] / cost['full']['active'])} of the weights"
     return judge_against_model(rows[ours].get("ratio", unknown), read, result.get("speed"), then)
+
+
+def _beyond(row: dict[str, Any]) -> str:
+    """What hooks win back beyond the best of `SIMPLE`, for the end of a sentence; nothing where none was measured with them."""
+    beyond = {name: share for name, share in row.get("beyond", {}).items() if share[0] is not None}
+    if not beyond:
+        return ""
+    name, share = min(beyond.items(), key=lambda entry: entry[1][0])
+    than = f"than by the best of the simple corrections and the control, {SIMPLE[name]}"
+    state = sign(dict(zip(("mean", "low", "high"), share, strict=True)), 0.0)
+    if state == 0:
+        return f", not reliably more {than}: {share_text(share)}"
+    mean, *ends = share if state > 0 else [-share[0], *(None if end is None else -end for end in share[:0:-1])]
+    return f", {share_text([mean, *ends])} {'more' if state > 0 else 'less'} {than}"
 
 
 def headlines(result: dict[str, Any]) -> list[str]:

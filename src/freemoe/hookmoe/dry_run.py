@@ -90,7 +90,7 @@ def _passed_tokens(recipe: TrimRecipe, text: TextParts, measured: int, compared:
         "hooks": hooks * (once + 2 * text.train.tokens),
         "control": hooks * training.control * once,
         "test": (2 * rows + 2) * text.test.tokens + min(text.train.tokens, 64 * training.block),
-        "compared_plans": compared * text.test.tokens,
+        "compared_plans": compared * text.held_out.tokens,
         "speed": timed_tokens(recipe.timing, text.test.length),
     }
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from freemoe.core.artifacts import tensor_checksums
 from freemoe.core.environment import use_threads
 from freemoe.core.errors import ArtifactError, DataError
+from freemoe.core.run.ledger import count_openings
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.evals.evaluation import Subject, only_known, under
 from freemoe.evals.held_out import Record, read_record, set_aside_text
@@ -55,7 +57,9 @@ def evaluate_text(
     if apart["documents"]:
         progress.say(set_aside_text(apart))
     rows = measure_rows(model, text, rows_of(model, trimmed), recipe.training, recipe.seed, progress)
-    return {**rows, "costs": costs_of(model, trimmed), "set_aside": apart, "seen": record.describe()}
+    opening = ["own text", tensor_checksums(artefact), base, dtype]
+    cost = {"openings": count_openings(row_texts(tokenizer, text.test), opening)}
+    return {**rows, "costs": costs_of(model, trimmed), "set_aside": apart, "seen": record.describe(), "cost": cost}
 
 
 def _recipe_of(artefact: str) -> TrimRecipe:

@@ -106,10 +106,10 @@ def recovered(
     now: Tensor,
     seed: int = 0,
     draws: int = 2000,
-    control: bool = False,
+    start: Tensor | None = None,
     groups: Sequence[int] | None = None,
 ) -> Interval:
-    """Share of what the reduced model lost that is won back: (reduced - now) / (reduced - full), groups drawn anew.
+    """Share of what the reduced model lost that is won back: (start - now) / (reduced - full), groups drawn anew.
 
     Args:
         full: (rows,) sums of a loss under the full model (zeros for KL).
@@ -117,13 +117,13 @@ def recovered(
         now: (rows,) under the plan with hooks.
         seed: Of the bootstrap.
         draws: Of the bootstrap.
-        control: ``now`` is of a model at full k: what it gains is counted from the full model.
+        start: (rows,) sums from which the gain counts; those of the plan alone if absent.
         groups: Number of every row's group; each row is its own if absent.
 
     Returns:
         The share with its 95 % interval; NaN where nothing was lost.
     """
-    sums = (reduced - full, (full if control else reduced) - now)
+    sums = (reduced - full, (reduced if start is None else start) - now)
     lost, won = (np.bincount(groups or range(len(full)), weights=part.numpy()) for part in sums)
     if lost.sum() <= 0:
         return Interval(float("nan"), float("nan"), float("nan"))

@@ -29,7 +29,7 @@ from freemoe.evals.speed import compare_prompts, prompt_lengths
 from freemoe.evals.verdict import perplexity_against
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND
-from freemoe.hookmoe.card import model_card
+from freemoe.hookmoe.card import SIMPLE, model_card
 from freemoe.hookmoe.compare import compare_plans
 from freemoe.hookmoe.exports import write_exports
 from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, ridge_start
@@ -56,7 +56,7 @@ from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.identity import IDENTITY, identity
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe, dump
-from freemoe.text.blocks import Blocks
+from freemoe.text.blocks import Blocks, row_texts
 from freemoe.training.loop import Store
 
 
@@ -163,6 +163,7 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
         },
         manifest={IDENTITY: settings, "plan": list(found.plan.ks)},
         seen=keep_record(run.partial, text.seen(tokenizer)),
+        reported=row_texts(tokenizer, text.test),
     )
 
 
@@ -264,13 +265,13 @@ def _costs(model: Any, base: Plan, trimmed: Trimmed) -> dict[str, Any]:
 def _compared(
     model: Any, recipe: TrimRecipe, text: TextParts, run: RunFolder, progress: Progress
 ) -> list[dict[str, Any]]:
-    """Other ways of running fewer experts, under the router's own rule unless one is asked for."""
+    """Other ways of running fewer experts, under the router's own rule unless one is asked for; who compares, chooses: no test text."""
     if not recipe.plan.compare:
         return []
     rescale = "none" if recipe.plan.rescale == "auto" else recipe.plan.rescale
     return compare_plans(
         model,
-        text.test,
+        text.held_out,
         recipe.plan.compare,
         calibration=text.train,
         rescale=rescale,
@@ -373,9 +374,19 @@ def measure_rows(
             sums = (part.tolist() for part in (quality.ce, full.ce, full.tokens))
             report[name]["ratio"] = perplexity_against(*sums, groups=groups)
         if name not in ("full", "plan"):
-            share = recovered(full.ce, plan.ce, quality.ce, seed, control=name == "control", groups=groups)
+            # The control runs at full k: its gain counts from the full model.
+            start = full.ce if name == "control" else None
+            share = recovered(full.ce, plan.ce, quality.ce, seed, start=start, groups=groups)
             report[name]["recovered_ce"] = as_json(share)
             if name != "control":
                 share = recovered(torch.zeros_like(full.kl), plan.kl, quality.kl, seed, groups=groups)
                 report[name]["recovered_kl"] = as_json(share)
+    if "hooks" in measured:
+        starts = {name: measured[name].ce for name in SIMPLE if name in measured}
+        if "control" in starts:
+            starts["control"] = plan.ce - full.ce + starts["control"]
+        report["hooks"]["beyond"] = {
+            name: as_json(recovered(full.ce, plan.ce, measured["hooks"].ce, seed, start=start, groups=groups))
+            for name, start in starts.items()
+        }
     return {"tokens": int(full.tokens.sum()), "groups": len(set(groups)), "rows": report}

@@ -10,6 +10,7 @@ from typing import Any
 
 from freemoe.assets import BUNDLED, BUNDLED_MOE
 from freemoe.core import neutral
+from freemoe.core.run.ledger import openings_text
 from freemoe.hub.fetch import is_repository
 
 HERE = "path/to/this/folder"
@@ -99,7 +100,8 @@ def base_shown(result: dict[str, Any]) -> str:
 
 def card_notes(result: dict[str, Any]) -> list[str]:
     """What a card says of a preset, and where others cannot find the base by its name."""
-    notes = [line for note in result.get("notes", ()) for line in (neutral.markdown(note), "")]
+    said = (*result.get("notes", ()), *openings_text(result["cost"].get("openings")))
+    notes = [line for note in said for line in (neutral.markdown(note), "")]
     if found_by_others(result["base"]["name"]):
         return notes
     return [

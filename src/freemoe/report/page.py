@@ -7,7 +7,7 @@ same bytes, and there is no script in them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from freemoe.core import neutral
 from freemoe.core.files import write_atomic
+from freemoe.core.run.ledger import openings_text
 from freemoe.core.run.lock import alone
 from freemoe.evals.verdict import State, Verdict, groups_text
 from freemoe.report import reading
@@ -134,6 +135,7 @@ def render(page: Page, result: dict[str, Any], template: str = "plain.html.j2", 
     )
     environment.filters |= {"number": reading.number, "percent": reading.percent}
     environment.globals |= {name: getattr(reading, name) for name in _READERS}
+    page = replace(page, notes=(*page.notes, *openings_text(result.get("cost", {}).get("openings"))))
     pictures = list(drawn(page.pictures, result))
     recipe = yaml.safe_dump(page.recipe, sort_keys=False, allow_unicode=True, width=100)
     sections = [("verdict", "Verdict"), ("scores", "Scores"), ("reading", "How to read it"), *page.more_sections]
@@ -193,7 +195,7 @@ def common_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("packages", packages or "–"),
         ("machine", f"{machine.get('platform', '–')}, {machine.get('cpu', '–')}, {machine.get('cores', '–')} cores"),
     ]
-    if cost:
+    if "wall_seconds" in cost:
         found += [
             ("wall time", duration(cost["wall_seconds"])),
             ("peak memory", size(cost["peak_memory_bytes"])),

@@ -75,6 +75,9 @@ class Cost(BaseModel):
     peak_memory_bytes: int
     units_done: int = Field(description="Units of work done by the last process.")
     units_reused: int = Field(description="Units taken from the journal.")
+    openings: int | None = Field(
+        None, description="Runs of this user that scored these test documents, this one among them; null: no ledger."
+    )
 
 
 class SeenRecord(Part):

@@ -84,6 +84,9 @@ class EvaluatedDocument(Document):
         {}, description="Of a trimmed mixture: experts per token and parameters, by way."
     )
     environment: dict[str, Any]
+    cost: dict[str, int | None] = Field(
+        {}, description="``openings``: runs of this user that scored these test documents; null: no ledger."
+    )
 
 
 class OwnTextDocument(Open):

@@ -51,5 +51,7 @@ class TrimResult(Result):
     test: TestPart
     guessing: Guessing | None = Field(None, description="Only where the full mixture is no better than guessing.")
     speed: Speed | None = Field(None, description="Full and trimmed; none where nothing was timed.")
-    compared: list[dict[str, Any]] = Field([], description="Plans and rules per token on the test part, without hooks.")
+    compared: list[dict[str, Any]] = Field(
+        [], description="Plans and rules per token on the held-out part, without hooks."
+    )
     text: dict[str, Any]

@@ -37,6 +37,7 @@ from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.hooks import before, hooked
 from freemoe.recipes import ConvertRecipe, dump, recipe_from
 from freemoe.results.convert import KIND
+from freemoe.text.blocks import row_texts
 from freemoe.tomoe.agreement import layer_inputs, require_agreement, tokens_apart
 from freemoe.tomoe.card import model_card
 from freemoe.tomoe.devices import Devices
@@ -153,6 +154,7 @@ def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Pr
         result=result,
         manifest={IDENTITY: settings},
         seen=keep_record(folder, bench.seen()),
+        reported=row_texts(bench.tokenizer, bench.test),
         cost={"model_bytes": sum(p.stat().st_size for p in models)},
     )
 

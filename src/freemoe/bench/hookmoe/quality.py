@@ -341,4 +341,4 @@ def share(full: Row, plan: Row, seeds: Sequence[Row], what: str, control: bool =
     top, bottom = full.losses(what), plan.losses(what)
     now = [row.losses(what) for row in seeds]
     each = [100 * float(((top if control else bottom) - n).sum() / (bottom - top).sum()) for n in now]
-    return recovered(top, bottom, torch.stack(now).mean(0), control=control).scaled(100), each
+    return recovered(top, bottom, torch.stack(now).mean(0), start=top if control else None).scaled(100), each

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from freemoe.core.errors import ArtifactError, DiskError, FreeMoEError
 from freemoe.core.files import CARD, as_disk_error, write_atomic
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run.folder import RunFolder, finished
+from freemoe.core.run.ledger import count_openings
 from freemoe.core.run.progress import Progress, default_progress
 from freemoe.core.version import __version__
 
@@ -65,6 +66,7 @@ class Made:
         result: The system's part of ``result.json``.
         manifest: The system's part of the manifest.
         seen: The record of what the making saw, as both tell it.
+        reported: What each reported document says, for the count of openings.
         cost: More to tell of what it cost.
     """
 
@@ -72,7 +74,13 @@ class Made:
     result: dict[str, Any]
     manifest: dict[str, Any]
     seen: dict[str, Any]
+    reported: Iterable[str] = ()
     cost: dict[str, Any] = field(default_factory=dict)
+
+
+def deciding(recipe: Recipe, *others: str) -> dict[str, Any]:
+    """The fields of a recipe that decide what the result is, without some others."""
+    return {k: v for k, v in recipe.model_dump(mode="json").items() if k not in (*NOT_DECIDING, *others)}
 
 
 def carry_out(
@@ -109,7 +117,7 @@ def carry_out(
         FreeMoEError: What the steps raise, or the readers; no folder named like the output is left half written.
     """
     started = time.time()
-    identity = {name: value for name, value in recipe.model_dump(mode="json").items() if name not in NOT_DECIDING}
+    identity = deciding(recipe)
     if resume and finished(recipe.output, identity):
         return Path(recipe.output)
     run = RunFolder(recipe.output, identity, overwrite=overwrite, resume=resume)
@@ -136,6 +144,7 @@ def _write(
     started: float,
 ) -> None:
     """Write result, card and manifest of what the steps made."""
+    openings = count_openings(made.reported, [made.base_fingerprint, deciding(recipe, "output")])
     result = {
         "format": RESULT_FORMAT,
         "kind": kind,
@@ -151,6 +160,7 @@ def _write(
             "peak_memory_bytes": peak_memory_bytes(),
             "units_done": run.journal.done,
             "units_reused": run.journal.reused,
+            "openings": openings,
             **made.cost,
         },
     }

@@ -79,6 +79,11 @@ class Document:
         answer = question_words(self.reference) if self.kind in ("choice", "target") else []
         return question_words(self.prompt), answer
 
+    def content(self) -> str:
+        """What it says, whatever examples and template it stands in."""
+        words, answer = self.question()
+        return " ".join([*words, *answer] or self.answers)
+
 
 def content_key(*parts: str) -> str:
     """Hash what a document is about, ignoring case and white space, so that copies get the same key."""
