@@ -103,9 +103,7 @@ def _command(
     calm_libraries()
     _use_threads(threads)
     from freemoe.bench.harness import Settings
-    from freemoe.core.run.ledger import keep_none
 
-    keep_none()
     settings = Settings(
         quick=quick,
         seed=seed,
@@ -185,9 +183,11 @@ def _tell_plan(wanted: list[str], as_json: bool) -> None:
 def _run(wanted: list[str], settings: Any, output: Path, as_json: bool) -> None:
     from freemoe.bench.harness import missed, run_bench, save_result
     from freemoe.cli.fuzzing import add_kind
+    from freemoe.core.ledger import keep_none
     from freemoe.core.run.lock import alone
 
     add_kind()
+    keep_none()
     results: list[dict[str, Any]] = []
     for name in wanted:
         with alone(output / f"{name}.json"):

@@ -151,7 +151,7 @@ class Shown:
             folder: The artefact.
             more: What else was written, by name.
         """
-        from freemoe.core.run.ledger import openings_text
+        from freemoe.core.ledger import openings_text
         from freemoe.report.page import REPORT
         from freemoe.results import read_result
         from freemoe.systems import SYSTEMS

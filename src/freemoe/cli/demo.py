@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
         quiet: bool = QUIET,
     ) -> None:
         from freemoe.cli.build import COMMAND
-        from freemoe.core.run.ledger import keep_none
+        from freemoe.core.ledger import keep_none
         from freemoe.domain_experts.demo import demo_recipe
 
         keep_none()

@@ -118,7 +118,7 @@ def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _openings(result: dict[str, Any]) -> list[str]:
     """How often the documents were opened, where it is not the first time."""
-    from freemoe.core.run.ledger import openings_text
+    from freemoe.core.ledger import openings_text
 
     return openings_text(result.get("cost", {}).get("openings"))
 

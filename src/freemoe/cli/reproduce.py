@@ -84,7 +84,7 @@ def _command(
     if print_recipes:
         _print_recipes(tables, scene)
         return
-    from freemoe.core.run.ledger import keep_none
+    from freemoe.core.ledger import keep_none
 
     calm_libraries()
     keep_none()

@@ -19,8 +19,8 @@ from freemoe.core.artifacts import MANIFEST, tensor_checksums
 from freemoe.core.environment import environment, use_threads
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import digest, write_atomic
+from freemoe.core.ledger import count_openings
 from freemoe.core.registry import unknown_name
-from freemoe.core.run.ledger import count_openings
 from freemoe.core.run.lock import alone
 from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Progress, default_progress

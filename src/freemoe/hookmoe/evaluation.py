@@ -9,7 +9,7 @@ from typing import Any
 from freemoe.core.artifacts import tensor_checksums
 from freemoe.core.environment import use_threads
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.core.run.ledger import count_openings
+from freemoe.core.ledger import count_openings
 from freemoe.core.run.progress import Progress, Quiet
 from freemoe.evals.evaluation import Subject, only_known, under
 from freemoe.evals.held_out import Record, read_record, set_aside_text

@@ -10,7 +10,7 @@ from typing import Any
 
 from freemoe.assets import BUNDLED, BUNDLED_MOE
 from freemoe.core import neutral
-from freemoe.core.run.ledger import openings_text
+from freemoe.core.ledger import openings_text
 from freemoe.hub.fetch import is_repository
 
 HERE = "path/to/this/folder"

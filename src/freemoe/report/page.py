@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from freemoe.core import neutral
 from freemoe.core.files import write_atomic
-from freemoe.core.run.ledger import openings_text
+from freemoe.core.ledger import openings_text
 from freemoe.core.run.lock import alone
 from freemoe.evals.verdict import State, Verdict, groups_text
 from freemoe.report import reading

@@ -17,9 +17,9 @@ from freemoe.core.artifacts import write_manifest
 from freemoe.core.environment import environment
 from freemoe.core.errors import ArtifactError, DiskError, FreeMoEError
 from freemoe.core.files import CARD, as_disk_error, write_atomic
+from freemoe.core.ledger import count_openings
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run.folder import RunFolder, finished
-from freemoe.core.run.ledger import count_openings
 from freemoe.core.run.progress import Progress, default_progress
 from freemoe.core.version import __version__
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freemoe.core.run.ledger import OFF, VARIABLE, count_openings, keep_none, ledger_folder, openings_text
+from freemoe.core.ledger import OFF, VARIABLE, count_openings, keep_none, ledger_folder, openings_text
 
 
 @pytest.fixture(autouse=True)
