@@ -15,7 +15,7 @@ import torch
 from freemoe.assets import BUNDLED, BUNDLED_MOE, demo_model_path, demo_moe_path
 from freemoe.compat.transformers import dequantised, make_plain, rename
 from freemoe.core.errors import DataError, FreeMoEError, HubError, RecipeError
-from freemoe.core.plugins import load_model_type
+from freemoe.core.registry import load_model_type
 from freemoe.core.untrusted import is_there, read_json
 from freemoe.hub.fetch import Access, fetch_model
 from freemoe.models.checkpoints.checks.load_report import require_whole
