@@ -64,6 +64,7 @@ CODE = "".join(f"# Step {i}\nx{i} = {i}\n\n" for i in range(100))
         (article("one", "# One\n\n", 200), STRETCHES),
         ("".join(article(w, f"# {w}\n\n") for w in WORDS[:3]), STRETCHES),
         ("# One\n\n" + "".join(article("one", f"## Part {n}\n\n") for n in range(8)), "sections by heading"),
+        ("# One\n\n" + "".join(article("one", f"## Part {n}\n\n", 300) for n in range(8)), STRETCHES),
         (CODE * 3, STRETCHES),
         ("word " * 5000, STRETCHES),
         ("one line\n" * 3000, STRETCHES),

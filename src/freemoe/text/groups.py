@@ -29,7 +29,7 @@ LOOSE, STRETCHES = "too few articles", "stretches"
 
 _STRETCH, _SHORTEST_STRETCH = 8000, 2000  # characters; some 2,000 tokens at most
 _MOST_STRETCHES, _FEWEST_STRETCHES = 24, 12  # of a text that is too short for the longest, and for the shortest
-_SHORTEST_ARTICLE = 200
+_SHORTEST_ARTICLE, _LONGEST_SECTION = 200, 40_000
 _NAMED_BY = 30  # words at the beginning of an article that name it
 
 _WIKI = re.compile(r"(=(?: ?=)*) ?([^=\s].*?) ?\1")  # "= Title =", "= = Section = =" (WikiText), "== Section =="
@@ -148,8 +148,11 @@ def _articles(documents: Sequence[str]) -> tuple[list[str], str]:
     levels = sorted({level for _, level in headings})
     for depth in levels:
         found = _cut(text, [at for at, level in headings if level <= depth])
-        if _enough(found):
-            return found, "articles by heading" if depth == levels[0] else f"{LOOSE}: sections by heading"
+        if _enough(found) and depth == levels[0]:
+            return found, "articles by heading"
+        # Where most headings were lost, what stands between two of them is no section.
+        if _enough(found) and statistics.median(map(len, found)) <= _LONGEST_SECTION:
+            return found, f"{LOOSE}: sections by heading"
     found = _cut(text, breaks)
     if _enough(found):
         return found, "articles by the lines between them"
