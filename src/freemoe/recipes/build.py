@@ -339,7 +339,7 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "subdomains": {"initialisations": 50},
         "saliency": {"method": "both"},
         "units": {"steps": 600},
-        "search": {"folds": 5},
+        "search": {"method": "exhaustive"},
         "evidence": {"controls": 10},
     },
 }
