@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from freemoe.compat.names import attribute_of, name_of
+from freemoe.core.errors import DataError
 
 _PACKAGE = "transformers"
 
@@ -42,6 +43,21 @@ def rename(model: Any, tokenizer: Any, name: str) -> None:
     model.name_or_path = model.config._name_or_path = name
     if tokenizer is not None:
         tokenizer.name_or_path = name
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Inside, a panic of the Rust code of tokenizers is an error of ours: it derives from no ``Exception``, and cannot be imported.
+
+    Raises:
+        DataError: The code panicked.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"tokenizers fails on its files (tokenizer.json): {error}. Copy them again.") from error
 
 
 # ------------------------------------------------------------------------------------------ GGUF

@@ -4,7 +4,7 @@ import html
 
 import pytest
 
-from freemoe.core.errors import ArtifactError, DataError
+from freemoe.core.errors import ArtifactError, DataError, NumericError
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.candidates import check_division
 from freemoe.domain_experts.cost.dry_run import plan
@@ -16,6 +16,7 @@ from freemoe.domain_experts.route.subdomains import divide, features
 from freemoe.domain_experts.workbench import prepare
 from freemoe.evals.guessing import guessing_text
 from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes.build import PURIFICATIONS
 from freemoe.report.experts import render
 from freemoe.report.reading import gain_words
@@ -34,6 +35,19 @@ def test_a_plan_counts_and_writes_nothing(world, artefact, tmp_path):
     assert found["time_of_one_worker_seconds"] > found["time_of_one_document_seconds"] > 0
     assert found["output"] == str(tmp_path / "out")
     assert all(str(value) for value in found.values())
+
+
+@pytest.mark.parametrize("kind", ["embedding", "hidden"])
+def test_weights_too_large_for_their_sums(world, tmp_path, kind):
+    model, tokenizer = load_base(world.base, device="cpu")
+    for parameter in model.parameters():
+        parameter.data.fill_(3e38)
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    recipe = task_recipe(world, tmp_path / "out", model=str(tmp_path / "base"), subdomains={"feature": kind})
+    with pytest.raises(NumericError, match="The features of prompts have NaN or infinity"):
+        plan(recipe)
+    assert not (tmp_path / "out").exists()
 
 
 def lines_of(world, recipe):

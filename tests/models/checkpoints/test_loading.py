@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from freemoe.assets import demo_model_path
 from freemoe.core.errors import DataError
 from freemoe.models.checkpoints.lending import lent
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
@@ -272,6 +273,17 @@ def test_a_tokenizer_without_its_files(llama: Path, caplog: pytest.LogCaptureFix
     assert load_base(llama, device="cpu")[1] is None
     assert "turns ordinary text into no tokens at all" in caplog.text
     with pytest.raises(DataError, match="turns ordinary text into no tokens at all"):
+        load_tokenizer(llama)
+
+
+def test_a_tokenizer_at_which_its_library_panics(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held = json.loads((demo_model_path() / "tokenizer.json").read_text())
+    del held["model"]["type"]
+    held["model"]["continuing_subword_prefix"] = "report.html"
+    (llama / "tokenizer.json").write_text(json.dumps(held))
+    assert load_base(llama, device="cpu")[1] is None
+    assert "tokenizers fails on its files" in caplog.text
+    with pytest.raises(DataError, match="tokenizers fails on its files"):
         load_tokenizer(llama)
 
 

@@ -144,7 +144,9 @@ def judge(case: Case, material: Material, patience: float = PATIENCE) -> Verdict
             return verdict("wrong", str(error))
         except _TooLong:
             return verdict("hang", traceback.format_exc())
-        except (Exception, SystemExit):
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # a panic of Rust code is no Exception
             return verdict("traceback", traceback.format_exc())
         return verdict("accepted")
 

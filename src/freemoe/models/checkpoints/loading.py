@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from freemoe.assets import BUNDLED, BUNDLED_MOE, demo_model_path, demo_moe_path
-from freemoe.compat.transformers import dequantised, make_plain, rename
+from freemoe.compat.transformers import dequantised, make_plain, panics_as_errors, rename
 from freemoe.core.errors import DataError, FreeMoEError, HubError, RecipeError
 from freemoe.core.registry import load_model_type
 from freemoe.core.untrusted import is_there, read_json
@@ -132,6 +132,7 @@ def _read(model: str | Path, where: dict[str, Any], dtype: str, device: Placemen
     return base
 
 
+@panics_as_errors()
 def _tokenizer(where: dict[str, Any]) -> Any:
     """The tokenizer beside a base.
 
