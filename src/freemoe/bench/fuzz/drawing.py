@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 NUMBERS = (-1, 0, 1, 2, 3, 7, 64, 100_001, 2**31, 2**63, 2**64, -(2**63), 10**30)
-FLOATS = (0.0, -0.0, 1e-9, 0.05, 0.5, 0.999999, 1.0, 1.5, -1.5, 1e30, 5e-324, float("nan"), float("inf"), float("-inf"))
+FLOATS = (0.0, -0.0, 1e-9, 0.05, 0.5, 0.999999, 1.0, 1.5, -1.5, 3e38, 5e-324, float("nan"), float("inf"), float("-inf"))
 TEXTS = (
     *(
         "",
@@ -34,37 +35,43 @@ TEXTS = (
         "auto",
         "a|b",
         "a+b",
+        "a+b&",
+        "base:",
+        "base:x",
+        "x\ny",
+    ),
+    *(
         "../../x",
         "/dev/null",
         "C:\\x",
-    ),
-    *(
         "\0",
         "a\0b",
         "\ud800",
         "\udcff",
         "\x1b[2J\x1b[31mred",
         "<script>alert(1)</script>",
-        "{{7*7}}",
-        "%s%n",
-        "é" * 300,
+    ),
+    *("{{7*7}}", "%s%n", "é" * 300, "text:", "hf:", "::", "demo:math", "\u202eabc", "\u2028", "\ufeff", "x" * 5000),
+    *("[1, 2]", "{}", "é", "日本", "🙂", "a\rb"),
+)
+SHAPES = ([None], [[]], [10**30], [True, False], {}, {"name": {}}, {"a": None})
+"""Lists and mappings where something else stands, and with what nobody puts into one."""
+
+TEMPLATES = (
+    *(
+        "{{ 'a' * 10**10 }}",
+        "{{ lipsum(10**8) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ 1 / 0 }}",
+        "{% if",
+        "{{ x.y.z }}",
     ),
     *(
-        "text:",
-        "hf:",
-        "::",
-        "demo:math",
-        "\u202eabc",
-        "\u2028",
-        "\ufeff",
-        "x" * 5000,
-        "[1, 2]",
-        "{}",
-        "é",
-        "日本",
-        "🙂",
+        "{% for a in range(10**5) %}{% for b in range(10**5) %}{% endfor %}{% endfor %}",
+        "{{ messages.__class__.__mro__ }}",
     ),
 )
+"""Chat templates that take all time or memory, write without end, or fail."""
 
 
 @functools.cache
@@ -78,6 +85,7 @@ def hostile() -> SearchStrategy[Any]:
         st.integers(-300, 300),
         st.floats(allow_nan=False, allow_infinity=False),
         st.text(max_size=12),
+        st.sampled_from(SHAPES),
     )
     inner = st.recursive(
         scalars,
@@ -138,6 +146,17 @@ def json_edits(folder: Path, file: str) -> SearchStrategy[Edit]:
     return st.one_of(change, change, change, drop, add)
 
 
+def wild_edits(table: Mapping[tuple[str, ...], Sequence[Any]]) -> SearchStrategy[Edit]:
+    """An edit that sets what a table names, file and path, to one of its values or to a hostile one."""
+
+    def of(where: tuple[str, ...]) -> SearchStrategy[Edit]:
+        file, *path = where
+        value = st.one_of(st.sampled_from(table[where]), hostile())
+        return value.map(lambda to: {"file": file, "set": [int(p) if p.isdigit() else p for p in path], "to": to})
+
+    return st.one_of(*map(of, table))
+
+
 def tensor_edits(folder: Path, file: str) -> SearchStrategy[Edit]:
     """An edit of a safetensors file."""
     header, _ = read_header((folder / file).read_bytes())
@@ -145,7 +164,10 @@ def tensor_edits(folder: Path, file: str) -> SearchStrategy[Edit]:
     pick = st.sampled_from(names)
     numbers = st.one_of(st.sampled_from(NUMBERS[:9]), st.sampled_from(FLOATS), st.integers(0, 255), st.floats(-4, 4))
     value = st.builds(
-        lambda name, at, to: {"file": file, "tensor": name, "at": at, "to": to}, pick, st.integers(0, 2**12), numbers
+        lambda name, at, to: {"file": file, "tensor": name, "at": at, "to": to},
+        pick,
+        st.one_of(st.integers(0, 2**12), st.none()),
+        numbers,
     )
     types = st.sampled_from(["F32", "F16", "BF16", "F64", "I64", "I32", "I16", "U16", "U8", "BOOL", "F8_E4M3", "X"])
     shapes = st.lists(st.sampled_from([0, 1, 2, 8, 16, 24, 2**31, 2**62, -1]), max_size=4)

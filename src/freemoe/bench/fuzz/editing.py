@@ -12,7 +12,7 @@ import torch
 
 Edit = dict[str, Any]
 """``file``, and one of: ``set`` (path) and ``to``; ``drop`` (path); ``header`` (tensor), ``field`` and ``to``, or without a field
-the tensor is dropped; ``tensor``, ``at`` and ``to`` (one number); ``cut`` (bytes left); ``put`` (byte number, text); ``remove``."""
+the tensor is dropped; ``tensor``, ``at`` and ``to`` (one number; all where ``at`` is None); ``cut`` (bytes left); ``put`` (byte number, text); ``remove``."""
 
 Path_ = Sequence[str | int]
 
@@ -108,10 +108,10 @@ def _edit_tensors(path: Path, edit: Edit) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def _with_number(told: dict[str, Any], data: bytes, at: int, value: float) -> bytes:
+def _with_number(told: dict[str, Any], data: bytes, at: int | None, value: float) -> bytes:
     first, last = told["data_offsets"]
     numbers = torch.frombuffer(bytearray(data[first:last]), dtype=_TYPES[told["dtype"]]).clone()
-    numbers[at % len(numbers)] = value
+    numbers[slice(None) if at is None else at % len(numbers)] = value
     raw = numbers.view(torch.uint8).numpy().tobytes()
     return data[:first] + raw + data[last:]
 

@@ -6,6 +6,7 @@ others, doing to the base exactly what its numbers say; and what it says of its 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -21,6 +22,7 @@ from freemoe.bench.fuzz.editing import apply, read_plain
 from freemoe.bench.fuzz.material import Material, copied, logits, write_again
 from freemoe.bench.fuzz.reference import off_of
 from freemoe.core.artifacts import MANIFEST
+from freemoe.core.errors import FreeMoEError
 from freemoe.hookmoe.artefact_files import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
@@ -32,19 +34,21 @@ IDENTITY = ("base_fingerprint", "base_identity")
 
 _FILES = {"experts": ("experts.safetensors", "router.safetensors"), "trimmed": (WEIGHTS,)}
 _KINDS = ("base", "band", "switch", "unit")
+_FIELDS = (("experts",), ("experts", "0"), ("experts", "0", "name"), ("router",), ("router", "domains"))
 
 
 def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
     """Which artefact, its edits, and whether its checksums are made right again."""
     from hypothesis import strategies as st
 
-    from freemoe.bench.fuzz.drawing import byte_edits, json_edits, rarely, tensor_edits
+    from freemoe.bench.fuzz.drawing import SHAPES, TEXTS, byte_edits, json_edits, rarely, tensor_edits, wild_edits
 
     def of(name: str) -> SearchStrategy[dict[str, Any]]:
         folder = material.folder / name
         manifest = json_edits(folder, MANIFEST)
         ours = st.one_of(*(tensor_edits(folder, file) for file in _FILES[name]))
-        more = [json_edits(folder, CONFIG)] * 2 if name == "trimmed" else []
+        wild = wild_edits({(MANIFEST, *path): (*SHAPES, *TEXTS) for path in _FIELDS})
+        more = [json_edits(folder, CONFIG)] * 2 if name == "trimmed" else [wild]
         anything = st.one_of(*(byte_edits(folder, file) for file in (MANIFEST, *_FILES[name])))
         edits = st.lists(st.one_of(manifest, manifest, ours, ours, *more, anything), min_size=1, max_size=3)
         again = rarely(10).map(lambda seldom: not seldom)
@@ -68,6 +72,7 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     if what["again"] and told is not None:
         write_again(own, told)
     if what["artefact"] == "experts":
+        _listed(own)
         _experts(own, material)
     else:
         _trimmed(own, material)
@@ -119,6 +124,24 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 # ---------------------------------------------------------------------------------------- experts
+
+
+def _listed(folder: Path) -> None:
+    """What reads an artefact without its base: `freemoe inspect`, and `freemoe merge --dry-run` of every expert."""
+    from freemoe.domain_experts.inspection import inspect_artefact
+    from freemoe.domain_experts.merging import outlook
+
+    # A merge must bear by itself what inspect refuses.
+    for name in ("math/0", *_names(folder)):
+        with contextlib.suppress(FreeMoEError):
+            outlook(folder, name, folder.parent / "merged", allow_rejected=True)
+    inspect_artefact(folder)
+
+
+def _names(folder: Path) -> list[str]:
+    rows = (_manifest(folder) or {}).get("experts")
+    rows = rows if isinstance(rows, list) else []
+    return [row["name"] for row in rows if isinstance(row, dict) and isinstance(row.get("name"), str)]
 
 
 def _experts(folder: Path, material: Material) -> None:

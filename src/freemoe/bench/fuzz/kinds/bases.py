@@ -6,6 +6,7 @@ model that answers as the artefact's base does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +23,33 @@ if TYPE_CHECKING:
 
 _JSON = ("config.json", "tokenizer.json", "tokenizer_config.json")
 WEIGHTS = "model.safetensors"
+_GENERATION = "generation_config.json"
+
+
+def _wild() -> dict[tuple[str, ...], Sequence[Any]]:
+    from freemoe.bench.fuzz.drawing import FLOATS, NUMBERS, TEMPLATES
+
+    counts = ("num_beams", "num_return_sequences", "no_repeat_ngram_size", "top_k", "max_length", "min_new_tokens")
+    shares = ("temperature", "top_p", "repetition_penalty", "eos_token_id")
+    return {
+        ("config.json", "num_hidden_layers"): NUMBERS,
+        ("tokenizer_config.json", "chat_template"): TEMPLATES,
+        ("tokenizer.json", "model", "continuing_subword_prefix"): ("report.html",),
+        **{(_GENERATION, name): NUMBERS for name in counts},
+        **{(_GENERATION, name): FLOATS for name in shares},
+    }
 
 
 def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
     """Edits of a base's folder."""
     from hypothesis import strategies as st
 
-    from freemoe.bench.fuzz.drawing import byte_edits, json_edits, tensor_edits
+    from freemoe.bench.fuzz.drawing import byte_edits, json_edits, tensor_edits, wild_edits
 
     config, tokenizer, other = (json_edits(material.base, file) for file in _JSON)
     tensors = tensor_edits(material.base, WEIGHTS)
     anything = st.one_of(*(byte_edits(material.base, file) for file in (*_JSON, WEIGHTS)))
-    edit = st.one_of(config, config, config, tensors, tensors, tokenizer, other, anything)
+    edit = st.one_of(config, config, config, tensors, tensors, tokenizer, other, anything, wild_edits(_wild()))
     return st.builds(lambda edits: {"edits": edits}, st.lists(edit, min_size=1, max_size=2))
 
 
@@ -45,7 +61,9 @@ def warm(material: Material) -> None:
 def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     """Open an edited base by itself, and then as the base of an artefact."""
     from freemoe.domain_experts.mixture import FreeMoE
+    from freemoe.domain_experts.route.subdomains import features
     from freemoe.models.checkpoints.loading import load_base
+    from freemoe.text.chat import as_prompt, has_template
 
     own = copied(material.base, folder / "base")
     apply(own, what["edits"])
@@ -58,6 +76,11 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
         wanted = held["model.embed_tokens.weight" if tied else name]
         same = wanted.shape == parameter.shape and torch.equal(wanted.to(parameter.dtype), parameter.detach())
         require(same, f"{name!r} was read as other numbers than the file holds")
+    require(bool(features(model, material.probes.tolist()).isfinite().all()), "features that hold NaN or infinity")
+    if tokenizer is not None and has_template(tokenizer):
+        require(
+            len(as_prompt(tokenizer, [{"role": "user", "content": PROBES[0]}], "row 1")) < 1 << 20, "an endless prompt"
+        )
     try:
         moe = FreeMoE.from_pretrained(material.folder / "experts", base=model, tokenizer=tokenizer)
     except FreeMoEError as error:
