@@ -87,7 +87,8 @@ def test_every_row_is_scored_under_its_own_expert():
     def score(unit, off, wanted):
         asked.append((unit, len(wanted)))
         who = off().get("who")
-        return [Score(float(int(d.id) in right[who]), -1.0, 1) for d in wanted]
+        found = [float(int(d.id) in right[who]) for d in wanted]
+        return [Score(value, -1.0, 1, (("pass@10", value),)) for value in found]
 
     made = []
 
@@ -114,6 +115,8 @@ def test_every_row_is_scored_under_its_own_expert():
     # Its documents chose it, so that an interval would say nothing.
     assert found["rows"]["oracle"]["gain"] == {"mean": pytest.approx(100 * 2 / 6), "low": None, "high": None}
     assert "mcnemar_p" not in found["rows"]["oracle"]
+    also = found["rows"]["oracle"]["also"]["pass@10"]
+    assert also == {k: found["rows"]["oracle"][k] for k in ("score", "gain")}
     assert found["rows"]["control"]["seeds"] == pytest.approx([-100 / 6, 100 / 6])
     over = found["rows"]["expert"]["over_control"]
     assert over["mean"] == pytest.approx(100 * (4 - 2) / 6)

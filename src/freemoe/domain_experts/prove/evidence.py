@@ -143,7 +143,9 @@ def _summaries(
 def _without_intervals(row: dict[str, Any]) -> dict[str, Any]:
     """A row whose documents chose it: what an interval or a test would say of other documents is not so."""
     ends = {name: {**row[name], "low": None, "high": None} for name in ("gain", "ratio") if name in row}
-    return {k: v for k, v in {**row, **ends}.items() if k not in ("mcnemar_p", "also")}
+    if "also" in row:
+        ends["also"] = {name: _without_intervals(other) for name, other in row["also"].items()}
+    return {k: v for k, v in {**row, **ends}.items() if k != "mcnemar_p"}
 
 
 def _per_document(
