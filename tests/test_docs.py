@@ -121,6 +121,12 @@ def test_links_lead_somewhere(guide: Path) -> None:
             assert place.exists() or any(place == ROOT / "docs" / page for page in made), f"{target} in {guide.name}"
 
 
+def test_each_change_is_said_once() -> None:
+    # Branches that edit one line leave it twice when they meet.
+    starts = [" ".join(entry.split())[:60] for entry in text_of(ROOT / "CHANGELOG.md").split("\n- ")[1:]]
+    assert [start for start in starts if starts.count(start) > 1] == []
+
+
 def test_every_page_stands_in_the_navigation() -> None:
     import yaml
 
