@@ -99,14 +99,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "no layers": (says("config.json", num_hidden_layers=0), "num_hidden_layers 0, and without layers"),
     **{
         f"{name} {value!r:.20}": (says("generation_config.json", **{name: value}), f"(?s)is not whole: {name}")
-        for name, value in {
+        for name, value in (
             ("num_beams", 0),
             ("num_beams", 100_000),
             ("num_return_sequences", 10**9),
             ("temperature", "hot"),
             ("top_p", 10**30),
             ("max_length", 10**30),
-        }
+        )
     },
     "fewer than no layers": (says("config.json", num_hidden_layers=-1), "num_hidden_layers -1"),
     "a huge vocabulary": (says("config.json", vocab_size=2**31), "vocab_size 2,147,483,648"),
