@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import warnings
@@ -85,7 +86,7 @@ def hostile() -> SearchStrategy[Any]:
         st.integers(-300, 300),
         st.floats(allow_nan=False, allow_infinity=False),
         st.text(max_size=12),
-        st.sampled_from(SHAPES),
+        st.sampled_from(SHAPES).map(copy.deepcopy),  # whoever draws one may change it
     )
     inner = st.recursive(
         scalars,
@@ -151,7 +152,7 @@ def wild_edits(table: Mapping[tuple[str, ...], Sequence[Any]]) -> SearchStrategy
 
     def of(where: tuple[str, ...]) -> SearchStrategy[Edit]:
         file, *path = where
-        value = st.one_of(st.sampled_from(table[where]), hostile())
+        value = st.one_of(st.sampled_from(table[where]).map(copy.deepcopy), hostile())
         return value.map(lambda to: {"file": file, "set": [int(p) if p.isdigit() else p for p in path], "to": to})
 
     return st.one_of(*map(of, table))
