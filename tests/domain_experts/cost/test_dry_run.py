@@ -10,7 +10,7 @@ from freemoe.domain_experts.candidates import check_division
 from freemoe.domain_experts.cost.dry_run import plan
 from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.prove.card import gain_text, headlines, model_card
+from freemoe.domain_experts.prove.card import control_text, gain_text, headlines, model_card
 from freemoe.domain_experts.purify.methods import METHODS
 from freemoe.domain_experts.route.subdomains import divide, features
 from freemoe.domain_experts.workbench import prepare
@@ -208,16 +208,23 @@ def test_the_card_shows_the_numbers_of_the_result(artefact, text_artefact):
             for sub in domain["subdomains"]:
                 assert f"- {sub['name']}: {sub['verdict']}" in card
         lines = headlines(result)
-        own = sum(1 + ("guessing" in d) + len(d["subdomains"]) for d in result["domains"])
-        assert [line for line in lines if line.startswith("  ")] == [
-            f"  {sub['name']}: {sub['verdict']}" for d in result["domains"] for sub in d["subdomains"]
+        indented = [
+            line
+            for d in result["domains"]
+            for line in (
+                *(f"  {d['name']}: {text}" for text in filter(None, [control_text(d)])),
+                *(f"  {sub['name']}: {sub['verdict']}" for sub in d["subdomains"]),
+            )
         ]
+        own = sum(1 + ("guessing" in d) for d in result["domains"]) + len(indented)
+        assert [line for line in lines if line.startswith("  ")] == indented
         if len(result["domains"]) == 1:
             assert len(lines) == own
         else:
             gains = [d["rows"]["expert"]["gain"]["mean"] for d in result["domains"]]
             (average,) = lines[own:]
-            assert f"over 2 domains: {sum(gains) / 2:+.2f} [" in average
+            stated = f"over 2 domains (0 where the base stayed; text left out): {sum(gains) / 2:+.2f} ["
+            assert stated in average
 
 
 def test_gain_text():
