@@ -244,6 +244,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("units.off", [1.0], "less than 1"),
     ("units.off", [], "at least 1"),
     ("units.layout", "odd", "even"),
+    ("units.margin", 0, "greater than 0"),
     ("units.multiple", 0, "greater than or equal to 1"),
     ("units.steps", 0, "greater than or equal to 1"),
     ("units.step_tokens", 0, "greater than or equal to 1"),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from freemoe.compat.ray_logs import log_folder
 from freemoe.core.environment import DECIDING, versions
 from freemoe.core.errors import WorkerError
 from freemoe.core.run.pool import Died, Pool, Worker
@@ -200,12 +201,10 @@ def explain_exit() -> subprocess.Popen[bytes] | None:
     """Start a shell that prints `RAY_ENDED` if Ray's library ends this process; None where it does not (``ray://``)."""
     # The library calls _exit(1) when the object store is gone, which nothing here can catch. The shell waits for a line; when
     # its input ends without one, Ray's log of this process says whether that was why.
-    from ray._private import worker
-
-    if (node := getattr(worker, "_global_node", None)) is None or os.name != "posix":
+    if (logs := log_folder()) is None or os.name != "posix":
         return None
     script = 'read line || { grep -qs "connection to the plasma store is failed" "$0"/python-core-driver-*_$1.log && echo "$2" >&2; }'
-    arguments = ["sh", "-c", script, node.get_logs_dir_path(), str(os.getpid()), RAY_ENDED]
+    arguments = ["sh", "-c", script, logs, str(os.getpid()), RAY_ENDED]
     return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 

@@ -100,7 +100,7 @@ def base_shown(result: dict[str, Any]) -> str:
 
 def card_notes(result: dict[str, Any]) -> list[str]:
     """What a card says of a preset, and where others cannot find the base by its name."""
-    said = (*result.get("notes", ()), *openings_text(result["cost"].get("openings")))
+    said = (*result.get("notes", ()), *openings_text(result.get("cost", {}).get("openings")))
     notes = [line for note in said for line in (neutral.markdown(note), "")]
     if found_by_others(result["base"]["name"]):
         return notes
