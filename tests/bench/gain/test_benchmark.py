@@ -48,7 +48,8 @@ def test_the_interval_over_bases_is_students() -> None:
 
 
 def test_a_row_that_a_domain_lacks_counts_as_its_base() -> None:
-    domain = {"documents": [{"key": "a", "base": 0.0, "routed": 1.0}, {"key": "b", "base": 1.0, "routed": 1.0}]}
+    documents = [{"key": "a", "base": 0.0, "routed": 1.0}, {"key": "b", "base": 1.0, "routed": 1.0}]
+    domain = {"documents": documents, "rows": {"base": {}, "routed": {}}}
     assert gain._gain(domain, "routed") == 50.0
     assert gain._gain(domain, "control") == 0.0
     assert gain._over_bases([{"domains": [domain]}], "routed").mean == 50.0

@@ -30,7 +30,15 @@ RESULT_FORMAT = 1
 """Of ``result.json``; raised when an entry that was there is called otherwise or means something else."""
 
 
-class Recipe(Protocol):
+class Fields(Protocol):
+    """Whatever has fields."""
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]:
+        """The recipe as plain data."""
+        ...
+
+
+class Recipe(Fields, Protocol):
     """What the skeleton reads of a recipe."""
 
     @property
@@ -46,10 +54,6 @@ class Recipe(Protocol):
     @property
     def output(self) -> str:
         """The folder to write."""
-        ...
-
-    def model_dump(self, *, mode: str) -> dict[str, Any]:
-        """The recipe as plain data."""
         ...
 
     def notes(self) -> list[str]:
@@ -78,7 +82,7 @@ class Made:
     cost: dict[str, Any] = field(default_factory=dict)
 
 
-def deciding(recipe: Recipe, *others: str) -> dict[str, Any]:
+def deciding(recipe: Fields, *others: str) -> dict[str, Any]:
     """The fields of a recipe that decide what the result is, without some others."""
     return {k: v for k, v in recipe.model_dump(mode="json").items() if k not in (*NOT_DECIDING, *others)}
 
