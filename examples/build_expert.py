@@ -25,7 +25,9 @@ def main() -> None:
     # What it found, on documents that the search never saw.
     for row, found in read_result(folder)["domains"][0]["rows"].items():
         gain = found["gain"]
-        print(f"{row:8} {found['score']:6.2f} %   {gain['mean']:+.1f} [{gain['low']:+.1f}, {gain['high']:+.1f}]")
+        # The oracle was chosen by these documents, so that an interval would say nothing of it.
+        ends = "" if gain["low"] is None else f" [{gain['low']:+.1f}, {gain['high']:+.1f}]"
+        print(f"{row:8} {found['score']:6.2f} %   {gain['mean']:+.1f}{ends}")
 
     moe = freemoe.load(folder)
     prompt = "first add 12 and after that divide by 4: f(x)="
