@@ -53,7 +53,7 @@ class System:
         run.same_inputs({"text": self.text})
         numbers = [run.journal.unit(f"unit {n}", lambda n=n: self._work(n)) for n in (1, 2)]
         write_atomic(run.partial / "numbers.txt", str(sum(numbers)).encode())
-        return Made("fingerprint", {"sum": sum(numbers)}, {"numbers": numbers}, SEEN, {"bytes": 1})
+        return Made("fingerprint", {"sum": sum(numbers)}, {"numbers": numbers}, SEEN, cost={"bytes": 1})
 
     def run(self, **how: Any) -> Path:
         return carry_out(
