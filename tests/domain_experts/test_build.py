@@ -94,7 +94,11 @@ def test_rows_are_means_over_documents(artefact):
             base = np.array([d["base"] for d in documents])
             assert row["score"] == pytest.approx(100 * values.mean())
             assert row["gain"]["mean"] == pytest.approx(100 * (values - base).mean())
-            assert row["gain"]["low"] <= row["gain"]["mean"] <= row["gain"]["high"]
+            # The oracle was picked on these very documents, and one draw of a control says nothing of the next.
+            if name == "oracle" or (name == "control" and len(row["seeds"]) < 2):
+                assert (row["gain"]["low"], row["gain"]["high"]) == (None, None)
+            else:
+                assert row["gain"]["low"] <= row["gain"]["mean"] <= row["gain"]["high"]
             assert row["documents"] == len(documents) == domain["reported_documents"]
             if "won" in row:
                 assert row["won"] == ((values == 1) & (base == 0)).sum()
