@@ -150,6 +150,8 @@ def test_the_ratio_of_perplexities_is_the_gain_per_token():
     perplexity = [math.exp(x.sum() / tokens.sum()) for x in (top, base)]
     assert ratio.mean == pytest.approx(perplexity[0] / perplexity[1])
     assert ratio.low < ratio.mean < ratio.high < 1
+    alone = ratio_interval([1.0, 2.0], [2.0, 3.0], [1, 1], ["a", "a"])
+    assert (alone.mean, alone.low, alone.high) == (pytest.approx(math.exp(-1)), -math.inf, math.inf)
     gain = mean_interval(((base - top) / tokens).tolist(), names(40), tokens.tolist())
     assert (ratio.low, ratio.high) == pytest.approx((math.exp(-gain.high), math.exp(-gain.low)))
 

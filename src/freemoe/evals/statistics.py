@@ -181,7 +181,12 @@ def ratio_interval(
         clusters: Content keys.
     """
     each = np.subtract(top, bottom) / np.maximum(tokens, 1)
-    return mean_interval(each.tolist(), clusters, tokens).mapped(lambda x: math.exp(min(x, 700.0)))
+    return exponential(mean_interval(each.tolist(), clusters, tokens))
+
+
+def exponential(interval: Interval) -> Interval:
+    """The interval of exp(mean): ends that are not known stay unknown, all others stay finite."""
+    return interval.mapped(lambda end: end if math.isinf(end) else math.exp(min(end, 700.0)))
 
 
 def _are_answers(differences: Sequence[float] | np.ndarray) -> bool:

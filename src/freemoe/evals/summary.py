@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from freemoe.evals.engine.evaluator import Score
-from freemoe.evals.statistics import HEAVY_LOSS, Interval, holm, mcnemar, mean_interval, mean_of_means, paired_test
+from freemoe.evals.statistics import (
+    HEAVY_LOSS,
+    Interval,
+    exponential,
+    holm,
+    mcnemar,
+    mean_interval,
+    mean_of_means,
+    paired_test,
+)
 from freemoe.evals.tasks.documents import Document
 
 ZERO = Interval(0.0, 0.0, 0.0)
@@ -91,7 +100,7 @@ def summary(
     if draws:
         row["seeds"] = seeds
     if is_text(documents):
-        row["ratio"] = interval_as_json(Interval(*(_exp(-end) for end in (gain.mean, gain.high, gain.low))))
+        row["ratio"] = interval_as_json(exponential(Interval(-gain.mean, -gain.high, -gain.low)))
         row["much_worse"] = float(np.mean([a.value - b.value < -HEAVY_LOSS for a, b in zip(scores, base, strict=True)]))
         return row
     if also := _also(scores, base, documents, draws):
@@ -114,10 +123,6 @@ def adjust_rows(domains: Sequence[Mapping[str, Any]]) -> None:
     compared = [row for domain in domains for row in domain["rows"].values() if "p" in row]
     for row, p in zip(compared, holm([row["p"] for row in compared]), strict=True):
         row["holm"] = p
-
-
-def _exp(x: float) -> float:
-    return math.exp(min(x, 700.0))
 
 
 def average(domains: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
