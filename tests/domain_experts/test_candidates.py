@@ -13,6 +13,7 @@ from freemoe.domain_experts.purify import methods as purification
 from freemoe.domain_experts.purify.greedy import Purified
 from freemoe.domain_experts.route.subdomains import divide
 from freemoe.domain_experts.workbench import prepare
+from freemoe.evals.statistics import detectable_gain
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.weights import find_weights
 from freemoe.recipes import SaliencySection
@@ -74,17 +75,45 @@ def test_parts_are_disjoint_and_whole(world, tmp_path):
     assert sorted(gradient + stop + guard) == list(range(40))
     assert (len(gradient), len(stop), len(guard)) == (16, 10, 14)
     assert sub.guard == guard
-    assert told.lines == []
+    assert not [line for line in told.lines if line.startswith("warning")]
+
+
+def said_of(domain, metric, now, twice, documents, tests, more=""):
+    return (
+        f"power: {domain}, {metric}: a true gain of {now} points is accepted with a chance of 80 % ({documents} documents test it, "
+        f"{tests} tests share alpha 0.05{more}); with twice the documents {twice} points"
+    )
+
+
+def points(documents, level):
+    return f"{100 * detectable_gain(documents, level):.0f}"
+
+
+def test_the_gain_that_can_be_proven_is_said_beforehand(world, tmp_path):
+    _, told, _ = made(world, tmp_path, [60, 40])
+    expected = [(points(n, 0.025), points(2 * n, 0.025), n, 2) for n in (21, 14)]
+    assert told.lines == [said_of(f"d{i}", "saliency", *figures) for i, figures in enumerate(expected)]
+    # Bands pay for each of the four where the search is halving, and where all are scored for those that are unlike the others.
+    search = {"metrics": ["random"], "select": "guarded", "method": "halving"}
+    _, told, _ = made(world, tmp_path / "halving", [40], search=search)
+    assert told.lines == [said_of("d0", "random", points(40, 0.05 / 4), points(80, 0.05 / 4), 40, 1)]
+    _, told, _ = made(world, tmp_path / "all", [40], search={**search, "method": "exhaustive"})
+    now, twice = (f"{points(n, 0.05)} to {points(n, 0.05 / 4)}" for n in (40, 80))
+    assert told.lines == [
+        said_of("d0", "random", now, twice, 40, 1, "; the more alike the 4 candidates, the less"),
+    ]
 
 
 def test_a_subdomain_that_can_prove_nothing_is_named(world, tmp_path):
     _, told, subs = made(world, tmp_path, [60, 8])
     assert len(subs) == 2
-    (line,) = told.lines
+    power, line = told.lines
+    assert power.startswith("power: d0, saliency: ")
     assert line.startswith("warning: d1/all, saliency: 3 different documents test it")
     assert "at alpha 0.05 among 2 tests; 18 reference documents would do" in line
     # The number it names would do, and one less would not: 35 % of the documents guard.
-    assert made(world, tmp_path / "more", [60, 18])[1].lines == []
+    _, told, _ = made(world, tmp_path / "more", [60, 18])
+    assert [line.split(",")[0] for line in told.lines] == ["power: d0", "power: d1"]
 
 
 def test_a_build_that_can_prove_nothing_is_refused(world, tmp_path):
@@ -97,7 +126,12 @@ def test_a_build_that_can_prove_nothing_is_refused(world, tmp_path):
     made(world, tmp_path / "loose", [8, 9], search={"metrics": ["saliency"], "alpha": 0.5})
     # A metric whose candidates are tested on all documents still can.
     _, told, _ = made(world, tmp_path / "more", [8, 9], search={"metrics": ["saliency", "random"]})
-    assert [line.split(":")[1].split(", ")[1] for line in told.lines] == ["saliency", "saliency"]
+    said = [line.split(": ")[:2] for line in told.lines]
+    # Eight documents and four bands are one document short: it could pass only after another test did.
+    assert said == [
+        ["power", "d1, random"],
+        *(["warning", what] for what in ("d0/all, saliency", "d1/all, saliency", "d0/all, random")),
+    ]
 
 
 def test_questions_are_purified_greedily_where_the_base_is_small():

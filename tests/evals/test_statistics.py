@@ -11,6 +11,7 @@ from scipy import stats
 from freemoe.core.errors import DataError, NumericError
 from freemoe.evals.statistics import (
     cluster_sums,
+    detectable_effect,
     detectable_gain,
     holm,
     mcnemar,
@@ -18,7 +19,6 @@ from freemoe.evals.statistics import (
     mean_of_means,
     paired_test,
     ratio_interval,
-    smallest_p,
 )
 
 
@@ -261,12 +261,6 @@ def test_holm_by_hand():
     assert holm([0.02, 0.02]) == [0.04, 0.04]
 
 
-def test_smallest_p():
-    assert smallest_p(5) == paired_test([1.0] * 5, names(5)) == 1 / 32
-    assert smallest_p(5, 10) == 10 / 32
-    assert smallest_p(2, 10) == 1.0
-
-
 @pytest.mark.parametrize(("documents", "level"), [(25, 0.05 / 24), (75, 0.05 / 2), (300, 0.05)])
 def test_the_gain_that_can_be_found_is_found_so_often(documents, level):
     gain = detectable_gain(documents, level)
@@ -275,7 +269,15 @@ def test_the_gain_that_can_be_found_is_found_so_often(documents, level):
     won, lost = (which < gain + 0.02).sum(1), (which > 0.98).sum(1)
     power = np.mean(stats.binom.sf(won - 1, won + lost, 0.5) <= level)
     assert 0.76 < power < 0.9
-    assert detectable_gain(3, 0.001) is None
+    assert detectable_gain(3, 0.001) == 1
+
+
+@pytest.mark.parametrize(("documents", "level"), [(30, 0.025), (60, 0.05 / 12), (200, 0.05)])
+def test_the_gain_of_a_text_that_can_be_found_is_found_so_often(documents, level):
+    rng, found = np.random.default_rng(0), 0
+    for gains in rng.normal(detectable_effect(documents, level), 1, (150, documents)):
+        found += paired_test(3 * gains, names(documents), [7.0] * documents, draws=2000) <= level
+    assert 0.7 < found / 150 < 0.9
 
 
 @pytest.mark.parametrize("call", [mean_interval, paired_test])

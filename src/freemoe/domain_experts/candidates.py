@@ -24,7 +24,6 @@ from freemoe.domain_experts.select.choice import (
     Verdict,
     accept,
     adjust,
-    best_case,
     enough,
     judge_fitted,
     judge_winner,
@@ -36,6 +35,7 @@ from freemoe.domain_experts.structured.training import OnLook
 from freemoe.domain_experts.structured.units import find_units, numbers_off
 from freemoe.domain_experts.workbench import Workbench
 from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.statistics import detectable_effect, detectable_gain
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import ReferenceSplit
 from freemoe.models.mask import Mask
@@ -126,16 +126,16 @@ def check_division(bench: Workbench, divided: dict[str, Subdomains]) -> None:
     for part in divided.values():
         for note in part.notes:
             bench.progress.say(f"note: {note}")
-    members = members_of(bench, divided)
+    members, fitted = members_of(bench, divided), {SALIENCY, UNITS} & set(competing(bench.recipe))
     for sub in members:
-        if _is_fitted(bench) and not all(sub.parts):
+        if fitted and not all(sub.parts):
             raise DataError(
                 f"Subdomain {sub.name!r} has {len(sub.split)} reference documents of "
                 f"{len({d.key for d in sub.split.documents})} keys or groups: too few to give gradients, to stop and to guard. "
                 "Raise --limit, use fewer subdomains (--subdomains), or group otherwise (--group-by)."
             )
     if bench.recipe.search.select == "guarded":
-        _say_what_cannot_be_proven(bench, members)
+        _say_what_can_be_proven(bench, members)
 
 
 def make_subdomains(bench: Workbench, divided: dict[str, Subdomains], norms: Norms | None) -> list[Subdomain]:
@@ -164,44 +164,63 @@ def competing(recipe: BuildRecipe) -> tuple[str, ...]:
     return (UNITS, *(m for m in metrics if m != SALIENCY))
 
 
-def _is_fitted(bench: Workbench) -> bool:
-    return bool({SALIENCY, UNITS} & set(competing(bench.recipe)))
-
-
-def _say_what_cannot_be_proven(bench: Workbench, subdomains: list[Members]) -> None:
-    """Warn where even a gain on every document could not pass the guard; refuse where that holds everywhere."""
-    section, saliency = bench.recipe.search, bench.recipe.saliency
-    # Where all scores are there, the test knows how alike the candidates are; else each counts.
-    compared = 1 if section.method == "exhaustive" else len(grid(bench.recipe.bands, "wanda", bench.recipe.seed))
-    tested = []
-    for sub in subdomains:
-        keys = [d.key for d in sub.split.documents]
-        guards = len({keys[i] for i in sub.parts[2]})
-        tested.append(
-            [(guards, 1) if m in (SALIENCY, UNITS) else (len(set(keys)), compared) for m in competing(bench.recipe)]
-        )
-    hopeless = [[p > section.alpha for p in group] for group in best_case(tested)]
-    lines = []
-    for sub, counts, bad in zip(subdomains, tested, hopeless, strict=True):
-        for metric, (count, candidates), lost in zip(competing(bench.recipe), counts, bad, strict=True):
-            if not lost:
-                continue
-            needed = enough(candidates * sum(map(len, tested)), section.alpha)
-            if metric in (SALIENCY, UNITS):
-                needed = math.ceil(needed / (1 - saliency.gradient_share - saliency.stop_share))
-            lines.append(
-                f"{sub.name}, {metric}: {count} different documents test it, and no gain on so few can be proven at alpha "
-                f"{section.alpha} among {sum(map(len, tested))} tests; {needed} reference documents would do"
-            )
-    if all(all(bad) for bad in hopeless):
+def _say_what_can_be_proven(bench: Workbench, subdomains: list[Members]) -> None:
+    """Say which gain the guard finds four times in five, and what would lower it; refuse where it could find none at all."""
+    recipe, metrics = bench.recipe, competing(bench.recipe)
+    alpha, tests = recipe.search.alpha, len(metrics) * len(subdomains)
+    said, hopeless = [], []
+    for metric in metrics:
+        fitted = metric in (SALIENCY, UNITS)
+        guards = 1 - recipe.saliency.gradient_share - recipe.saliency.stop_share if fitted else 1.0
+        bands = 1 if fitted else len(grid(recipe.bands, metric, recipe.seed))
+        # A test that has all scores counts alike candidates as one, and unrelated ones each; another counts each.
+        counted = (1, bands) if bands > 1 and recipe.search.method == "exhaustive" else (bands,)
+        needed = enough(tests * counted[0], alpha)
+        for domain, data in bench.domains.items():
+            counts = {
+                s.name: len({s.split.documents[i].key for i in (s.parts[2] if fitted else range(len(s.split)))})
+                for s in subdomains
+                if s.domain == domain
+            }
+            hopeless += [
+                f"{name}, {metric}: {count} different documents test it, and by itself no gain on so few can be proven at alpha {alpha} among "
+                f"{tests} tests; {math.ceil(needed / guards)} reference documents would do"
+                for name, count in counts.items()
+                if count < needed
+            ]
+            if tested := [count for count in counts.values() if count >= needed]:
+                gain = partial(_detectable, is_text(data.reference.documents), [alpha / count for count in counted])
+                now, less = gain(tests, tested), {"twice the documents": gain(tests, [2 * count for count in tested])}
+                if len(counts) > 1:
+                    less["no subdomains"] = gain(len(metrics) * len(bench.domains), [sum(counts.values())])
+                alike = f"; the more alike the {bands} candidates, the less" if counted[1:] else ""
+                said.append(
+                    f"power: {domain}, {metric}: a true gain of {now} is accepted with a chance of 80 % ({_range(tested, '{}')} "
+                    f"documents test it, {tests} tests share alpha {alpha}{alike}); "
+                    + ", ".join(f"with {what} {lower}" for what, lower in less.items())
+                )
+    if not said:
         raise DataError(
             "No subdomain has enough reference documents for the guard to prove any gain:\n  "
-            + "\n  ".join(lines)
+            + "\n  ".join(hopeless)
             + "\nRaise --limit, use fewer subdomains (--subdomains) or fewer metrics (--metric), or choose without a guard "
             "(--select argmax)."
         )
-    for line in lines:
-        bench.progress.say(f"warning: {line}")
+    for line in [*said, *(f"warning: {line}" for line in hopeless)]:
+        bench.progress.say(line)
+
+
+def _detectable(text: bool, alphas: Sequence[float], tests: int, documents: Sequence[int]) -> str:
+    """The gain that one of so many tests finds with a chance of 80 %, over subdomains of so many documents."""
+    found = [(detectable_effect if text else detectable_gain)(n, alpha / tests) for n in documents for alpha in alphas]
+    if text:
+        return _range(found, "{:.2f}") + " standard deviations between documents"
+    return _range([100 * gain for gain in found], "{:.0f}") + " points"
+
+
+def _range(values: Sequence[float], shown: str) -> str:
+    """The smallest and the largest, or one where they read the same."""
+    return " to ".join(dict.fromkeys(shown.format(value) for value in (min(values), max(values))))
 
 
 def _norm_of(norms: Norms | None, number: int, p: str, bench: Workbench) -> Callable[[str], Tensor] | None:

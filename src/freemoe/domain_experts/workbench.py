@@ -16,7 +16,7 @@ from freemoe.domain_experts.select.scores import ReportedScores
 from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.sampling import sampling_of
 from freemoe.evals.engine.scorer import Scorer
-from freemoe.evals.tasks.documents import Document, ReferenceSplit
+from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.evals.tasks.task import DomainData
 from freemoe.models.checkpoints.fingerprint import fingerprint
@@ -126,7 +126,7 @@ def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Workbench:
         progress=progress or Quiet(),
     )
     for data in domains.values():
-        _check_reference(bench, data)
+        bench.rows(data.reference.documents)  # every one has a gold answer that fits
     for task, count in scorer.truncated.items():
         bench.progress.say(
             f"note: {count} prompts of {task or 'a task'} are longer than the context of {scorer.max_length} tokens and are "
@@ -134,14 +134,3 @@ def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Workbench:
         )
     scorer.truncated.clear()
     return bench
-
-
-def _check_reference(bench: Workbench, data: DomainData) -> None:
-    """Every reference document has a gold answer that fits; there are enough to prove something."""
-    split: ReferenceSplit = data.reference
-    bench.rows(split.documents)
-    if len(split) < 100:
-        bench.progress.say(
-            f"warning: domain {data.name!r} has {len(split)} reference documents; below 100 the guard can prove large "
-            "gains only"
-        )

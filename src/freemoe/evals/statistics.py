@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import binom
+from scipy.optimize import root_scalar
+from scipy.stats import binom, norm
 from scipy.stats import t as student
 
 from freemoe.core.errors import DataError, NumericError
@@ -306,12 +307,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def smallest_p(documents: int, candidates: int = 1) -> float:
-    """Smallest p-value that a one-sided paired test of one of the candidates can give on so many documents."""
-    return min(1.0, candidates * 0.5**documents)
-
-
-def detectable_gain(documents: int, level: float, power: float = 0.8, losses: float = 0.02) -> float | None:
+def detectable_gain(documents: int, level: float, power: float = 0.8, losses: float = 0.02) -> float:
     """Smallest true gain of right-or-wrong answers that a one-sided test of level ``level`` finds with probability ``power``.
 
     Args:
@@ -321,15 +317,27 @@ def detectable_gain(documents: int, level: float, power: float = 0.8, losses: fl
         losses: Share of answers that the candidate loses; the gain is what it wins beyond them.
 
     Returns:
-        A share between 0 and 1; None where even a gain on every document would not do.
+        A share; 1 where even winning every answer that is not lost would not do.
     """
-    for gain in np.arange(0.01, 1.0 - losses + 1e-9, 0.01):
-        changed = binom.pmf(np.arange(documents + 1), documents, gain + 2 * losses)
-        needed = binom.isf(level, np.arange(documents + 1), 0.5) + 1
-        won = binom.sf(needed - 1, np.arange(documents + 1), (gain + losses) / (gain + 2 * losses))
-        if float((changed * won).sum()) >= power:
-            return float(gain)
-    return None
+    changed = np.arange(documents + 1)
+    needed = binom.isf(level, changed, 0.5)
+
+    def missing(gain: float) -> float:
+        found = binom.sf(needed, changed, (gain + losses) / (gain + 2 * losses))
+        return power - float(binom.pmf(changed, documents, gain + 2 * losses) @ found)
+
+    most = 1 - 2 * losses
+    return 1.0 if missing(most) > 0 else float(root_scalar(missing, bracket=(1e-6, most), xtol=1e-4).root)
+
+
+def detectable_effect(documents: int, level: float, power: float = 0.8) -> float:
+    """`detectable_gain` of scores that spread around their mean, such as text's: in standard deviations of a document's gain.
+
+    That is if gains are normally distributed. The document that `paired_test` adds loses as much as the largest of them.
+    """
+    documents = max(documents, 2)  # one has no spread
+    found = float(student.isf(level, documents - 1) + norm.ppf(power)) / math.sqrt(documents)
+    return (found + float(norm.isf(0.5 / documents)) / documents) / (1 - 1 / documents)
 
 
 def over_seeds(values: Sequence[float]) -> Interval:

@@ -15,6 +15,7 @@ from freemoe.domain_experts.purify.methods import METHODS
 from freemoe.domain_experts.route.subdomains import divide, features
 from freemoe.domain_experts.workbench import prepare
 from freemoe.evals.guessing import guessing_text
+from freemoe.evals.statistics import detectable_effect, detectable_gain
 from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes.build import PURIFICATIONS
@@ -68,9 +69,13 @@ def test_a_plan_says_what_the_build_would_say(world, tmp_path):
     recipe = task_recipe(world, tmp_path / "out", search=guarded, subdomains={"count": 3, "min_size": 4})
     warnings = plan(recipe)["warnings"]
     assert warnings == lines_of(world, recipe)
-    assert any("32 reference documents; below 100 the guard can prove large gains only" in line for line in warnings)
+    # Fourteen of twenty documents are in the one subdomain whose size allows a proof; five tests in each of two domains become four.
+    now, twice, whole = (100 * detectable_gain(n, 0.05 / tests / 4) for n, tests in ((14, 10), (28, 10), (20, 4)))
+    (line,) = [line for line in warnings if line.startswith("power: sums, random")]
+    assert f"a true gain of {now:.0f} points" in line
+    assert line.endswith(f"with twice the documents {twice:.0f} points, with no subdomains {whole:.0f} points")
     assert any("no gain on so few can be proven at alpha 0.05" in line for line in warnings)
-    assert all("below 100" in line for line in plan(task_recipe(world, tmp_path / "out"))["warnings"])
+    assert plan(task_recipe(world, tmp_path / "out"))["warnings"] == []
 
 
 @pytest.mark.parametrize(
@@ -96,6 +101,16 @@ def test_a_plan_refuses_what_the_build_refuses_and_nothing_lies_about(changes, s
         build(recipe)
     assert str(planned.value) == str(built.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_of_text_says_its_power_in_standard_deviations(world, tmp_path):
+    recipe = text_recipe(world, tmp_path / "out", search={"metrics": ["magnitude"], "select": "guarded", "alpha": 0.5})
+    (line,) = plan(recipe)["warnings"]
+    now, twice = (f"{detectable_effect(n, 0.5):.2f} standard deviations between documents" for n in (6, 12))
+    assert line.startswith(
+        f"power: wiki, magnitude: a true gain of {now} is accepted with a chance of 80 % (6 documents"
+    )
+    assert line.endswith(f"with twice the documents {twice}")
 
 
 def test_a_plan_refuses_text_that_fills_no_block(world, tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 
 from freemoe.domain_experts.select.scores import ScoreTable
 from freemoe.domain_experts.select.search import SEARCHES
-from freemoe.evals.statistics import HEAVY_LOSS, holm, paired_test, smallest_p
+from freemoe.evals.statistics import HEAVY_LOSS, holm, paired_test
 
 MOST_MUCH_WORSE = 0.05
 """Share of ruined documents above which no mean gain is accepted."""
@@ -127,17 +127,6 @@ def accept(verdicts: Sequence[Verdict], alpha: float) -> Verdict | None:
         v for v in verdicts if v.holm is not None and v.holm <= alpha and v.gain > 0 and v.much_worse <= MOST_MUCH_WORSE
     ]
     return min(proven, key=lambda v: (v.holm, -v.gain)) if proven else None
-
-
-def best_case(tested: Sequence[Sequence[tuple[int, int]]]) -> list[list[float]]:
-    """The adjusted p-values of a build in which every document of every test gained: none can come out smaller.
-
-    Args:
-        tested: Per subdomain and metric, how many different documents (content keys) the test has, and how many candidates
-            it counts.
-    """
-    flat = iter(holm([smallest_p(documents, candidates) for group in tested for documents, candidates in group]))
-    return [[next(flat) for _ in group] for group in tested]
 
 
 def enough(tests: int, alpha: float) -> int:
