@@ -22,7 +22,8 @@ from freemoe.bench.fuzz.editing import apply, read_plain
 from freemoe.bench.fuzz.material import Material, copied, logits, write_again
 from freemoe.bench.fuzz.reference import off_of
 from freemoe.core.artifacts import MANIFEST
-from freemoe.core.errors import FreeMoEError
+from freemoe.core.errors import ArtifactError, FreeMoEError
+from freemoe.core.run.folder import require_replaceable
 from freemoe.hookmoe.artefact_files import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
@@ -33,12 +34,14 @@ IDENTITY = ("base_fingerprint", "base_identity")
 
 
 _FILES = {"experts": ("experts.safetensors", "router.safetensors"), "trimmed": (WEIGHTS,)}
+_OWN = ("notes.txt", ".hidden", "experts.safetensors.bak", "manifest.json~", "report/mine.md", "\u202eabc", "x y.log")
+"""Files that a user may keep in an artefact."""
 _KINDS = ("base", "band", "switch", "unit")
 _FIELDS = (("experts",), ("experts", "0"), ("experts", "0", "name"), ("router",), ("router", "domains"))
 
 
 def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
-    """Which artefact, its edits, and whether its checksums are made right again."""
+    """Which artefact, its edits, whether its checksums are made right again, and a file of the user's own in it."""
     from hypothesis import strategies as st
 
     from freemoe.bench.fuzz.drawing import SHAPES, TEXTS, byte_edits, json_edits, rarely, tensor_edits, wild_edits
@@ -52,7 +55,8 @@ def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
         anything = st.one_of(*(byte_edits(folder, file) for file in (MANIFEST, *_FILES[name])))
         edits = st.lists(st.one_of(manifest, manifest, ours, ours, *more, anything), min_size=1, max_size=3)
         again = rarely(10).map(lambda seldom: not seldom)
-        return st.builds(lambda e, a: {"artefact": name, "edits": e, "again": a}, edits, again)
+        own = rarely(10).flatmap(lambda there: st.sampled_from(_OWN) if there else st.none())
+        return st.builds(lambda e, a, o: {"artefact": name, "edits": e, "again": a, "own": o}, edits, again, own)
 
     return st.one_of(of("experts"), of("experts"), of("trimmed"))
 
@@ -71,6 +75,8 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     told = _manifest(own)
     if what["again"] and told is not None:
         write_again(own, told)
+    if what.get("own"):
+        _require_kept(own, what["own"])
     if what["artefact"] == "experts":
         _listed(own)
         _experts(own, material)
@@ -78,6 +84,16 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
         _trimmed(own, material)
     # It was accepted, so it can be read.
     _require_same_base(json.loads((own / MANIFEST).read_text(encoding="utf-8")), before)
+
+
+def _require_kept(folder: Path, name: str) -> None:
+    """An artefact with a user's own file in it is not replaced, also where that was allowed."""
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("mine", encoding="utf-8")
+    with contextlib.suppress(ArtifactError):
+        require_replaceable(folder, overwrite=True)
+        require(False, f"{name!r} would be deleted by --overwrite")
+    (folder / name).unlink()
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:

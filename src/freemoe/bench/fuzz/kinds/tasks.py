@@ -1,6 +1,7 @@
 """Task files: JSONL, JSON, CSV, TSV and text.
 
-Accepted is a file whose every document is what a plain reader finds in its row: the question, the choices, and the right one.
+Accepted is a file whose every document is what a plain reader finds in its row: the question, the choices, and the right one;
+and no question stands on both sides of the split, whatever key its rows have.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ from freemoe.core.errors import FreeMoEError
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
+
+    from freemoe.evals.tasks.domains import DomainData
 
 ROWS: tuple[dict[str, Any], ...] = (
     {"question": "Who rules?", "choices": ["the judge", "the king", "nobody"], "answer": 1},
@@ -44,14 +48,20 @@ def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
         suffix = draw(st.sampled_from(SUFFIXES))
         start = json.loads(json.dumps(draw(st.sampled_from(ROWS))))
         rows: list[Any] = []
-        for number in range(draw(st.integers(1, 6))):
-            row = {k: f"{v} {number}" if isinstance(v, str) and k not in _FIXED else v for k, v in start.items()}
+        # Enough to be carved in two, some of the time, and then with each question more than once.
+        times = draw(st.sampled_from([1, 1, 1, 2, 3]))
+        for number in range(draw(st.integers(1, 6)) if times == 1 else draw(st.integers(4, 20))):
+            row = {
+                k: f"{v} {number // times}" if isinstance(v, str) and k not in _FIXED else v for k, v in start.items()
+            }
             for _ in range(draw(st.sampled_from([0, 0, 0, 0, 1, 2]))):
                 key = draw(st.sampled_from([*row, "id", "key", "field", "answer"]))
                 if not draw(rarely(6)):
                     row[key] = draw(st.one_of(st.sampled_from(_SOUND.get(key, ("x",))), near(row.get(key, 0))))
                 else:
                     row.pop(key, None)
+            if times > 1:
+                row["key"] = str(number)
             rows.append(draw(near(rows)) if draw(rarely(60)) else row)
         raw = _written(rows, suffix, not draw(rarely(15)), draw(st.booleans()))
         for _ in range(draw(st.integers(1, 2)) if draw(rarely(6)) else 0):
@@ -138,7 +148,7 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     path.write_bytes(what["bytes"].encode("latin-1"))
     data: FreeMoEError | None = None
     try:
-        load_domain("d", [str(path)], tokenizer=material.tokenizer)
+        _require_apart(load_domain("d", [str(path)], tokenizer=material.tokenizer))
     except FreeMoEError as error:  # often too few to be carved in two: what they are is looked at all the same
         data = error
     if what["suffix"] == ".txt":
@@ -160,6 +170,19 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
             require(
                 not any("\ud800" <= c <= "\udfff" for c in text), f"a document holds half a character: {text!r:.80}"
             )
+
+
+def _require_apart(domain: DomainData) -> None:
+    """What is searched and what is reported share no question; of texts, blocks that are the same by chance may be on both."""
+    searched, reported = (
+        {(_letters(d.prompt), _letters(d.reference)) for d in documents if d.kind != "text"}
+        for documents in (domain.reference.documents, domain.reported._documents)
+    )
+    require(not searched & reported, f"searched and reported: {sorted(searched & reported)[:3]}")
+
+
+def _letters(text: str) -> str:
+    return "".join(c for c in unicodedata.normalize("NFKC", text).casefold() if c.isalnum())
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
