@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,21 +20,28 @@ from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.compact import skipping
 from freemoe.hookmoe.plans.plan import uniform
-from freemoe.kernels.experts import Weights, reference
+from freemoe.kernels import optional
+from freemoe.kernels.optional import importable
 from freemoe.kernels.sparse.bands import tiles_available
-from freemoe.kernels.triton_experts import triton_available, triton_experts
 from freemoe.models.mask import Mask
 from freemoe.models.weights import find_weights
 from freemoe.tomoe.export import converted
 from freemoe.tomoe.structures.masked import masked
-from tests.kernels.test_experts import layer, tokens
+from tests.kernels.triton_cases import CASES, CLOSE, COMPILED, DTYPES, moved
 from tests.test_devices import World, bands, board, greedy, learned, score
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tomoe.random_structures import random_structure
 
 pytestmark = pytest.mark.cuda
 
-CLOSE = {"rtol": 1e-3, "atol": 1e-3}
+NEAR = {"rtol": 1e-3, "atol": 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def no_fallback() -> Iterator[None]:
+    """What is shown of a kernel is not shown of torch."""
+    yield
+    assert not optional.failures
 
 
 def numbers(value: Any) -> Iterator[float]:
@@ -100,11 +107,11 @@ def test_a_converted_model_is_the_masked_one(dtype: torch.dtype, static: bool, a
         want = dense(ids("cpu")).logits
     there = copy.deepcopy(dense).to(accelerator)
     with masked(there, structure):
-        torch.testing.assert_close(there(ids(accelerator)).logits.cpu(), want, **CLOSE)
+        torch.testing.assert_close(there(ids(accelerator)).logits.cpu(), want, **NEAR)
     new = converted(there, structure).to(dtype)
     found = new(ids(accelerator)).logits
     if dtype == torch.float32:
-        torch.testing.assert_close(found.cpu(), want, **CLOSE)
+        torch.testing.assert_close(found.cpu(), want, **NEAR)
     # A token after the other, with a cache, is the whole text at once; in bfloat16 a near-tie may take another expert.
     first = new(ids(accelerator)[:, :6], use_cache=True)
     rest = [new(ids(accelerator)[:, n : n + 1], past_key_values=first.past_key_values).logits for n in range(6, 12)]
@@ -134,35 +141,39 @@ def test_a_trimmed_mixture_is_the_same(compact: bool, accelerator: str) -> None:
         return [f.cpu() for f in found]
 
     for here, there in zip(logits("cpu"), logits(accelerator), strict=True):
-        torch.testing.assert_close(there, here, **CLOSE)
+        torch.testing.assert_close(there, here, **NEAR)
 
 
-def _moved(weights: Weights, device: str, dtype: torch.dtype) -> Weights:
-    parts = (weights.up, weights.down, weights.up_bias, weights.down_bias)
-    return Weights(*(None if t is None else t.to(device, dtype) for t in parts), weights.activation, weights.name)  # type: ignore[arg-type]
+def needs_triton(accelerator: str) -> None:
+    if not importable("triton"):
+        pytest.skip("triton is not installed")
+    if accelerator == "cpu" and not optional.INTERPRETED:
+        pytest.skip("on a CPU these kernels run in the interpreter alone (TRITON_INTERPRET=1)")
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    ("parts", "biased", "name"),
-    [(2, False, "silu"), (2, True, "gelu"), (1, True, "gelu_new"), (2, False, "gelu_pytorch_tanh"), (1, False, "relu")],
-)
-def test_triton_kernels_compiled(parts: int, biased: bool, name: str, dtype: torch.dtype, accelerator: str) -> None:
-    if not triton_available():
-        pytest.skip("triton is not installed")
-    if accelerator == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("on a CPU these kernels run in the interpreter alone (TRITON_INTERPRET=1)")
-    weights, index = layer(parts, biased, name)
-    weights = _moved(weights, accelerator, dtype)
-    for count in (1, 7, 37, 300):
-        x, expert = tokens(count)
-        x, expert = x.to(accelerator, dtype), expert.to(accelerator)
-        found = triton_experts(x, expert, weights, index.to(accelerator))
-        want = reference(x.float(), expert, _moved(weights, accelerator, torch.float32), index.to(accelerator))
-        assert found.dtype == dtype
-        tolerance = 1e-4 if dtype == torch.float32 else 0.05
-        torch.testing.assert_close(found.float(), want, rtol=tolerance, atol=tolerance)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("case", CASES)
+def test_triton_kernels_compiled(case: str, dtype: torch.dtype, accelerator: str) -> None:
+    needs_triton(accelerator)
+    launch, arguments, expected = CASES[case](dtype)
+    found = launch(*(moved(value, accelerator) for value in arguments)).cpu()
+    assert found.dtype == dtype
+    close = 10 * CLOSE[dtype] if dtype == torch.float32 else CLOSE[dtype]
+    torch.testing.assert_close(found.float(), expected, rtol=close, atol=close)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", COMPILED)
+def test_triton_kernels_run_on_the_second_device(case: str, accelerator: str) -> None:
+    needs_triton(accelerator)
+    if torch.cuda.device_count() < 2:
+        pytest.skip("torch sees one accelerator")
+    bare, arguments, expected = CASES[case](torch.float32)
+    launch = getattr(sys.modules[bare.__module__], bare.__name__)
+    found = launch(*(moved(value, "cuda:1") for value in arguments))
+    assert found.device == torch.device("cuda:1")
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()

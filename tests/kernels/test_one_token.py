@@ -185,5 +185,5 @@ def test_what_the_loops_do_not_know(change: Callable[[Layer], Layer]) -> None:
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_token, "_loops_or_none", lambda: None)
+    monkeypatch.setattr(one_token, "importable", lambda package: False)
     assert not one_token_available(Made().layer())

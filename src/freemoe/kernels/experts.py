@@ -131,6 +131,11 @@ def masked(x: Tensor, expert: Tensor, weights: Weights, mask: Tensor) -> Tensor:
     return torch.addmm(weights.down_bias, inner, weights.down)
 
 
+def masked_by_lists(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
+    """`masked` by the experts' lists (N, w) themselves, -1 where one is short."""
+    return masked(x, expert, weights, index_mask(index, len(weights.down), x.dtype))
+
+
 def _activated(inner: Tensor, weights: Weights, parts: int) -> Tensor:
     """(T, parts * u) -> (T, u)."""
     if parts == 1:

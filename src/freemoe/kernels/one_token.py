@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
-from types import ModuleType
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from freemoe.kernels.optional import importable
 from freemoe.kernels.rows import ACTIVATIONS, DTYPES, in_threads, memory_of
 
 _tanh = partial(F.gelu, approximate="tanh")
@@ -184,7 +184,7 @@ def one_token_available(layer: Layer) -> bool:
     return (
         layer.mixture.activation in ACTIVATIONS
         and all(t.device.type == "cpu" and t.dtype in DTYPES and t.is_contiguous() for t in _tensors(layer))
-        and _loops_or_none() is not None
+        and importable("numba")
     )
 
 
@@ -202,8 +202,10 @@ class Compiled:
     """
 
     def __init__(self, layer: Layer) -> None:
+        from freemoe.kernels.token_loops import LOOPS
+
         own, mixture, hook = layer.attention, layer.mixture, layer.hook
-        self.loops = _loops()
+        self.loops = LOOPS
         self.attention = own
         self.heads = len(own.query.weight) // own.head_dim
         self.rows = [len(linear.weight) for linear in (own.query, own.key, own.value)]
@@ -284,7 +286,9 @@ class Compiled:
 
 def times(x: Tensor, linear: Linear) -> Tensor:
     """One token (d,) through a linear layer, in compiled loops: (out,) of x's type."""
-    loops, values, matrix = _loops(), _floats(x), memory_of(linear.weight)
+    from freemoe.kernels.token_loops import LOOPS as loops
+
+    values, matrix = _floats(x), memory_of(linear.weight)
     out = np.empty(len(matrix), np.float32)
     in_threads(lambda begin, end: loops.times(values, matrix, begin, end, out), len(out), matrix.size)
     result = torch.from_numpy(out)
@@ -309,19 +313,3 @@ def _hook(hook: Bottleneck | None, like: Tensor) -> tuple[Any, ...]:
         hook = Bottleneck(Linear(like.new_zeros(0, len(like))), Linear(like.new_zeros(len(like), 0)), 0.0, False)
     up, down = memory_of(hook.up.weight), memory_of(hook.down.weight)
     return up, down, _bias(hook.up, up), _bias(hook.down, up), np.float32(hook.factor)
-
-
-def _loops() -> ModuleType:
-    loops = _loops_or_none()
-    assert loops is not None, "ask one_token_available first"
-    return loops
-
-
-@cache
-def _loops_or_none() -> ModuleType | None:
-    """The compiled loops, or None without numba; loaded late, because numba takes a second to load."""
-    try:
-        from freemoe.kernels.token_loops import LOOPS
-    except ImportError:
-        return None
-    return LOOPS

@@ -10,15 +10,16 @@ import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from freemoe.kernels.optional import importable
+
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
-"""Activations that the compiled loops know, by their name in a configuration (numbers: ``row_loops.act``)."""
+"""Activations that the compiled loops know, by their name in a configuration (numbers: ``act`` of `row_loops` and `triton_loops`)."""
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -31,7 +32,7 @@ _WORTH_A_THREAD = 1 << 20
 
 def rows_available(dtype: torch.dtype, activation: str = "silu") -> bool:
     """Whether the compiled loops can be used here for this type and activation."""
-    return dtype in DTYPES and activation in ACTIVATIONS and _loops_or_none() is not None
+    return dtype in DTYPES and activation in ACTIVATIONS and importable("numba")
 
 
 def experts_times(
@@ -51,7 +52,8 @@ def experts_times(
     Returns:
         (T, d) of ``x``'s type.
     """
-    loops = _loops()
+    from freemoe.kernels.row_loops import LOOPS as loops
+
     matrices, last = memory_of(up), memory_of(down)
     bias = np.zeros((len(up), 0), np.float32) if up_bias is None else up_bias.detach().float().numpy()
     values, owners, members = _apart(x), expert.numpy(), mask.numpy()
@@ -85,7 +87,8 @@ def heads_times(x: Tensor, mask: Tensor, matrix: Tensor, bias: Tensor | None) ->
     Returns:
         (T, heads * head_dim) of ``x``'s type, zero where a token wants nothing.
     """
-    loops = _loops()
+    from freemoe.kernels.row_loops import LOOPS as loops
+
     values, wanted, memory = _apart(x), mask.numpy(), memory_of(matrix)
     own = np.zeros(0, np.float32) if bias is None else bias.detach().float().numpy()
     out = np.zeros((len(x), len(matrix)), np.float32)
@@ -109,7 +112,8 @@ def heads_sum(weights: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
     Returns:
         (T, d) of ``weights``' type.
     """
-    loops = _loops()
+    from freemoe.kernels.row_loops import LOOPS as loops
+
     values, wanted, memory = _floats(weights), mask.numpy(), memory_of(matrix)
 
     def part(begin: int, end: int) -> np.ndarray:
@@ -147,12 +151,6 @@ def memory_of(tensor: Tensor) -> np.ndarray:
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def _loops() -> ModuleType:
-    loops = _loops_or_none()
-    assert loops is not None, "ask rows_available first"
-    return loops
-
-
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "freemoe-rows")
@@ -167,14 +165,3 @@ def in_threads(part: Callable[[int, int], Any], rows: int, weights: int) -> list
     # One range is ours: the pool has a thread less to wake.
     others = [_pool(threads - 1).submit(part, a, b) for a, b in itertools.pairwise(edges[1:])]
     return [part(edges[0], edges[1]), *(other.result() for other in others)]
-
-
-@cache
-def _loops_or_none() -> ModuleType | None:
-    """The compiled loops, or None without numba; loaded late, because numba takes a second to load."""
-    try:
-        # By a name of the module's own: so an exported folder's code is found to need the file.
-        from freemoe.kernels.row_loops import LOOPS
-    except ImportError:
-        return None
-    return LOOPS

@@ -6,34 +6,21 @@ that nothing waits for the host: a block looks its expert up in a table, and blo
 
 from __future__ import annotations
 
-import os
-from functools import cache
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
-from freemoe.kernels.experts import Weights
-
-ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
-"""Activations that the kernels know, by their name in a configuration (numbers: ``triton_loops``)."""
+from freemoe.kernels.experts import Weights, masked_by_lists
+from freemoe.kernels.optional import INTERPRETED, falls_back_to, triton_takes
+from freemoe.kernels.rows import ACTIVATIONS
 
 TOKENS, NEURONS, INNER = 32, 64, 32
 """Sizes of a block: of tokens, of columns of the result, of what is summed over."""
 
 
-@cache
-def _loops() -> ModuleType | None:
-    try:
-        from freemoe.kernels.triton_loops import LOOPS
-    except ImportError:
-        return None
-    return LOOPS
-
-
-def triton_available(activation: str = "silu") -> bool:
-    """Whether Triton is installed and its kernels know this activation."""
-    return activation in ACTIVATIONS and _loops() is not None
+def triton_available(x: Tensor, weights: Weights) -> bool:
+    """Whether the kernels take these: where `x` is, of their common type, with this activation."""
+    known = weights.name in ACTIVATIONS and x.dtype == weights.up.dtype
+    return known and triton_takes(x.dtype, x.device.type)
 
 
 def blocks(expert: Tensor, experts: int, size: int = TOKENS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -61,6 +48,7 @@ def blocks(expert: Tensor, experts: int, size: int = TOKENS) -> tuple[Tensor, Te
     return order, torch.where(owner < experts, owner, -1), begin, ends[known]
 
 
+@falls_back_to(masked_by_lists)
 def triton_experts(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
     """Every token through the rows of its expert, as ``experts.reference``; no gradients.
 
@@ -73,26 +61,26 @@ def triton_experts(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -
     Returns:
         (T, d).
     """
-    loops = _loops()
-    assert loops is not None, "ask triton_available first"
+    # Not `import triton_loops`: an exported folder's code is found by the names that are taken from a module.
+    from freemoe.kernels.triton_loops import down as multiply_down
+    from freemoe.kernels.triton_loops import up as multiply_up
+
     parts, neurons, d = weights.up.shape
     experts, widest = index.shape
     order, owner, begin, end = blocks(expert, experts)
     widths = (index >= 0).sum(dim=1)
     hidden = torch.empty(len(x), widest, dtype=x.dtype, device=x.device)
     output = torch.empty_like(x)
-    # The interpreter multiplies bfloat16 wrongly; the real thing does not.
-    upcast = os.environ.get("TRITON_INTERPRET") == "1"
-    settings = {"UPCAST": upcast, "T": TOKENS, "C": NEURONS, "K": INNER}
+    settings = {"UPCAST": INTERPRETED, "T": TOKENS, "C": NEURONS, "K": INNER}
     table = (order, owner, begin, end, index, widths)
     x, up, down = x.contiguous(), weights.up.contiguous(), weights.down.contiguous()
     up_bias, down_bias = weights.up_bias, weights.down_bias
     kind = ACTIVATIONS[weights.name]
-    loops.up[(len(owner), -(-widest // NEURONS))](
+    multiply_up[(len(owner), -(-widest // NEURONS))](
         x, *table, up, up if up_bias is None else up_bias, hidden, d, neurons, widest,
         PARTS=parts, KIND=kind, BIAS=up_bias is not None, **settings,
     )  # fmt: skip
-    loops.down[(len(owner), -(-d // NEURONS))](
+    multiply_down[(len(owner), -(-d // NEURONS))](
         hidden, *table, down, down if down_bias is None else down_bias, output, d, widest,
         BIAS=down_bias is not None, **settings,
     )  # fmt: skip

@@ -6,7 +6,7 @@ Names of sizes: T tokens, C columns of the result and K summed numbers of a bloc
 # Compile-time constants of a kernel are written in capitals.
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 try:
     import triton  # pyright: ignore[reportMissingImports]
@@ -14,10 +14,12 @@ try:
 except ImportError as error:
     raise ImportError("triton is not installed") from error
 
+jit: Any = triton.jit
 
-@triton.jit
+
+@jit
 def act(value, KIND: tl.constexpr):
-    """The activation of a number in `triton_experts.ACTIVATIONS`, of float32."""
+    """The activation of a number in `rows.ACTIVATIONS`, of float32."""
     if KIND == 0:
         result = value * tl.sigmoid(value)
     elif KIND == 1:
@@ -29,7 +31,7 @@ def act(value, KIND: tl.constexpr):
     return result
 
 
-@triton.jit
+@jit
 def up(
     x, order, owner, begins, ends, index, widths, weight, bias, hidden, d, neurons, widest,
     PARTS: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr,
@@ -74,7 +76,7 @@ def up(
             tl.store(to, result.to(hidden.dtype.element_ty), mask=alive[:, None] & own[None, :])
 
 
-@triton.jit
+@jit
 def down(
     hidden, order, owner, begins, ends, index, widths, weight, bias, output, d, widest,
     BIAS: tl.constexpr, UPCAST: tl.constexpr, T: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
@@ -108,7 +110,3 @@ def down(
             total += tl.load(bias + column, mask=column < d, other=0.0).to(tl.float32)[None, :]
         to = output + token[:, None] * d + column[None, :]
         tl.store(to, total.to(output.dtype.element_ty), mask=alive[:, None] & (column < d)[None, :])
-
-
-LOOPS = sys.modules[__name__]
-"""This module, under a name that can be imported from it."""

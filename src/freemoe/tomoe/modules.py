@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager
 
 from freemoe.kernels.attention import narrow_applies, narrow_causal
 from freemoe.kernels.crossover import Crossover, default_crossover
-from freemoe.kernels.experts import Plan, Weights, can_read_rows, few, grouped, index_mask, masked
+from freemoe.kernels.experts import Plan, Weights, can_read_rows, few, grouped, masked, masked_by_lists
 from freemoe.kernels.gates import route, top_k_mask, value_scores
 from freemoe.kernels.rows import heads_sum, heads_times, rows_available
 from freemoe.kernels.triton_experts import triton_available, triton_experts
@@ -296,8 +296,8 @@ class MixtureMLP(nn.Module):
         """Tokens (T, hidden) through the experts (T,), by the way that suits their number."""
         weights = self.weights()
         if torch.compiler.is_compiling() or torch.is_grad_enabled():
-            return masked(x, expert, weights, index_mask(self.experts, len(self.down), x.dtype))
-        if x.device.type == "cuda" and self.mode != "pseudo" and triton_available(self.activation_name):
+            return masked_by_lists(x, expert, weights, self.experts)
+        if self.mode != "pseudo" and triton_available(x, weights):
             return triton_experts(x, expert, weights, self.experts)
         if self.mode == "pseudo" or x.device.type != "cpu":
             return masked(x, expert, weights, self.plan().mask(x.dtype, x.device))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +9,6 @@ from torch import Tensor, nn
 
 from freemoe.domain_experts.rank.bands import Band, band_tile, columns_at, mask_between, rank_range
 from freemoe.kernels.sparse.bands import BandTile, BandTiles, reference, tiles_available
-from freemoe.kernels.sparse.triton_rows import triton_available
 from freemoe.models.weights import Weight
 
 BANDS = [(0.0, 0.1), (0.3, 0.5), (0.9, 1.0), (0.0, 1.0)]
@@ -84,24 +80,3 @@ def test_the_reference_is_a_product_with_zeros() -> None:
 
 def test_no_kernel_on_this_processor() -> None:
     assert not tiles_available(torch.zeros(2, 2))
-
-
-def test_the_triton_kernel_in_the_interpreter() -> None:
-    if not triton_available():
-        pytest.skip("triton is not installed")
-    # The interpreter is chosen when a kernel is defined, so that it needs a process of its own.
-    code = """
-import torch
-from freemoe.kernels.sparse.bands import products, reference
-from tests.kernels.sparse.test_bands import batch
-for dtype, close in [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)]:
-    for size, each in [((20, 33), [3, 18, 1, 2]), ((40, 130), [1, 2, 3])]:
-        x, weight, *rest = batch(size, each, dtype)
-        found = products(x, weight, *rest)
-        assert found.dtype == dtype
-        wanted = reference(x.float(), weight.float(), *rest)
-        torch.testing.assert_close(found.float(), wanted, rtol=close, atol=close)
-"""
-    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr

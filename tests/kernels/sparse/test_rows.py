@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -11,8 +9,7 @@ import pytest
 import torch
 
 from freemoe.kernels.sparse import rows
-from freemoe.kernels.sparse.rows import Experts, Places, loops_available, products, reference
-from freemoe.kernels.sparse.triton_rows import blocks_of, triton_available
+from freemoe.kernels.sparse.rows import Experts, Places, blocks_of, loops_available, products, reference
 
 needs_loops = pytest.mark.skipif(not loops_available(torch.float32), reason="numba is not installed")
 
@@ -121,28 +118,6 @@ def test_places_come_back_and_are_small() -> None:
 def test_types_without_loops() -> None:
     assert not loops_available(torch.float16)
     assert not loops_available(torch.float64)
-
-
-def test_the_triton_kernel_in_the_interpreter() -> None:
-    if not triton_available():
-        pytest.skip("triton is not installed")
-    # The interpreter is chosen when a kernel is defined, so that it needs a process of its own.
-    code = """
-import torch
-from freemoe.kernels.sparse.rows import reference
-from freemoe.kernels.sparse.triton_rows import blocks_of, take_out
-from tests.kernels.sparse.test_rows import batch
-for dtype, close in [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)]:
-    for size, each in [((20, 33), [3, 18]), ((3, 30000), [1])]:
-        x, weight, experts, tokens, starts = batch(each, size, dtype)
-        y = torch.nn.functional.linear(x, weight)
-        take_out(x, weight, y, experts.addresses(x.device), torch.from_numpy(tokens), blocks_of(starts))
-        wanted = reference(x.float(), weight.float(), experts, tokens, starts)
-        torch.testing.assert_close(y.float(), wanted, rtol=close, atol=close)
-"""
-    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
 
 
 def test_blocks_of_tokens() -> None:

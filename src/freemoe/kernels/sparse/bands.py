@@ -12,8 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freemoe.kernels.optional import INTERPRETED, falls_back_to
 from freemoe.kernels.sparse import rows
-from freemoe.kernels.sparse.triton_rows import band_products
+
+# Rows and columns of a weight that a block multiplies at once.
+_TILE = (32, 64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +77,19 @@ def tiles_available(weight: Tensor) -> bool:
     return weight.device.type == "cuda" and weight.is_contiguous() and rows.loops_available(weight.dtype, "cuda")
 
 
+def reference(x: Tensor, weight: Tensor, bands: BandTiles, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
+    """As `products`, by a masked copy of the weight for every expert."""
+    found = []
+    for number, tile in enumerate(bands.tiles):
+        own = torch.from_numpy(tokens[starts[number] : starts[number + 1]]).to(x.device)
+        masked = weight.masked_fill(tile.off(weight), 0)
+        found.append(torch.nn.functional.linear(x[own].to(weight.dtype), masked))
+    return torch.cat(found)
+
+
+@falls_back_to(reference)
 def products(x: Tensor, weight: Tensor, bands: BandTiles, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
-    """``x[tokens] @ weight.T`` without what the tokens' experts have off.
+    """``x[tokens] @ weight.T`` without what the tokens' experts have off, which is found in the tile that is multiplied.
 
     Args:
         x: (T, K) of the weight's type.
@@ -87,15 +101,13 @@ def products(x: Tensor, weight: Tensor, bands: BandTiles, tokens: np.ndarray, st
     Returns:
         (n, N), in the order of ``tokens``.
     """
+    from freemoe.kernels.sparse.triton_loops import band_products
+
     own, blocks = rows.lists_on(tokens.tobytes(), starts.tobytes(), x.device)
-    return band_products(x.contiguous(), weight, bands.scales, bands.ends, own, blocks)
-
-
-def reference(x: Tensor, weight: Tensor, bands: BandTiles, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
-    """As `products`, by a masked copy of the weight for every expert."""
-    found = []
-    for number, tile in enumerate(bands.tiles):
-        own = torch.from_numpy(tokens[starts[number] : starts[number + 1]]).to(x.device)
-        masked = weight.masked_fill(tile.off(weight), 0)
-        found.append(torch.nn.functional.linear(x[own].to(weight.dtype), masked))
-    return torch.cat(found)
+    y = x.new_empty(len(own), len(weight))
+    high, across = _TILE
+    band_products[(-(-len(weight) // high), len(blocks))](
+        x.contiguous(), weight, y, own, blocks, bands.scales, *bands.ends, *weight.shape,
+        T=rows.TOKENS, N=high, K=across, UPCAST=INTERPRETED,
+    )  # fmt: skip
+    return y

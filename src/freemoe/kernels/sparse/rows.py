@@ -6,23 +6,26 @@ Costs what is off costs, and no copy of W is made. The loops are compiled by num
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
-from types import ModuleType
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from freemoe.kernels.optional import falls_back_to, importable, triton_takes
 from freemoe.kernels.rows import in_threads, memory_of
-from freemoe.kernels.sparse.triton_rows import blocks_of, take_out, triton_available
 
 DTYPES = (torch.float32, torch.bfloat16)
 """What the compiled loops read on the CPU."""
 
 MOST_COLUMNS = 1 << 16
 """Places are held in 16 bits: a matrix has at most so many columns."""
+
+TOKENS, PLACES = 16, 32
+"""Sizes of a kernel's block: of tokens of one expert, of places that are looked up at once."""
 
 _AHEAD = 32
 # Up to so many tokens own products are quicker than torch's and a walk through a weight that has left the core's caches;
@@ -116,9 +119,18 @@ class Experts:
 
 def loops_available(dtype: torch.dtype, device: str = "cpu") -> bool:
     """Whether there are compiled loops for this type on this kind of device."""
-    if device != "cpu":
-        return dtype in (*DTYPES, torch.float16) and device == "cuda" and triton_available()
-    return dtype in DTYPES and _loops() is not None
+    return triton_takes(dtype, device) if device != "cpu" else dtype in DTYPES and importable("numba")
+
+
+def reference(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
+    """As `products`, by a masked copy of the weight for every expert."""
+    y = torch.nn.functional.linear(x, weight)
+    for number, places in enumerate(experts.places):
+        own = torch.from_numpy(tokens[starts[number] : starts[number + 1]]).to(x.device)
+        masked = weight.clone()
+        masked.view(-1)[places.flat(weight.shape[1]).to(x.device)] = 0
+        y[own] = torch.nn.functional.linear(x[own], masked)
+    return y
 
 
 def products(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
@@ -136,11 +148,9 @@ def products(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, st
     """
     x = x.contiguous()
     if x.device.type != "cpu":
-        y = torch.nn.functional.linear(x, weight)
-        take_out(x, weight, y, experts.addresses(x.device), *lists_on(tokens.tobytes(), starts.tobytes(), x.device))
-        return y
-    loops = _loops()
-    assert loops is not None, "ask loops_available first"
+        return triton_products(x, weight, experts, tokens, starts)
+    from freemoe.kernels.sparse.loops import LOOPS as loops
+
     own = len(x) <= _MOST_OWN[x.dtype]
     y = x.new_empty(len(x), len(weight)) if own else torch.nn.functional.linear(x, weight)
     values, matrix, out = memory_of(x), memory_of(weight), memory_of(y)
@@ -152,6 +162,19 @@ def products(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, st
     return y
 
 
+@falls_back_to(reference)
+def triton_products(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
+    """As `products`, by a kernel for accelerators; all of one type, and contiguous."""
+    from freemoe.kernels.sparse.triton_loops import take_out
+
+    y = torch.nn.functional.linear(x, weight)
+    lists = lists_on(tokens.tobytes(), starts.tobytes(), x.device)
+    take_out[(len(weight), len(lists[1]))](
+        x, weight, y, *lists, experts.addresses(x.device), *weight.shape, T=TOKENS, P=PLACES
+    )
+    return y
+
+
 @lru_cache(maxsize=64)
 def lists_on(tokens: bytes, starts: bytes, device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens (n,) and their blocks (`blocks_of`) where a kernel reads them: step after step they are the same."""
@@ -159,22 +182,19 @@ def lists_on(tokens: bytes, starts: bytes, device: torch.device) -> tuple[Tensor
     return own, blocks_of(np.frombuffer(starts, np.int64)).to(device)
 
 
-def reference(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
-    """As `products`, by a masked copy of the weight for every expert."""
-    y = torch.nn.functional.linear(x, weight)
-    for number, places in enumerate(experts.places):
-        own = torch.from_numpy(tokens[starts[number] : starts[number + 1]]).to(x.device)
-        masked = weight.clone()
-        masked.view(-1)[places.flat(weight.shape[1]).to(x.device)] = 0
-        y[own] = torch.nn.functional.linear(x[own], masked)
-    return y
+def blocks_of(starts: np.ndarray, size: int = TOKENS) -> Tensor:
+    """Cut every expert's tokens into blocks.
 
+    Args:
+        starts: (G + 1,) int64: where each expert's tokens begin.
+        size: Of a block.
 
-@cache
-def _loops() -> ModuleType | None:
-    """The compiled loops, or None without numba; loaded late, because numba takes a second to load."""
-    try:
-        from freemoe.kernels.sparse.loops import LOOPS
-    except ImportError:
-        return None
-    return LOOPS
+    Returns:
+        (blocks, 3) int64: expert, first token, the token after the last.
+    """
+    found = [
+        (expert, first, min(first + size, end))
+        for expert, (begin, end) in enumerate(itertools.pairwise(starts.tolist()))
+        for first in range(begin, end, size)
+    ]
+    return torch.tensor(found, dtype=torch.int64).reshape(-1, 3)

@@ -1,4 +1,4 @@
-"""The kernels of `sparse.triton_rows`; import them through that, which knows what to do without Triton.
+"""The kernels of `sparse.rows` and `sparse.bands`; import them through those, which know what to do without Triton.
 
 Names of sizes: T tokens and P places of a block; a tile of a weight has N rows and K columns.
 """
@@ -6,7 +6,7 @@ Names of sizes: T tokens and P places of a block; a tile of a weight has N rows 
 # Compile-time constants of a kernel are written in capitals.
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 try:
     import triton  # pyright: ignore[reportMissingImports]
@@ -14,8 +14,10 @@ try:
 except ImportError as error:
     raise ImportError("triton is not installed") from error
 
+jit: Any = triton.jit
 
-@triton.jit
+
+@jit
 def take_out(x, weight, y, tokens, blocks, table, rows, columns, T: tl.constexpr, P: tl.constexpr):
     """Set y[t, row] -= sum of weight[row, c] * x[t, c] over the places (row, c) of an expert, for a block of its tokens.
 
@@ -47,7 +49,7 @@ def take_out(x, weight, y, tokens, blocks, table, rows, columns, T: tl.constexpr
     tl.store(to, (tl.load(to, mask=alive, other=0.0).to(tl.float32) - total).to(y.dtype.element_ty), mask=alive)
 
 
-@triton.jit
+@jit
 def score_at(weight, scales, start, column, alive):
     """Importance of the weights at some columns, (rows,) each; what no column says is 0."""
     known = alive & (column >= 0)
@@ -55,15 +57,15 @@ def score_at(weight, scales, start, column, alive):
     return tl.abs(value) * tl.load(scales + column, mask=known, other=0.0)
 
 
-@triton.jit
+@jit
 def band_products(
     x, weight, y, tokens, blocks, scales, low, high, rows, columns,
-    T: tl.constexpr, N: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr,
+    T: tl.constexpr, N: tl.constexpr, K: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Set y[j, row] = sum of weight[row, c] * x[tokens[j], c] over the columns c outside of a band, for rows and tokens of a block.
 
     ``scales`` (experts, columns) float32; ``low`` and ``high`` (experts, rows) int32: the columns at the band's ends, -1 for none.
-    ``WIDE``: multiply in float32, whatever the type.
+    ``UPCAST``: multiply in float32, whatever the type.
     """
     row = tl.program_id(0) * N + tl.arange(0, N)
     block = blocks + tl.program_id(1) * 3
@@ -90,13 +92,9 @@ def band_products(
         w = tl.where(reached & (beyond == 0), 0.0, w)
         mine = alive[:, None] & inside[None, :]
         values = tl.load(x + token[:, None] * columns + column[None, :], mask=mine, other=0.0)
-        if WIDE:
+        if UPCAST:
             total += tl.dot(values.to(tl.float32), tl.trans(w.to(tl.float32)), input_precision="ieee")
         else:
             total += tl.dot(values, tl.trans(w.to(values.dtype)), input_precision="ieee")
     to = y + place[:, None] * rows + row[None, :]
     tl.store(to, total.to(y.dtype.element_ty), mask=alive[:, None] & own[None, :])
-
-
-LOOPS = sys.modules[__name__]
-"""This module, under a name that can be imported from it."""
