@@ -6,6 +6,7 @@ Names of sizes: T tokens, C columns of the result and K summed numbers of a bloc
 # Compile-time constants of a kernel are written in capitals.
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 try:
@@ -14,7 +15,10 @@ try:
 except ImportError as error:
     raise ImportError("triton is not installed") from error
 
-jit: Any = triton.jit
+
+def jit(kernel: Callable[..., Any]) -> Any:
+    """Have Triton compile a kernel at its first launch."""
+    return triton.jit(kernel)
 
 
 @jit

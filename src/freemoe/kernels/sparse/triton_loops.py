@@ -6,15 +6,9 @@ Names of sizes: T tokens and P places of a block; a tile of a weight has N rows 
 # Compile-time constants of a kernel are written in capitals.
 from __future__ import annotations
 
-from typing import Any
+import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-try:
-    import triton  # pyright: ignore[reportMissingImports]
-    import triton.language as tl  # pyright: ignore[reportMissingImports]
-except ImportError as error:
-    raise ImportError("triton is not installed") from error
-
-jit: Any = triton.jit
+from freemoe.kernels.triton_loops import jit
 
 
 @jit
