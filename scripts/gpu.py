@@ -46,9 +46,6 @@ MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn", "huggingface-hub": "hugg
 SPARED = ("numba",)
 """What the project asks for and can do without."""
 
-TESTS = ("tests/test_cuda.py",)
-"""Where all tests with the mark ``cuda`` stand."""
-
 
 @dataclass(frozen=True)
 class Step:
@@ -76,7 +73,15 @@ class Step:
         if not self.bench:
             # Releases that were never tried here may warn of what a test would call an error.
             quiet = ["-q", "-p", "no:cacheprovider", "-W", "default"]
-            return [*python, "pytest", "-m", "cuda", *quiet, f"--junitxml={scratch / 'tests.xml'}", *TESTS]
+            return [
+                *python,
+                "pytest",
+                "tests/accelerator",
+                "-m",
+                "not hardening",
+                *quiet,
+                f"--junitxml={scratch / 'tests.xml'}",
+            ]
         sizes = ("--quick",) if dry else ()
         asked = ["bench", self.bench, "--device", device, "-o", str(scratch), "-q", *self.flags, *sizes]
         return [*python, "freemoe", *asked]

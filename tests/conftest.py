@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+if os.environ.get("FREEMOE_TEST_DEVICE") == "pretend":
+    # For the life of this process there is an accelerator; before anything asks torch for one.
+    from tests import pretend_accelerator  # noqa: F401
+
 # No test may reach for a network that is not there; set before any of the libraries reads it.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -31,12 +35,16 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def accelerator() -> str:
-    """An accelerator's name. FREEMOE_TEST_DEVICE=cpu lets the CPU play it: that the tests themselves run."""
+    """An accelerator's name: where tests that take it make their models and all that meets them.
+
+    FREEMOE_TEST_DEVICE=pretend registers one that notices what CUDA would (`tests/pretend_accelerator.py`); cpu lets the CPU play it:
+    that the tests themselves run.
+    """
     import torch
 
     named = os.environ.get("FREEMOE_TEST_DEVICE")
     if not named and not torch.cuda.is_available():
-        pytest.skip("torch sees no accelerator (FREEMOE_TEST_DEVICE=cpu lets the CPU play one)")
+        pytest.skip("torch sees no accelerator (FREEMOE_TEST_DEVICE=pretend plays one: make hardening)")
     return named or "cuda"
 
 

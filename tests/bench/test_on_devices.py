@@ -1,4 +1,4 @@
-"""Benchmarks with ``--device``: a CPU that plays an accelerator refuses tensors of two devices, and numpy what lies there."""
+"""Benchmarks with ``--device``: parts that fail, what the large base measures, and when a timing begins and ends."""
 
 from __future__ import annotations
 
@@ -9,66 +9,8 @@ import pytest
 import torch
 
 from freemoe.bench import devices
-from freemoe.bench.harness import ON_DEVICES, Settings, in_turns
-from freemoe.bench.hookmoe import speed as hookmoe
-from freemoe.bench.speed import calibrate, large, shapes, switch
-from freemoe.bench.tomoe import speed as tomoe_speed
-from freemoe.domain_experts.purify import activations
-from freemoe.evals import speed
-from freemoe.models.checkpoints.loading import load_base
-from tests.neighbours import Neighbours
-
-CASES = {
-    "calibrate": (calibrate, None),
-    "switch": (switch, None),
-    "hookmoe-speed": (hookmoe, None),
-    "tomoe-speed": (tomoe_speed, "random masks"),
-    "large": (large, None),
-}
-
-
-@pytest.fixture
-def accelerated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only a real accelerator can do is left out; models lie on the first device of `Neighbours`."""
-    real = shapes.random_model
-
-    def drawn(kind: str, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu", /, **sizes: Any) -> Any:
-        assert device == "cuda:0"
-        with torch._C.DisableTorchFunction():
-            model = real(kind, seed, dtype, "cpu", **sizes)
-            if kind != "llama":
-                model.set_experts_implementation("eager")
-            return model
-
-    def bundled(name: str, dtype: str, device: str) -> tuple[Any, Any]:
-        assert device == "cuda:0"
-        with torch._C.DisableTorchFunction():
-            model, tokenizer = load_base(name, dtype=dtype, device="cpu")
-            model.set_experts_implementation("eager")
-            return model, tokenizer
-
-    monkeypatch.setattr(hookmoe, "load_base", bundled)
-    for module in (shapes, calibrate, hookmoe, tomoe_speed, large):
-        monkeypatch.setattr(module, "random_model", drawn)
-    monkeypatch.setattr(speed, "_wait", lambda device: None)
-    monkeypatch.setattr(activations, "free_bytes", lambda device: 1 << 33)
-    for name, value in (("used_bytes", 0), ("peak_bytes", 1 << 20), ("reset_peak", None)):
-        monkeypatch.setattr(large, name, lambda device, value=value: value)
-
-
-def test_every_benchmark_that_goes_to_devices_is_tried() -> None:
-    assert set(CASES) == set(ON_DEVICES)
-
-
-@pytest.mark.usefixtures("accelerated")
-@pytest.mark.parametrize("name", CASES)
-def test_nothing_meets_what_lies_elsewhere(name: str) -> None:
-    module, only = CASES[name]
-    with Neighbours():
-        outcome = module.run(Settings(quick=True, device="cuda:0", only=only))
-    assert outcome.figures
-    for figure in outcome.figures:
-        assert figure.value == figure.value, figure.note
+from freemoe.bench.harness import Settings, in_turns
+from freemoe.bench.speed import large
 
 
 def test_a_part_that_fails_says_so_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import tomllib
@@ -116,15 +115,6 @@ def test_steps_are_benchmarks_that_go_to_devices_and_fit_the_time() -> None:
     assert sum(step.seconds for step in gpu.STEPS) <= 1.1 * gpu.BUDGET
     with pytest.raises(SystemExit):
         gpu.main(["--steps", "nonsense"])
-
-
-def test_every_test_with_the_mark_is_run() -> None:
-    marked = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "tests").rglob("test_*.py")
-        if re.search(r"^(pytestmark = |@)pytest\.mark\.cuda", path.read_text(encoding="utf-8"), re.MULTILINE)
-    }
-    assert marked == set(gpu.TESTS)
 
 
 def test_make_gpu_asks_for_this_script() -> None:

@@ -63,6 +63,8 @@ class Mean:
 
     def load(self, state: State) -> None:
         """Go on from a state."""
-        # The next step writes into what was loaded.
-        self.values = {name: t.clone() for name, t in unpacked("mean", state).items()}
+        # The next step writes into what was loaded, which came from a file to the host.
+        self.values = {
+            name: t.to(self.parameters[name].device, copy=True) for name, t in unpacked("mean", state).items()
+        }
         self.steps = int(state["mean steps"])

@@ -1,4 +1,4 @@
-"""On an accelerator itself: what is found there is what is found on the CPU. `make gpu` runs these and those of `tests/kernels`."""
+"""What is found on an accelerator is what is found on the CPU."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ from freemoe.models.mask import Mask
 from freemoe.models.weights import find_weights
 from freemoe.tomoe.export import converted
 from freemoe.tomoe.structures.masked import masked
+from tests.accelerator.worlds import WORKS, World, numbers
 from tests.kernels.triton_cases import CASES, CLOSE, COMPILED, DTYPES, moved
-from tests.test_devices import World, bands, board, greedy, learned, score
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tomoe.random_structures import random_structure
-
-pytestmark = pytest.mark.cuda
 
 NEAR = {"rtol": 1e-3, "atol": 1e-3}
 
@@ -44,23 +42,14 @@ def no_fallback() -> Iterator[None]:
     assert not optional.failures
 
 
-def numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from numbers(part)
-    else:
-        yield float(value)
-
-
 def ids(device: str, count: int = 12) -> Tensor:
     return torch.arange(3, 3 + count)[None].to(device)
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3_moe"])
-@pytest.mark.parametrize("work", [score, bands, board, greedy, learned], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("work", WORKS, ids=lambda f: f.__name__)
 def test_a_build_finds_there_what_it_finds_here(work: Callable[[World], Any], case: str, accelerator: str) -> None:
-    here, there = World(case), World(case)
-    there.model.to(accelerator)
+    here, there = World(case, "cpu"), World(case, accelerator)
     expected, found = list(numbers(work(here))), list(numbers(work(there)))
     assert len(found) == len(expected) > 0
     # Switches of equal rank may fall either way.

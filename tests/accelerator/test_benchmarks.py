@@ -1,0 +1,43 @@
+"""Benchmarks with ``--device``: nothing meets what lies elsewhere."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from freemoe.bench.harness import ON_DEVICES, Settings
+from freemoe.bench.hookmoe import speed as hookmoe
+from freemoe.bench.speed import calibrate, large, switch
+from freemoe.bench.tomoe import speed as tomoe_speed
+from freemoe.domain_experts.purify import activations
+
+CASES = {
+    "calibrate": (calibrate, None),
+    "switch": (switch, None),
+    "hookmoe-speed": (hookmoe, None),
+    "tomoe-speed": (tomoe_speed, "random masks"),
+    "large": (large, None),
+}
+
+
+@pytest.fixture
+def accelerated(monkeypatch: pytest.MonkeyPatch, pretend_accelerator: ModuleType) -> None:
+    """Memory is asked of CUDA by name, and is left out."""
+    monkeypatch.setattr(activations, "free_bytes", lambda device: 1 << 33)
+    for name, value in (("used_bytes", 0), ("peak_bytes", 1 << 20), ("reset_peak", None)):
+        monkeypatch.setattr(large, name, lambda device, value=value: value)
+
+
+def test_every_benchmark_that_goes_to_devices_is_tried() -> None:
+    assert set(CASES) == set(ON_DEVICES)
+
+
+@pytest.mark.usefixtures("accelerated")
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_meets_what_lies_elsewhere(name: str) -> None:
+    module, only = CASES[name]
+    outcome = module.run(Settings(quick=True, device="pretend:0", only=only))
+    assert outcome.figures
+    for figure in outcome.figures:
+        assert figure.value == figure.value, figure.note

@@ -1,0 +1,25 @@
+"""Runs that were stopped go on from files, which are read to the host, on the accelerator that they began on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from freemoe.training.mean import Mean
+
+
+def test_a_mean_goes_on_where_its_parameters_are(accelerator: str, tmp_path: Path) -> None:
+    parameters = {"p": nn.Parameter(torch.arange(5.0, device=accelerator))}
+    first, second = Mean(parameters, 1.0), Mean(parameters, 1.0)
+    first.update()
+    save_file(first.state(), tmp_path / "state.safetensors")
+    second.load(load_file(tmp_path / "state.safetensors"))
+    parameters["p"].data += 1
+    for mean in (first, second):
+        mean.update()
+    assert second.values["p"].device == parameters["p"].device
+    assert torch.equal(second.values["p"], first.values["p"])
+    assert not torch.equal(second.values["p"], parameters["p"])
