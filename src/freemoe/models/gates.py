@@ -35,16 +35,15 @@ class _Narrowed:
         self.gate, self.mask = gate, mask
         # Two that are nested leave out what either does; the router's own rule runs once.
         self.own: Callable[..., Any] = outer.own if nested else gate.forward
-        self.elsewhere: Tensor | None = outer.open() if nested else None
-
-    def open(self) -> Tensor:
-        """``(experts,)`` bool: which may be chosen."""
-        mine = self.mask.detach() != 0
-        return mine if self.elsewhere is None else mine & self.elsewhere.to(mine.device)
+        self.open = mask.detach() != 0
+        if nested:
+            self.open &= outer.open.to(mask.device)
+        # Once and not in every pass: an accelerator stops to count.
+        self.kept = self.open.nonzero().flatten()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         device = next(self.gate.parameters()).device
-        mask, kept = self.mask.to(device), self.open().to(device).nonzero().flatten()
+        mask, kept = self.mask.to(device), self.kept.to(device)
         with smaller_gate(self.gate, kept, len(mask)):
             logits, weights, index = self.own(*args, **kwargs)
         index = kept[index]
@@ -99,10 +98,10 @@ def left_out(weights: Sequence[Weight], mask: Mask) -> list[tuple[Any, Tensor]]:
         if weight.gate is None:
             continue
         own, each = mask.get(weight.name), weight.rows * weight.columns
-        whole = torch.zeros(weight.experts, dtype=torch.bool)
+        whole = torch.zeros(weight.experts, dtype=torch.bool, device=weight.device)
         # Fewer than an expert has weights are no whole expert.
         if own is not None and own.count >= each:
-            whole = own.runs(each).cpu() == each
+            whole = (own.runs(each) == each).to(weight.device)
         off[weight.gate] = off.get(weight.gate, torch.ones_like(whole)) & whole
     return [
         (router.module, (~gone).to(torch.float32))

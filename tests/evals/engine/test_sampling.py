@@ -8,7 +8,7 @@ import torch
 
 from freemoe.core.errors import DataError, NumericError, RecipeError
 from freemoe.evals.engine.evaluator import Evaluator
-from freemoe.evals.engine.sampling import GREEDY, Sampling, sampling_of
+from freemoe.evals.engine.sampling import GREEDY, Sampling, numbers, sampling_of
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.sandbox.runner import passed_at
 from freemoe.evals.summary import summary
@@ -166,7 +166,7 @@ def test_bad_sampling(values):
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8)])
 def test_of_logits_that_are_nan_no_token_is_picked(sampling):
     logits = torch.zeros(2, 5)
-    sampling.pick(logits, torch.zeros(2))
+    numbers(sampling.pick(logits, torch.zeros(2)))
     logits[1, 3] = float("nan")
     with pytest.raises(NumericError, match="next token's logits are NaN"):
-        sampling.pick(logits, torch.zeros(2))
+        numbers(sampling.pick(logits, torch.zeros(2)))

@@ -38,7 +38,7 @@ def test_lines_and_places_together_are_the_mask(weight, share, rows, columns):
         assert found is None or torch.equal(found, wanted)
     again = torch.zeros_like(off)
     if part.scattered:
-        again.view(-1)[part.indices()] = True
+        again.view(-1)[part.off(again.device)] = True
         # What is off as a line is not held a second time.
         assert not again[whole[0]].any()
         assert not again[:, whole[1]].any()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from freemoe.core.errors import DataError
 from freemoe.models.mixed.rows import Assignment
 
+HOST = torch.device("cpu")
+
 
 def test_rows_of_sequences_tokens_and_beams() -> None:
     given = Assignment(["a", "base", "a"])
-    assert given.rows(3, "a").tolist() == [0, 2]
-    assert given.rows(6, "a").tolist() == [0, 1, 4, 5]
-    assert given.rows(12, "base").tolist() == [4, 5, 6, 7]
+    assert given.rows(3, ("a",), HOST).tolist() == [0, 2]
+    assert given.rows(6, ("a",), HOST).tolist() == [0, 1, 4, 5]
+    assert given.rows(12, ("base",), HOST).tolist() == [4, 5, 6, 7]
+    assert given.rows(3, ("base", "a"), HOST).tolist() == [1, 0, 2]
     rows, starts = given.lists(6, ("base", "a"))
     assert rows.tolist() == [2, 3, 0, 1, 4, 5]
     assert starts.tolist() == [0, 2, 6]

@@ -11,7 +11,7 @@ import torch
 from freemoe import FreeMoE
 from freemoe.core.errors import DataError, NumericError, UnknownNameError
 from freemoe.evals.engine.sampling import Sampling
-from freemoe.serve.engine.choosing import Chooser
+from freemoe.serve.engine.choosing import Chooser, choose
 from freemoe.serve.engine.engine import Engine
 from freemoe.serve.engine.requests import (
     Ask,
@@ -111,7 +111,7 @@ def test_min_p_draws_from_tokens_of_that_share_alone(temperature):
     drawn = set()
     for seed in range(300):
         chooser = Chooser(Ask((9,), "base", 1, Sampling(1, temperature, 1, seed), min_p=0.2))
-        drawn.add(chooser.pick(logits, 0))
+        drawn.add(*choose([chooser], logits[None]))
     assert drawn == set((shares >= 0.2 * shares.max()).nonzero()[:, 0].tolist())
     assert 1 < len(drawn) < 4 or temperature == 0.5
 
@@ -122,12 +122,11 @@ def test_a_repetition_penalty_is_transformers_s():
     logits = torch.tensor([2.0, -1.0, 1.9, 1.5, -0.5])
     chooser = Chooser(Ask((0, 1, 0), "base", 3, repetition=1.4))
     prompt = [0, 1, 0]
-    for step in range(3):
+    for _ in range(3):
         true = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([prompt]), logits[None].clone())[0].argmax()
-        prompt.append(chooser.pick(logits, step))
+        prompt += choose([chooser], logits[None])
         assert prompt[-1] == int(true)
     assert prompt[3:] == [2, 3, 0]
-    assert not chooser.is_plain
 
 
 def test_log_probabilities_are_the_model_s(moe):

@@ -74,10 +74,11 @@ def _input(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:
 
 
 def _residual(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:
+    off = not mask.requires_grad and float(mask) == 0
+
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         x = args[0] if args else kwargs["hidden_states"]
         y = output[0] if isinstance(output, tuple) else output
-        off = not mask.requires_grad and float(mask) == 0
         mixed = x if off else x + mask.to(y.dtype) * (y - x)
         return (mixed, *output[1:]) if isinstance(output, tuple) else mixed
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from freemoe.evals.engine.likelihoods import fill_prefix
 from freemoe.evals.engine.row_plan import Ids, shared_prefixes
-from freemoe.evals.engine.sampling import GREEDY, Sampling
+from freemoe.evals.engine.sampling import GREEDY, Sampling, numbers, widest
 from freemoe.evals.engine.shared_cache import SharedCache
 
 # A decoding step holds one token per row, so many more rows fit than when whole prompts are scored.
@@ -85,11 +85,11 @@ class Decoding:
 
     def _chances(self, prompts: Sequence[Ids], new: int) -> Tensor:
         """The random numbers ``(B, new)`` of all samples, a prompt's one after the other; none where nothing is drawn."""
-        count = self.sampling.samples
+        count, device = self.sampling.samples, self.model.device
         if self.sampling.is_greedy:
-            return torch.zeros(len(prompts) * count, new)
+            return torch.zeros(len(prompts) * count, new, device=device)
         drawn = [self.sampling.chances(p, i, new) for p in prompts for i in range(count)]
-        return torch.from_numpy(np.stack(drawn))
+        return torch.from_numpy(np.stack(drawn)).to(widest(device)).to(device)
 
     def _groups(self, prompts: Sequence[Ids], new: int) -> list[tuple[Ids, list[int]]]:
         if not self.share:
@@ -121,7 +121,8 @@ class Decoding:
         tail = max((len(stop) for stop in until), default=0) + 8
         produced: list[list[int]] = [[] for _ in copies]
         running = list(range(len(copies)))  # the rows of the batch
-        done = [False] * len(copies)
+        # What ended is sent to the device when that changes, and the tokens never are: they are there.
+        done, stopped = [False] * len(copies), torch.zeros(len(copies), dtype=torch.bool, device=device)
         past: Any = cache
         for number in range(new):
             positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -step.shape[1] :]
@@ -134,8 +135,9 @@ class Decoding:
             if cache is not None and together and number == 0:
                 cache.keep(copies)
                 logits, mask = logits[copies], mask[copies]
-            tokens = self.sampling.pick(logits, chances[running, number]).tolist()
-            for i, token in zip(running, tokens, strict=True):
+            picked = self.sampling.pick(logits, chances[:, number])
+            ended = sum(done)
+            for i, token in zip(running, numbers(picked), strict=True):
                 if done[i] or token == self.eos:
                     done[i] = True
                     continue
@@ -145,15 +147,15 @@ class Decoding:
             alive = [k for k, i in enumerate(running) if not done[i]]
             if not alive:
                 break
-            step = torch.tensor(
-                [[self.pad if done[i] else t] for i, t in zip(running, tokens, strict=True)], device=device
-            )
+            if sum(done) > ended:
+                stopped = torch.tensor([done[i] for i in running], device=device)
+            step = picked.masked_fill(stopped, self.pad)[:, None]
             mask = torch.cat([mask, mask.new_ones(len(running), 1)], dim=1)
             # Copying the cache pays when it halves it.
             if cache is not None and 2 * len(alive) <= len(running):
                 kept = torch.tensor(alive, device=device)
                 cache.keep(kept)
-                step, mask = step[kept], mask[kept]
+                step, mask, chances, stopped = step[kept], mask[kept], chances[kept], stopped[kept]
                 running = [running[k] for k in alive]
         return [cut_at_stop(self._decode(p), until) for p in produced]
 

@@ -68,22 +68,16 @@ class Sampling:
             chances: ``(B,)``, in [0, 1): at which point of a row's cumulative probability its token lies.
 
         Returns:
-            Token ids ``(B,)``.
-
-        Raises:
-            NumericError: A logit is NaN: no token is the likeliest.
+            Token ids ``(B,)`` on the logits' device, which is not waited for; of a row with NaN -1, see `numbers`.
         """
-        if bool(logits.isnan().any()):
-            raise NumericError(
-                "The next token's logits are NaN. The base model or its dtype is broken for this text; try --dtype float32, and "
-                "check the checkpoint."
-            )
-        if self.is_greedy:
-            return logits.argmax(-1)
+        tokens = logits.argmax(-1) if self.is_greedy else self._draw(logits, chances)
+        return tokens.masked_fill(logits.isnan().any(-1), -1)
+
+    def _draw(self, logits: Tensor, chances: Tensor) -> Tensor:
         # In fp64: the sum over a large vocabulary must not move a boundary.
-        wide = logits.float() if logits.device.type == "mps" else logits.double()
-        shares, last = (wide / self.temperature).softmax(-1), torch.full((len(wide), 1), wide.shape[-1] - 1)
-        last, tokens = last.to(wide.device), None
+        wide = logits.to(widest(logits.device))
+        shares, tokens = (wide / self.temperature).softmax(-1), None
+        last = torch.full((len(wide), 1), wide.shape[-1] - 1, device=wide.device)
         if self.top_p < 1:
             shares, tokens = shares.sort(dim=-1, descending=True, stable=True)
             # A token counts while those before it have less than top_p; the likeliest always does.
@@ -92,6 +86,26 @@ class Sampling:
         point = chances.to(total)[:, None] * total.gather(-1, last)
         place = torch.minimum((total <= point).sum(-1, keepdim=True), last)
         return (place if tokens is None else tokens.gather(-1, place))[:, 0]
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The widest floats that a device has: Apple's has none of 64 bits."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def numbers(tokens: Tensor) -> list[int]:
+    """What was picked, for the host.
+
+    Raises:
+        NumericError: A logit was NaN: no token is the likeliest.
+    """
+    found = tokens.tolist()
+    if min(found) < 0:
+        raise NumericError(
+            "The next token's logits are NaN. The base model or its dtype is broken for this text; try --dtype float32, and "
+            "check the checkpoint."
+        )
+    return found
 
 
 GREEDY = Sampling()

@@ -78,13 +78,11 @@ def tiles_available(weight: Tensor) -> bool:
 
 
 def reference(x: Tensor, weight: Tensor, bands: BandTiles, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
-    """As `products`, by a masked copy of the weight for every expert."""
-    found = []
-    for number, tile in enumerate(bands.tiles):
-        own = torch.from_numpy(tokens[starts[number] : starts[number + 1]]).to(x.device)
-        masked = weight.masked_fill(tile.off(weight), 0)
-        found.append(torch.nn.functional.linear(x[own].to(weight.dtype), masked))
-    return torch.cat(found)
+    """As `products`, by a masked copy of the weight for every expert: what is quicker for many tokens of each."""
+    own, _ = rows.lists_on(tokens.tobytes(), starts.tobytes(), x.device)
+    parts = own.split(np.diff(starts).tolist())
+    masked = (weight.masked_fill(tile.off(weight), 0) for tile in bands.tiles)
+    return torch.cat([torch.nn.functional.linear(x[p].to(weight.dtype), w) for p, w in zip(parts, masked, strict=True)])
 
 
 @falls_back_to(reference)

@@ -28,6 +28,7 @@ TOKENS, PLACES = 16, 32
 """Sizes of a kernel's block: of tokens of one expert, of places that are looked up at once."""
 
 _AHEAD = 32
+_CPU = torch.device("cpu")
 # Up to so many tokens own products are quicker than torch's and a walk through a weight that has left the core's caches;
 # torch multiplies bfloat16 by instructions of its own.
 _MOST_OWN = {torch.float32: 32, torch.bfloat16: 8}
@@ -41,11 +42,13 @@ class Places:
         low: ``(count + padding,)`` uint16: the lowest 16 bits of every flat place, ascending.
         ends: ``(N + 1,)`` uint32: how many lie before each row.
         copies: Both on accelerators, see `on`.
+        tables: Where they lie there, see `addresses`.
     """
 
     low: np.ndarray
     ends: np.ndarray
     copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    tables: dict[torch.device, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, indices: Tensor, rows: int, columns: int) -> Places:
@@ -62,11 +65,19 @@ class Places:
         return cls(low, np.searchsorted(flat, np.arange(rows + 1) * columns).astype(np.uint32))
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """``low`` and ``ends`` on an accelerator, as int16 and int32; held there from the first call on."""
+        """``low`` and ``ends`` as int16 and int32, for torch; an accelerator holds its own from the first call on."""
         if device not in self.copies:
-            both = (torch.from_numpy(self.low.view(np.int16)), torch.from_numpy(self.ends.view(np.int32)))
-            self.copies[device] = (both[0].to(device), both[1].to(device))
+            low, ends = torch.from_numpy(self.low.view(np.int16)), torch.from_numpy(self.ends.view(np.int32))
+            if device.type == "cpu":
+                return low, ends
+            self.copies[device] = low.to(device), ends.to(device)
         return self.copies[device]
+
+    def addresses(self, device: torch.device) -> Tensor:
+        """``(2,)`` int64: where both lie on an accelerator, for its kernel."""
+        if device not in self.tables:
+            self.tables[device] = torch.tensor([t.data_ptr() for t in self.on(device)]).to(device)
+        return self.tables[device]
 
     @property
     def count(self) -> int:
@@ -78,15 +89,12 @@ class Places:
         """Memory that they take, on accelerators too."""
         return (self.low.nbytes + self.ends.nbytes) * (1 + len(self.copies))
 
-    def columns(self, size: int) -> Tensor:
-        """``(count,)`` int64: the column of every place, of ``size`` columns."""
-        starts = np.repeat(np.arange(len(self.ends) - 1) * size, np.diff(self.ends))
-        return torch.from_numpy((self.low[: self.count].astype(np.int64) - starts) % MOST_COLUMNS)
-
-    def flat(self, size: int) -> Tensor:
-        """``(count,)`` int64: the flat places again, of ``size`` columns."""
-        starts = np.repeat(np.arange(len(self.ends) - 1) * size, np.diff(self.ends))
-        return torch.from_numpy(starts) + self.columns(size)
+    def flat(self, size: int, device: torch.device = _CPU) -> Tensor:
+        """``(count,)`` int64: the flat places again, of ``size`` columns, on a device that need not ask the host for them."""
+        low, ends = self.on(device)
+        starts = torch.arange(0, (len(ends) - 1) * size, size, device=device)
+        starts = starts.repeat_interleave(ends.diff(), output_size=self.count)
+        return low[: self.count].long().sub_(starts).bitwise_and_(MOST_COLUMNS - 1).add_(starts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +120,8 @@ class Experts:
     def addresses(self, device: torch.device) -> Tensor:
         """``(G, 2)`` int64: the same for an accelerator's kernel, of what is held there."""
         if device not in self.tables:
-            held = [[t.data_ptr() for t in places.on(device)] for places in self.places]
-            self.tables[device] = torch.tensor(held, dtype=torch.int64, device=device).reshape(len(held), 2)
+            # From where they lie already: sending a table for every weight of a new batch would be as many waits.
+            self.tables[device] = torch.stack([places.addresses(device) for places in self.places])
         return self.tables[device]
 
 
@@ -125,10 +133,10 @@ def loops_available(dtype: torch.dtype, device: str = "cpu") -> bool:
 def reference(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
     """As `products`, by a masked copy of the weight for every expert."""
     y = torch.nn.functional.linear(x, weight)
-    for number, places in enumerate(experts.places):
-        own = torch.from_numpy(tokens[starts[number] : starts[number + 1]]).to(x.device)
+    tokens_on, _ = lists_on(tokens.tobytes(), starts.tobytes(), x.device)
+    for places, own in zip(experts.places, tokens_on.split(np.diff(starts).tolist()), strict=True):
         masked = weight.clone()
-        masked.view(-1)[places.flat(weight.shape[1]).to(x.device)] = 0
+        masked.view(-1)[places.flat(weight.shape[1], x.device)] = 0
         y[own] = torch.nn.functional.linear(x[own], masked)
     return y
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from freemoe.kernels.sparse import bands
 from freemoe.kernels.sparse import rows as sparse
+from freemoe.models.mixed.cost import can_be_walked, row_limits
 from freemoe.models.mixed.parts import Part
 from freemoe.models.mixed.rows import Assignment
 from freemoe.models.weights import Weight
@@ -56,13 +57,6 @@ class Plan:
     def can_walk(self, x: Tensor) -> bool:
         """Whether the loops can multiply this input here."""
         return self.walked[1] is not None and _plain(x, self.weight)
-
-
-def can_be_walked(weight: Weight) -> bool:
-    """Whether compiled loops can read a weight where it is: one that lies row by row."""
-    own = weight.parameter
-    plain = weight.layout == "rows" and own.is_contiguous() and weight.stored is None
-    return plain and weight.columns <= sparse.MOST_COLUMNS and sparse.loops_available(own.dtype, own.device.type)
 
 
 def _experts(weight: Weight, parts: list[Part]) -> sparse.Experts | None:
@@ -120,7 +114,7 @@ def _without_columns(plan: Plan, flat: Tensor) -> Tensor:
         return flat
     flat = flat.clone()
     for name, columns in cut.items():
-        own = plan.assignment.rows(len(flat), name).to(flat.device)
+        own = plan.assignment.rows(len(flat), (name,), flat.device)
         flat[own[:, None], columns.to(flat.device)] = 0
     return flat
 
@@ -129,7 +123,7 @@ def _without_rows(plan: Plan, y: Tensor, bias: Tensor | None) -> Tensor:
     """The output with the bias alone where an expert has rows off."""
     for name, part in plan.parts.items():
         if part.rows is not None:
-            own, off = plan.assignment.rows(len(y), name).to(y.device), part.rows.to(y.device)
+            own, off = plan.assignment.rows(len(y), (name,), y.device), part.rows.to(y.device)
             y[own[:, None], off] = 0 if bias is None else bias[off].to(y.dtype)
     return y
 
@@ -141,10 +135,11 @@ def _with_bands(plan: Plan, flat: Tensor, y: Tensor, bias: Tensor | None) -> Ten
     names, tiles = plan.tiled
     tokens, starts = plan.assignment.lists(len(flat), names)
     own = plan.weight.parameter.detach()
-    multiply = bands.products if _plain(flat, plan.weight) else bands.reference
+    few = len(tokens) <= row_limits(own.device).tiled * len(names)
+    multiply = bands.products if few and _plain(flat, plan.weight) else bands.reference
     part = multiply(flat.to(own.device), own, tiles, tokens, starts)
     part = part if bias is None else part.add_(bias)
-    y[torch.from_numpy(tokens).to(y.device)] = part.to(y)
+    y[plan.assignment.rows(len(flat), names, y.device)] = part.to(y)
     return y
 
 
@@ -158,21 +153,28 @@ def _by_copies(
     copy = buffer[: own.numel()].view(own.shape)
     copy.copy_(own)
     matrix, given = weight.arrange(copy)[0], flat.to(own.device)
-    others = [name for name in plan.assignment.of if name not in names]
+    others = tuple(name for name in plan.assignment.of if name not in names)
     y: Tensor | None = None
     if others:
-        rest = torch.cat([plan.assignment.rows(len(flat), name) for name in others]).sort().values.to(own.device)
+        rest = plan.assignment.rows(len(flat), others, own.device).sort().values
         part = base(given[rest])
         y = part.new_empty(len(flat), part.shape[-1])
         y[rest] = part
     for name in names:
-        places = _in_memory(weight, plan.parts[name].indices().to(own.device))
-        copy.view(-1).index_fill_(0, places, 0)
-        rows = plan.assignment.rows(len(flat), name).to(own.device)
+        off = plan.parts[name].off(own.device)
+        if much := off.dtype == torch.bool:
+            matrix.masked_fill_(off.view(matrix.shape), 0)
+        else:
+            off = _in_memory(weight, off)
+            copy.view(-1).index_fill_(0, off, 0)
+        rows = plan.assignment.rows(len(flat), (name,), own.device)
         part = functional.linear(given[rows], matrix, bias)
         y = part.new_empty(len(flat), part.shape[-1]) if y is None else y
         y[rows] = part
-        copy.view(-1).index_copy_(0, places, own.reshape(-1)[places])
+        if much:
+            copy.copy_(own)
+        else:
+            copy.view(-1).index_copy_(0, off, own.reshape(-1)[off])
     assert y is not None
     return y.to(flat.device)
 

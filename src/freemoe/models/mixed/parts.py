@@ -23,7 +23,7 @@ class Part:
     """What is off of one weight (N, K).
 
     Attributes:
-        rows: ``(n,)`` int64 outputs that are off as a whole; None where there are none.
+        rows: ``(n,)`` int64 on the weight's device: outputs that are off as a whole; None where there are none.
         columns: The same of inputs.
         singles: All else, as a mask of the weight; None where there is nothing else.
         places: The same for the compiled loops instead, which hold less of a few.
@@ -55,10 +55,12 @@ class Part:
             off[:, columns] = False
             left = TensorMask.of_bools(off)
             singles = left if left.count else None
+        rows, columns = rows.to(weight.device), columns.to(weight.device)
         places = None
         # One bit per weight is less than 16 per place from a sixteenth of them on.
         if singles is not None and weight.columns <= MOST_COLUMNS and singles.bits is None:
             places, singles = Places.of(singles.indices("cpu"), *shape), None
+        singles = None if singles is None else singles.to(weight.device)
         return cls(rows if len(rows) else None, columns if len(columns) else None, singles, places, shape)
 
     @property
@@ -78,12 +80,12 @@ class Part:
         }
         return lines + sum(held.bytes for held in others.values())
 
-    def indices(self) -> Tensor:
-        """``(n,)`` int64, flat places of what is scattered, in canonical order."""
+    def off(self, device: torch.device) -> Tensor:
+        """What is scattered, in canonical order: ``(n,)`` int64 flat places, or ``(N * K,)`` bool where it is much."""
         if self.places is not None:
-            return self.places.flat(self.shape[1])
+            return self.places.flat(self.shape[1], device)
         assert self.singles is not None
-        return self.singles.indices("cpu")
+        return self.singles.indices(device) if self.singles.bits is None else self.singles.bools(device)
 
     @cached_property
     def walked(self) -> Places | None:
@@ -92,7 +94,7 @@ class Part:
         Of a dense mask they are made when they are first needed.
         """
         if self.places is None and self.singles is not None and self.shape[1] <= MOST_COLUMNS:
-            return Places.of(self.indices(), *self.shape)
+            return Places.of(self.singles.indices("cpu"), *self.shape)
         return self.places
 
 

@@ -24,7 +24,8 @@ class Assignment:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._rows: dict[tuple[int, str], Tensor] = {}
+        self._sequences: dict[torch.device, dict[str, Tensor]] = {}
+        self._rows: dict[tuple[int, tuple[str, ...], torch.device], Tensor] = {}
         self._lists: dict[tuple[int, tuple[str, ...]], tuple[np.ndarray, np.ndarray]] = {}
 
     @cached_property
@@ -48,24 +49,32 @@ class Assignment:
             )
         return rows // len(self.names)
 
-    def rows(self, total: int, name: str) -> Tensor:
-        """``(n,)`` int64: the rows of one expert in an input with ``total`` of them."""
-        key = (total, name)
+    def rows(self, total: int, names: tuple[str, ...], device: torch.device) -> Tensor:
+        """``(n,)`` int64 on a device: the rows of some experts in an input with ``total`` of them, one's after the other's."""
+        key = (total, names, device)
         if key not in self._rows:
             self._forget_many(self._rows)
             each = self.each(total)
-            starts = torch.tensor(self.of[name]) * each
-            self._rows[key] = (starts[:, None] + torch.arange(each)).flatten()
+            sequences = torch.cat([self._sequences_on(device)[name] for name in names])
+            self._rows[key] = (sequences[:, None] * each + torch.arange(each, device=device)).flatten()
         return self._rows[key]
 
+    def _sequences_on(self, device: torch.device) -> dict[str, Tensor]:
+        """Those of every expert, sent to a device once and together."""
+        if device not in self._sequences:
+            sent = torch.tensor([number for own in self.of.values() for number in own]).to(device)
+            self._sequences[device] = dict(
+                zip(self.of, sent.split([len(own) for own in self.of.values()]), strict=True)
+            )
+        return self._sequences[device]
+
     def lists(self, total: int, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of several experts, one after the other, ``(n,)``, and where each one's begin, ``(G + 1,)``, as int64."""
+        """The same for loops that the host runs or plans: the rows ``(n,)``, and where each expert's begin, ``(G + 1,)``, as int64."""
         key = (total, names)
         if key not in self._lists:
             self._forget_many(self._lists)
-            parts = [self.rows(total, name).numpy() for name in names]
-            starts = np.cumsum([0, *(len(part) for part in parts)])
-            self._lists[key] = np.concatenate(parts), starts
+            starts = np.cumsum([0, *(len(self.of[name]) * self.each(total) for name in names)])
+            self._lists[key] = self.rows(total, names, torch.device("cpu")).numpy(), starts
         return self._lists[key]
 
     @staticmethod

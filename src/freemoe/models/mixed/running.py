@@ -14,7 +14,7 @@ from freemoe.core.errors import RecipeError
 from freemoe.models.hooks import instead
 from freemoe.models.mask import Mask
 from freemoe.models.mixed.board import MixedBoard, Parts, Tiles
-from freemoe.models.mixed.cost import MAX_WALKED_ROWS
+from freemoe.models.mixed.cost import row_limits
 from freemoe.models.mixed.linear import Plan, mixed
 from freemoe.models.mixed.rows import Assignment
 
@@ -96,7 +96,7 @@ class Mixed:
     def _walks(self, x: Tensor) -> bool:
         if self.strategy != "auto":
             return self.strategy == "fused"
-        return x.numel() // x.shape[-1] <= MAX_WALKED_ROWS
+        return x.numel() // x.shape[-1] <= row_limits(x.device).walked
 
 
 @contextmanager

@@ -24,11 +24,13 @@ class Aim:
     Attributes:
         slots: Of every row, ascending.
         starts: Tokens that each row's slot holds.
+        places: ``(2, B)`` both, on the model's device: sent once for all layers.
         longest: Slots and tokens there can be at most; buffers grow no further but for padding.
     """
 
     slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
+    places: Tensor = field(default_factory=lambda: torch.zeros(2, 0, dtype=torch.int64))
     longest: tuple[int, int] = (1, 1)
 
     @property
@@ -58,14 +60,14 @@ class SlotLayer(DynamicLayer):
         slots = self.aim.slots
         if self.aim.is_run:
             return buffer[slots[0] : slots[0] + len(slots), :, :end]
-        return buffer[:, :, :end].index_select(0, torch.tensor(slots, device=buffer.device))
+        return buffer[:, :, :end].index_select(0, self.aim.places[0].to(buffer.device))
 
     def _write(self, buffer: Tensor | None, new: Tensor) -> Tensor:
         length, aim = new.shape[2], self.aim
         buffer = self._grown(buffer, new, max(aim.slots) + 1, max(aim.starts) + length)
         if length == 1:
-            rows = torch.tensor([aim.slots, aim.starts], device=new.device)
-            buffer[rows[0], :, rows[1]] = new[:, :, 0]
+            slots, starts = aim.places.to(new.device)
+            buffer[slots, :, starts] = new[:, :, 0]
             return buffer
         for i, (slot, start) in enumerate(zip(aim.slots, aim.starts, strict=True)):
             buffer[slot, :, start : start + length] = new[i]

@@ -4,47 +4,107 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from freemoe.core.errors import NumericError
+from freemoe.evals.engine.sampling import Sampling, widest
 from freemoe.serve.engine.requests import Ask
+
+
+class Rule(NamedTuple):
+    """What of a request says how a token is drawn from its logits; see `Ask`. Rows that share it are drawn together."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+
+    def pick(self, logits: Tensor, chances: Tensor) -> Tensor:
+        """As `Sampling.pick`."""
+        if not self.temperature:
+            return logits.argmax(-1)
+        logits = logits.float()
+        if self.top_k:
+            kept = logits.topk(min(self.top_k, logits.shape[-1]))
+            logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
+        if self.min_p:
+            least = logits.amax(-1, keepdim=True) + self.temperature * math.log(self.min_p)
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        return Sampling(temperature=self.temperature, top_p=self.top_p).pick(logits, chances)
 
 
 class Chooser:
     """Draws the tokens of one answer; what it draws depends on its prompt, seed and number alone, not on its neighbours."""
 
     def __init__(self, ask: Ask) -> None:
-        self._ask = ask
-        self._written: Counter[int] = Counter()
-        sampling = ask.sampling
+        sampling, self._ask = ask.sampling, ask
+        self.rule = Rule(sampling.temperature, sampling.top_p, ask.top_k, ask.min_p)
+        self.penalises = bool(ask.presence or ask.frequency or ask.repetition != 1)
         self._chances = () if sampling.is_greedy else sampling.chances(ask.prompt, ask.choice, ask.max_tokens)
-        self.is_plain = sampling.is_greedy and not ask.presence and not ask.frequency and ask.repetition == 1
+        self._step, self._written, self._read = 0, Counter[int](), dict.fromkeys(ask.prompt)
 
-    def pick(self, logits: Tensor, step: int) -> int:
-        """The token after ``step`` others, from its logits ``(V,)``."""
-        ask = self._ask
-        logits = logits.float()
-        if ask.repetition != 1:
-            ids = torch.tensor([*{*ask.prompt, *self._written}], device=logits.device)
-            scores = logits[ids]
-            scores = torch.where(scores < 0, scores * ask.repetition, scores / ask.repetition)
-            logits = logits.index_copy(0, ids, scores)
-        if self._written and (ask.presence or ask.frequency):
-            ids = torch.tensor(list(self._written), device=logits.device)
-            counts = torch.tensor(list(self._written.values()), device=logits.device, dtype=logits.dtype)
-            logits = logits.index_add(0, ids, -(ask.presence + ask.frequency * counts))
-        if ask.top_k and not ask.sampling.is_greedy:
-            kept = logits.topk(min(ask.top_k, len(logits)))
-            logits = torch.full_like(logits, -torch.inf).scatter(0, kept.indices, kept.values)
-        if ask.min_p and not ask.sampling.is_greedy:
-            least = logits.max() + ask.sampling.temperature * math.log(ask.min_p)
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        chances = torch.tensor([] if ask.sampling.is_greedy else [self._chances[step]], dtype=torch.float64)
-        token = int(ask.sampling.pick(logits[None], chances)[0])
+    @property
+    def chance(self) -> float:
+        """Of the next token; 0 where nothing is drawn."""
+        return self._chances[self._step] if len(self._chances) else 0.0
+
+    def repeated(self) -> tuple[Tensor, Tensor]:
+        """Tokens whose logits are divided (below zero: multiplied), and by how much: ``(n,)`` each."""
+        ids = list({**self._read, **self._written}) if self._ask.repetition != 1 else []
+        return torch.tensor(ids, dtype=torch.long), torch.full((len(ids),), self._ask.repetition, dtype=torch.float32)
+
+    def written(self) -> tuple[Tensor, Tensor]:
+        """Tokens to whose logits something is added, and how much: ``(n,)`` each."""
+        counts = torch.tensor(list(self._written.values()), dtype=torch.float32)
+        added = -(self._ask.presence + self._ask.frequency * counts)
+        return torch.tensor(list(self._written), dtype=torch.long), added
+
+    def take(self, token: int) -> None:
+        """Note what was chosen."""
+        self._step += 1
         self._written[token] += 1
-        return token
+
+
+def choose(choosers: Sequence[Chooser], logits: Tensor) -> list[int]:
+    """One token for each row; however many there are, the host waits once.
+
+    Args:
+        choosers: B of them.
+        logits: ``(B, V)``, no NaN among them.
+    """
+    logits = _penalised(choosers, logits)
+    groups: dict[Rule, list[int]] = {}
+    for row, chooser in enumerate(choosers):
+        groups.setdefault(chooser.rule, []).append(row)
+    parts = []
+    for rule, rows in groups.items():
+        own = logits if len(groups) == 1 else torch.stack([logits[row] for row in rows])
+        chances = torch.tensor([choosers[row].chance for row in rows], dtype=widest(own.device))
+        parts.append(rule.pick(own, chances.to(own.device) if rule.temperature else chances))
+    order = [row for rows in groups.values() for row in rows]
+    found = dict(zip(order, torch.cat(parts).tolist(), strict=True))
+    for row, chooser in enumerate(choosers):
+        chooser.take(found[row])
+    return [found[row] for row in range(len(choosers))]
+
+
+def _penalised(choosers: Sequence[Chooser], logits: Tensor) -> Tensor:
+    """The logits ``(B, V)`` with every row's penalties."""
+    size, penalising = logits.shape[-1], [(row, c) for row, c in enumerate(choosers) if c.penalises]
+    if not penalising:
+        return logits
+    parts = [(row, c.repeated()) for row, c in penalising] + [(row, c.written()) for row, c in penalising]
+    ends = [sum(len(ids) for _, (ids, _) in half) for half in (parts[: len(penalising)], parts[len(penalising) :])]
+    places = torch.cat([row * size + ids for row, (ids, _) in parts]).to(logits.device).split(ends)
+    numbers = torch.cat([by for _, (_, by) in parts]).to(logits.device).split(ends)
+    flat = logits.float().reshape(-1)
+    scores = flat[places[0]]
+    scores = torch.where(scores < 0, scores * numbers[0], scores / numbers[0])
+    return flat.index_copy(0, places[0], scores).index_add(0, places[1], numbers[1]).view(logits.shape)
 
 
 def likelihoods(logits: Tensor, tokens: Tensor, top: int) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
@@ -56,12 +116,10 @@ def likelihoods(logits: Tensor, tokens: Tensor, top: int) -> list[tuple[float, t
         top: How many of the likeliest.
     """
     scores = logits.float().log_softmax(-1)
-    own = scores.gather(1, tokens.to(scores.device)[:, None])[:, 0].tolist()
-    if not top:
-        return [(value, ()) for value in own]
+    own = scores.gather(1, tokens.to(scores.device)[:, None])
     best = scores.topk(min(top, scores.shape[1]), dim=-1)
-    named = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [(value, tuple(zip(ids, values, strict=True))) for value, (ids, values) in zip(own, named, strict=True)]
+    values, ids = torch.cat([own, best.values], 1).tolist(), best.indices.tolist()
+    return [(own, tuple(zip(row, others, strict=True))) for (own, *others), row in zip(values, ids, strict=True)]
 
 
 def broken(logits: Tensor) -> NumericError:

@@ -91,38 +91,39 @@ class SlotRunner:
 
     def _pass(self, rows: list[Row]) -> list[Tensor]:
         self.cache.aim_at([row.number for row in rows])
-        inputs, counts = self._inputs(rows), [len(row.tokens) for row in rows]
-        kept = self._kept(rows, max(counts))
-        if kept is not None:
-            inputs["logits_to_keep"] = kept
-        logits = self._model(**inputs, past_key_values=self.cache, use_cache=True).logits
-        for row, count in zip(rows, counts, strict=True):
-            self.cache.wrote(row.number, count)
-        places = {int(p): i for i, p in enumerate(kept)} if kept is not None else None
+        kept = self._kept(rows)
+        logits = self._model(**self._inputs(rows, kept), past_key_values=self.cache, use_cache=True).logits
+        for row in rows:
+            self.cache.wrote(row.number, len(row.tokens))
+        places = {place: i for i, place in enumerate(kept)} if kept else None
         return [_wanted(logits[i], row, places) for i, row in enumerate(rows)]
 
-    def _inputs(self, rows: list[Row]) -> dict[str, Any]:
+    def _inputs(self, rows: list[Row], kept: list[int]) -> dict[str, Any]:
         """Ids ``(B, L)``, positions and the mask ``(B, 1, L, K)``; short rows end in copies of their last token."""
-        device, longest = self._model.device, max(len(row.tokens) for row in rows)
-        ids = torch.tensor([[*row.tokens, *[row.tokens[-1]] * (longest - len(row.tokens))] for row in rows])
-        starts = torch.tensor(self.cache.aim.starts)
-        at = starts[:, None] + torch.arange(longest)
-        hidden = torch.arange(int(starts.max()) + longest) > at[..., None]
+        device, aim, longest = self._model.device, self.cache.aim, max(len(row.tokens) for row in rows)
+        ids = [token for row in rows for token in (*row.tokens, *[row.tokens[-1]] * (longest - len(row.tokens)))]
+        # All together: each transfer is a wait.
+        sent = torch.tensor([*ids, *aim.slots, *aim.starts, *kept]).to(device)
+        tokens, places, cut = sent.split([len(ids), 2 * len(rows), len(kept)])
+        aim.places = places.view(2, len(rows))
+        at = aim.places[1][:, None] + torch.arange(longest, device=device)
+        hidden = torch.arange(max(aim.starts) + longest, device=device) > at[..., None]
         mask = torch.zeros(hidden.shape, dtype=self._model.dtype, device=device)
         # A mask of booleans would be added by some families' attention, not applied.
-        mask.masked_fill_(hidden.to(device), torch.finfo(mask.dtype).min)
+        mask.masked_fill_(hidden, torch.finfo(mask.dtype).min)
         return {
-            "input_ids": ids.to(device),
-            "position_ids": at.clamp(max=self._context - 1).to(device),
+            "input_ids": tokens.view(len(rows), longest),
+            "position_ids": at.clamp(max=self._context - 1),
             "attention_mask": mask[:, None],
+            **({"logits_to_keep": cut} if kept else {}),
         }
 
-    def _kept(self, rows: list[Row], longest: int) -> Tensor | None:
-        """Places whose logits are made, for all rows; None for all of them."""
+    def _kept(self, rows: list[Row]) -> list[int]:
+        """Places whose logits are made, for all rows; none for all of them."""
+        longest = max(len(row.tokens) for row in rows)
         if not self._cuts or longest == 1 or any(row.wanted == "every" for row in rows):
-            return None
-        ends = {len(row.tokens) - 1 for row in rows if row.wanted == "last"} or {0}
-        return torch.tensor(sorted(ends), device=self._model.device)
+            return []
+        return sorted({len(row.tokens) - 1 for row in rows if row.wanted == "last"} or {0})
 
 
 def _wanted(logits: Tensor, row: Row, places: dict[int, int] | None) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.serve.engine.choosing import broken, likelihoods
+from freemoe.serve.engine.choosing import broken, choose, likelihoods
 from freemoe.serve.engine.requests import Limits, Watch
 from freemoe.serve.engine.runner import Row, Runner
 from freemoe.serve.engine.sequence import Running
@@ -116,22 +116,14 @@ class Scheduler:
                 self._end(sequence, sequence.ended)
         if not chosen:
             return
-        best = torch.stack([found for _, found in chosen]).argmax(-1).tolist()
-        for (sequence, found), token in zip(chosen, best, strict=True):
-            self._write(sequence, found, token)
+        last = torch.stack([found for _, found in chosen])
+        tokens = choose([sequence.chooser for sequence, _ in chosen], last)
+        likely = _likelihoods([sequence.ask.logprobs for sequence, _ in chosen], last, tokens)
+        for (sequence, _), token, how in zip(chosen, tokens, likely, strict=True):
+            self._write(sequence, token, how)
 
-    def _write(self, sequence: Running, logits: Tensor, likeliest: int) -> None:
-        """Take a sequence's next token."""
-        chooser = sequence.chooser
-        try:
-            token = likeliest if chooser.is_plain else chooser.pick(logits, len(sequence.written))
-            likely: Any = (None, ())
-            if sequence.ask.logprobs is not None:
-                likely = likelihoods(logits[None], torch.tensor([token]), sequence.ask.logprobs)[0]
-        except Exception as error:
-            sequence.fail(error)
-            self._end(sequence, "error")
-            return
+    def _write(self, sequence: Running, token: int, likely: Any) -> None:
+        """Take a sequence's next token, and how likely it was."""
         now = time.perf_counter()
         if sequence.written:
             self._watch.between(sequence.ask.expert, now - sequence.since)
@@ -146,3 +138,14 @@ class Scheduler:
         self._runner.close(sequence.number)
         self.running.remove(sequence)
         self._watch.ended(sequence.ask.expert, how, sequence.fed, len(sequence.written))
+
+
+def _likelihoods(tops: Sequence[int | None], logits: Tensor, tokens: Sequence[int]) -> list[Any]:
+    """`likelihoods` of the rows that want them, those that want as many together; of the others nothing."""
+    found: list[Any] = [(None, ())] * len(tops)
+    for top in dict.fromkeys(top for top in tops if top is not None):
+        places = [place for place, wanted in enumerate(tops) if wanted == top]
+        own = torch.stack([logits[place] for place in places])
+        for place, how in zip(places, likelihoods(own, torch.tensor([tokens[p] for p in places]), top), strict=True):
+            found[place] = how
+    return found

@@ -33,7 +33,9 @@ def masked(model: nn.Module, structure: Structure, sublayers: Sequence[Sublayers
     sublayers = find_sublayers(model) if sublayers is None else sublayers
     check(structure, sublayers)
     with ExitStack() as stack:
-        for layer, own in zip(sublayers, structure, strict=True):
+        for layer, kept in zip(sublayers, structure, strict=True):
+            # Once, and not in every pass.
+            own = kept.to(layer.q.weight.device)
             stack.enter_context(_attention(layer, own))
             stack.enter_context(_mlp(layer, own))
         yield
@@ -46,18 +48,18 @@ def _attention(layer: Sublayers, own: LayerStructure) -> AbstractContextManager[
     heads = own.heads
 
     def on_queries(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return per_head(output, kept.to(output.device), head_dim)
+        return per_head(output, kept, head_dim)
 
     def on_input(module: nn.Module, args: Any) -> None:
         vo = own.vo
-        seen["vo"] = vo.mask(args[0]) if isinstance(vo, ValueGate) else vo.to(args[0].device).float()
+        seen["vo"] = vo.mask(args[0]) if isinstance(vo, ValueGate) else vo.float()
 
     def on_values(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         return per_head(output, seen["vo"], head_dim)
 
     def on_output(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
         output = per_head(args[0], seen.pop("vo"), head_dim)
-        return (output if heads is None else by_head(output, heads.to(output.device)), *args[1:])
+        return (output if heads is None else by_head(output, heads), *args[1:])
 
     return hooked(
         after(layer.q, on_queries),
@@ -72,9 +74,7 @@ def _mlp(layer: Sublayers, own: LayerStructure) -> AbstractContextManager[None]:
     seen: dict[str, Tensor] = {}
 
     def on_input(module: nn.Module, args: Any) -> None:
-        x = args[0]
-        expert = route(x, own.router_weight.to(x.device), own.router_bias.to(x.device))
-        seen["mask"] = own.experts.to(x.device)[expert]
+        seen["mask"] = own.experts[route(args[0], own.router_weight, own.router_bias)]
 
     def on_down(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
         return (args[0] * seen.pop("mask").to(args[0].dtype), *args[1:])

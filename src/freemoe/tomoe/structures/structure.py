@@ -7,10 +7,10 @@ measured as masks on the dense model (`masked`) and written as models (`tomoe.ex
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,8 +44,8 @@ class ValueGate:
     keep: Tensor
 
     def mask(self, x: Tensor) -> Tensor:
-        """The attention's input (..., hidden) -> (..., head_dim) float32 of zeros and ones."""
-        numbers = {f.name: getattr(self, f.name).to(x.device) for f in fields(self) if f.name != "keep"}
+        """The attention's input (..., hidden), on the gate's device -> (..., head_dim) float32 of zeros and ones."""
+        numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "keep"}
         return top_k_mask(value_scores(x, **numbers), int(self.keep))
 
 
@@ -68,6 +68,16 @@ class LayerStructure:
     router_bias: Tensor
     experts: Tensor
     heads: Tensor | None = None
+
+    def to(self, device: torch.device) -> LayerStructure:
+        """The same on a device, but for `ValueGate.keep`, which the host reads."""
+        moved: dict[str, Any] = {
+            f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
+        }
+        if isinstance(self.vo, ValueGate):
+            gate = {f.name: getattr(self.vo, f.name).to(device) for f in fields(self.vo) if f.name != "keep"}
+            moved["vo"] = replace(self.vo, **gate)
+        return replace(self, **moved)
 
     @property
     def head_share(self) -> Fraction:
