@@ -38,23 +38,16 @@ class Interval:
     high: float
 
     def scaled(self, factor: float) -> Interval:
-        """The same interval in another unit, e.g. points instead of shares."""
-        return self.mapped(lambda end: end * factor)
+        """The same interval in another unit, e.g. points instead of shares; below zero its ends change places."""
+        return Interval(self.mean * factor, *sorted((self.low * factor, self.high * factor)))
 
     def mapped(self, function: Callable[[float], float]) -> Interval:
         """The interval of an increasing function of the mean."""
         return Interval(function(self.mean), function(self.low), function(self.high))
 
-
-def _checked(values: Sequence[float] | np.ndarray, clusters: Sequence[str]) -> np.ndarray:
-    array = np.asarray(values, dtype=np.float64)
-    if array.size == 0:
-        raise DataError("No scores to compare: the list of documents is empty.")
-    if len(array) != len(clusters):
-        raise DataError(f"{len(array)} scores but {len(clusters)} cluster keys; every document needs one of each.")
-    if not np.isfinite(array).all():
-        raise NumericError(f"{int((~np.isfinite(array)).sum())} of {array.size} scores are NaN or infinite.")
-    return array
+    def as_json(self) -> dict[str, float | None]:
+        """Mean, low and high; None for ends that are not known."""
+        return {name: end if math.isfinite(end) else None for name, end in vars(self).items()}
 
 
 def cluster_sums(
@@ -70,7 +63,13 @@ def cluster_sums(
     Returns:
         ``(clusters,)`` or ``(clusters, candidates)``, and ``(clusters,)``.
     """
-    array = _checked(values, clusters)
+    array = np.asarray(values, dtype=np.float64)
+    if array.size == 0:
+        raise DataError("No scores to compare: the list of documents is empty.")
+    if len(array) != len(clusters):
+        raise DataError(f"{len(array)} scores but {len(clusters)} cluster keys; every document needs one of each.")
+    if not np.isfinite(array).all():
+        raise NumericError(f"{int((~np.isfinite(array)).sum())} of {array.size} scores are NaN or infinite.")
     scale = np.ones(len(array)) if weights is None else np.asarray(weights, dtype=np.float64)
     index: dict[str, int] = {}
     ids = np.array([index.setdefault(c, len(index)) for c in clusters])
@@ -87,10 +86,10 @@ class _Estimate(NamedTuple):
     error: float
     freedom: float
 
-    def interval(self, level: float = 0.95) -> Interval:
+    def interval(self) -> Interval:
         if not self.freedom > 0:
             return Interval(self.mean, -math.inf, math.inf)
-        half = float(student.ppf((1 + level) / 2, self.freedom)) * self.error
+        half = float(student.ppf(0.975, self.freedom)) * self.error
         return Interval(self.mean, self.middle - half, self.middle + half)
 
 
@@ -103,31 +102,27 @@ def _freedom(squares: Sequence[float], freedoms: Sequence[float]) -> float:
 def _estimate(
     values: Sequence[float], clusters: Sequence[str], weights: Sequence[float] | None, draws: Sequence[float] = ()
 ) -> _Estimate:
-    if draws:
-        mean, middle, error, freedom = _estimate(values, clusters, weights)
-        squares = error**2, float(np.var(draws, ddof=1)) / len(draws) if len(draws) > 1 else math.inf
-        if math.inf in squares:
-            return _Estimate(mean, middle, math.inf, 0.0)
-        return _Estimate(mean, middle, math.sqrt(sum(squares)), _freedom(squares, (freedom, len(draws) - 1)))
     sums, sizes = cluster_sums(values, clusters, weights)
     mean, count = float(sums.sum() / sizes.sum()), len(sums)
-    if count < 2:
-        return _Estimate(mean, mean, math.inf, 0.0)
-    # One document that gained and one that lost: by a whole answer, or by as much as any did.
-    largest = 1.0 if _are_answers(values) and weights is None else float(np.abs(sums / sizes).max())
-    typical = sizes.mean()
-    sums = np.append(sums, [typical * largest, -typical * largest])
-    sizes = np.append(sizes, [typical, typical])
-    middle = float(sums.sum() / sizes.sum())
-    error = math.sqrt(((sums - middle * sizes) ** 2).sum() * (count + 2) / (count + 1)) / sizes.sum()
-    return _Estimate(mean, middle, float(error), count - 1)
+    middle, error = mean, math.inf
+    if count > 1:
+        # One document that gained and one that lost: by a whole answer, or by as much as any did.
+        largest = 1.0 if _are_answers(values) and weights is None else float(np.abs(sums / sizes).max())
+        typical = sizes.mean()
+        sums = np.append(sums, [typical * largest, -typical * largest])
+        sizes = np.append(sizes, [typical, typical])
+        middle = float(sums.sum() / sizes.sum())
+        error = math.sqrt(((sums - middle * sizes) ** 2).sum() * (count + 2) / (count + 1)) / float(sizes.sum())
+    if not draws:
+        return _Estimate(mean, middle, error, count - 1)
+    squares = error**2, float(np.var(draws, ddof=1)) / len(draws) if len(draws) > 1 else math.inf
+    return _Estimate(mean, middle, math.sqrt(sum(squares)), _freedom(squares, (count - 1, len(draws) - 1)))
 
 
 def mean_interval(
     values: Sequence[float],
     clusters: Sequence[str],
     weights: Sequence[float] | None = None,
-    level: float = 0.95,
     draws: Sequence[float] = (),
 ) -> Interval:
     """Mean of paired differences with Student's interval over clusters.
@@ -140,11 +135,10 @@ def mean_interval(
         values: Difference of every document.
         clusters: Content keys; one key alone has no interval.
         weights: Of the documents: tokens, for text.
-        level: Of the interval.
         draws: Where ``values`` are means over random draws, such as masks: the mean of every draw. The interval is then one of
             the mean over all possible draws; one draw alone has none.
     """
-    return _estimate(values, clusters, weights, draws).interval(level)
+    return _estimate(values, clusters, weights, draws).interval()
 
 
 def mean_of_means(
@@ -168,21 +162,6 @@ def mean_of_means(
         math.sqrt(sum(squares)) / groups,
         _freedom(squares, [e.freedom for e in found]),
     ).interval()
-
-
-def ratio_interval(
-    top: Sequence[float], bottom: Sequence[float], tokens: Sequence[float], clusters: Sequence[str]
-) -> Interval:
-    """Interval of exp(sum(top - bottom) / sum(tokens)): the ratio of two perplexities over the same tokens.
-
-    Args:
-        top: Negative log-likelihood of every document under the expert, in nats.
-        bottom: The same under the base.
-        tokens: Of every document.
-        clusters: Content keys.
-    """
-    each = np.subtract(top, bottom) / np.maximum(tokens, 1)
-    return exponential(mean_interval(each.tolist(), clusters, tokens))
 
 
 def exponential(interval: Interval) -> Interval:
@@ -291,20 +270,16 @@ def mcnemar(base: Sequence[float], other: Sequence[float]) -> tuple[int, int, fl
     if a.shape != b.shape:
         raise DataError(f"McNemar's test compares the same items: got {a.size} and {b.size}.")
     won, lost = int((b > a).sum()), int((b < a).sum())
-    if won + lost == 0:
-        return 0, 0, 1.0
     return won, lost, float(min(1.0, 2 * binom.cdf(min(won, lost), won + lost, 0.5)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down adjustment: p-values that hold for all tests together, in the order given."""
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    adjusted = [0.0] * len(p_values)
-    running = 0.0
-    for rank, i in enumerate(order):
-        running = max(running, min(1.0, (len(p_values) - rank) * p_values[i]))
-        adjusted[i] = running
-    return adjusted
+    order = np.argsort(p_values, kind="stable")
+    adjusted = np.empty(len(order))
+    steps = np.arange(len(order), 0, -1) * np.asarray(p_values, dtype=np.float64)[order]
+    adjusted[order] = np.maximum.accumulate(np.minimum(steps, 1.0))
+    return adjusted.tolist()
 
 
 def detectable_gain(documents: int, level: float, power: float = 0.8, losses: float = 0.02) -> float:
@@ -345,8 +320,6 @@ def over_seeds(values: Sequence[float]) -> Interval:
 
     A single value has no bounds.
     """
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return Interval(mean, -math.inf, math.inf)
-    half = float(student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
-    return Interval(mean, mean - half, mean + half)
+    mean, count = float(np.mean(values)), len(values)
+    error = float(np.std(values, ddof=1)) / math.sqrt(count) if count > 1 else math.inf
+    return _Estimate(mean, mean, error, count - 1).interval()

@@ -93,14 +93,14 @@ def summary(
     gain, seeds = paired_gain(scores, base, documents, draws)
     row: dict[str, Any] = {
         "score": figure(scores, documents),
-        "gain": interval_as_json(gain),
+        "gain": gain.as_json(),
         "documents": len(scores),
         "clusters": len({d.key for d in documents}),
     }
     if draws:
         row["seeds"] = seeds
     if is_text(documents):
-        row["ratio"] = interval_as_json(exponential(Interval(-gain.mean, -gain.high, -gain.low)))
+        row["ratio"] = exponential(gain.scaled(-1)).as_json()
         row["much_worse"] = float(np.mean([a.value - b.value < -HEAVY_LOSS for a, b in zip(scores, base, strict=True)]))
         return row
     if also := _also(scores, base, documents, draws):
@@ -146,11 +146,11 @@ def mean_of_domains(domains: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
     found = {}
     for way in domains[0]["rows"]:
         # Where a way is the first one itself (`summary`), nothing is unknown of their difference.
-        apart = [d for d in domains if way != first and d["rows"][way].get("gain") != interval_as_json(ZERO)]
+        apart = [d for d in domains if way != first and d["rows"][way].get("gain") != ZERO.as_json()]
         parts = [([x[way] - x[first] for x in d["documents"]], [x["key"] for x in d["documents"]]) for d in apart]
         gain = mean_of_means(parts, len(domains) - len(parts)).scaled(100)
         score = sum(d["rows"][way]["score"] for d in domains) / len(domains)
-        found[way] = {"score": score, "gain": interval_as_json(gain)}
+        found[way] = {"score": score, "gain": gain.as_json()}
     return found
 
 
@@ -163,11 +163,5 @@ def _also(
     found = {}
     for name in shared:
         gain, _ = paired_gain(scores, base, documents, draws, lambda score, name=name: dict(score.also)[name])
-        found[name] = {"score": 100 * float(np.mean([a[name] for a in mine])), "gain": interval_as_json(gain)}
+        found[name] = {"score": 100 * float(np.mean([a[name] for a in mine])), "gain": gain.as_json()}
     return found
-
-
-def interval_as_json(interval: Interval) -> dict[str, float | None]:
-    """Mean, low and high; None for ends that are not known."""
-    ends = {"mean": interval.mean, "low": interval.low, "high": interval.high}
-    return {name: end if math.isfinite(end) else None for name, end in ends.items()}

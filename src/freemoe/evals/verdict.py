@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from freemoe.evals.statistics import ratio_interval
+import numpy as np
+
+from freemoe.evals.statistics import exponential, mean_interval
 
 BY_BLOCKS = "over blocks (by an older version: too narrow where blocks are of one article)"
 """Of the intervals of text that were made before documents knew their groups."""
@@ -53,9 +55,8 @@ def perplexity_against(
         groups: Of every block; each block is its own where an older version did not say.
     """
     clusters = [str(number) for number in (groups or range(len(tokens)))]
-    found = ratio_interval(top, bottom, tokens, clusters)
-    known = len(set(clusters)) > 1
-    return {"mean": found.mean, "low": found.low if known else None, "high": found.high if known else None}
+    each = np.subtract(top, bottom) / np.maximum(tokens, 1)
+    return exponential(mean_interval(each.tolist(), clusters, tokens)).as_json()
 
 
 def sign(measured: Measured | None, home: float = 1.0) -> int:

@@ -22,7 +22,7 @@ from freemoe.bench.gain.contest import Job, compete, side_by_side
 from freemoe.bench.harness import Figure, Outcome, Settings
 from freemoe.bench.rivals.training import Schedule
 from freemoe.domain_experts.prove.evidence import mean_gain
-from freemoe.evals.statistics import Interval, mean_interval, over_seeds, ratio_interval
+from freemoe.evals.statistics import Interval, exponential, mean_interval, over_seeds
 
 TEXTS = {"wikitext": 0.22, "gsm8k": 0.08}
 TASKS = {"gsm8k-matching": 9.0, "arc-easy": None}
@@ -194,8 +194,9 @@ def perplexity(result: dict[str, Any]) -> float:
 
 
 def _text_row(result: dict[str, Any], base: dict[str, Any], seed: int) -> dict[str, Any]:
-    ratio = ratio_interval(result["nll"], base["nll"], base["tokens"], base["keys"])
-    gain = Interval(-math.log(ratio.mean), -math.log(ratio.high), -math.log(ratio.low))
+    each = np.subtract(base["nll"], result["nll"]) / base["tokens"]
+    gain = mean_interval(each.tolist(), base["keys"], base["tokens"])
+    ratio = exponential(gain.scaled(-1))
     return {**_row(result), "perplexity": perplexity(result), "ratio": vars(ratio), "gain": vars(gain)}
 
 

@@ -76,17 +76,12 @@ def headlines(result: dict[str, Any]) -> list[str]:
                 f"({gain_text(rows['expert'], 'points')} points, {domain['reported_documents']} held-out documents)"
             )
         lines += [f"  {domain['name']}: {said}"] if (said := control_text(domain)) else []
-        lines += _guessing_lines(domain)
+        lines += [said] if (said := guessing_text(domain["name"], domain.get("guessing"))) else []
         for sub in domain["subdomains"]:
             lines.append(f"  {sub['name']}: {sub['verdict']}")
             if sub.get("units"):
                 lines += unit_lines(sub["name"], sub["units"])
     return [*lines, *filter(None, [average_gain(result)])]
-
-
-def _guessing_lines(domain: dict[str, Any]) -> list[str]:
-    said = guessing_text(domain["name"], domain.get("guessing"))
-    return [said] if said else []
 
 
 def model_card(result: dict[str, Any]) -> str:
@@ -112,7 +107,8 @@ def model_card(result: dict[str, Any]) -> str:
             f"| {neutral.markdown(domain['name'])} | {neutral.markdown(domain['metric'])} | " + " | ".join(cells) + " |"
         )
     for domain in result["domains"]:
-        lines += [line for said in _guessing_lines(domain) for line in ("", neutral.markdown(said))]
+        if said := guessing_text(domain["name"], domain.get("guessing")):
+            lines += ["", neutral.markdown(said)]
     lines += ["", "What was accepted, and what was not:", ""]
     lines += [f"- {neutral.markdown(line)}" for line in headlines(result) if line.startswith("  ")]
     lines += [

@@ -23,7 +23,7 @@ import numpy as np
 from freemoe.domain_experts.workbench import MakeMask
 from freemoe.evals.engine.evaluator import Score
 from freemoe.evals.statistics import Interval, mean_of_means
-from freemoe.evals.summary import figure, interval_as_json, mean_scores, paired_gain, summary
+from freemoe.evals.summary import figure, mean_scores, paired_gain, summary
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
 from freemoe.models.weights import Weight
@@ -95,18 +95,28 @@ def domain_evidence(
     ]
     asked = {name: candidates[name] for name in groups if candidates.get(name)}
     swept = {n: {c: under(f"oracle {n} {c}", make, groups[n]) for c, make in m.items()} for n, m in asked.items()}
-    picks = {name: _best_on_test(rows, base, groups[name]) for name, rows in swept.items()}
+    # The candidate, or the base, that is best on these very documents.
+    picks = {
+        n: max({"base": [base[i] for i in groups[n]], **rows}.items(), key=lambda row: sum(s.value for s in row[1]))
+        for n, rows in swept.items()
+    }
+    # Documents that were sent to their own subdomain's expert are scored already.
+    elsewhere: dict[str, list[int]] = {}
+    for i, (picked, _, _) in enumerate(routes):
+        if picked in experts and picked != seen[i]:
+            elsewhere.setdefault(picked, []).append(i)
+    at_home = [i for i, (picked, _, _) in enumerate(routes) if picked in experts and picked == seen[i]]
+    routed = [(at_home, [expert[i] for i in at_home])]
+    routed += [(at, under(f"routed to {n}", experts[n], at)) for n, at in elsewhere.items()]
     table = {
         "base": base,
         "expert": expert,
-        "routed": _routed(routes, seen, experts, base, expert, under),
+        "routed": scatter(routed, base),
         "control": mean_scores(control_runs) if control_runs else None,
         "oracle": scatter([(groups[n], scores) for n, (_, scores) in picks.items()], base) if swept else None,
     }
     table = {name: row for name, row in table.items() if row is not None}
-
     summaries = partial(_summaries, table, control_runs, documents)
-    rows = summaries(range(len(documents)))
 
     def subdomain(name: str, group: Sequence[int]) -> dict[str, Any]:
         candidates = {c: figure(s, [documents[i] for i in group]) for c, s in swept.get(name, {}).items()}
@@ -114,10 +124,21 @@ def domain_evidence(
         return {"rows": summaries(group), "candidates": candidates, "oracle_candidate": picked}
 
     return {
-        "rows": rows,
+        "rows": summaries(range(len(documents))),
         "router": _router_on(routes, seen),
         "subdomains": {name: subdomain(name, group) for name, group in groups.items()},
-        "documents": _per_document(documents, seen, routes, table),
+        "documents": [
+            {
+                "id": f"{d.task}/{d.id}",
+                "key": d.key,
+                "subdomain": seen[i],
+                "routed_to": routes[i][0],
+                "router_saw": routes[i][1],
+                "confidence": routes[i][2],
+                **{name: row[i].value for name, row in table.items()},
+            }
+            for i, d in enumerate(documents)
+        ],
     }
 
 
@@ -134,7 +155,7 @@ def _summaries(
     found = {n: summary(row, rows["base"], part, draws if n == "control" else ()) for n, row in rows.items()}
     if draws:
         under, _ = paired_gain(rows["control"], rows["expert"], part, draws)
-        found["expert"]["over_control"] = interval_as_json(Interval(-under.mean, -under.high, -under.low))
+        found["expert"]["over_control"] = under.scaled(-1).as_json()
     if "oracle" in found:
         found["oracle"] = _without_intervals(found["oracle"])
     return found
@@ -148,64 +169,15 @@ def _without_intervals(row: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in {**row, **ends}.items() if k != "mcnemar_p"}
 
 
-def _per_document(
-    documents: Sequence[Document],
-    known: Sequence[str],
-    routes: Sequence[tuple[str, str, float]],
-    table: dict[str, Sequence[Score]],
-) -> list[dict[str, Any]]:
-    """Every document: where it was sent, and its figure in every row."""
-    return [
-        {
-            "id": f"{d.task}/{d.id}",
-            "key": d.key,
-            "subdomain": known[i],
-            "routed_to": routes[i][0],
-            "router_saw": routes[i][1],
-            "confidence": routes[i][2],
-            **{name: row[i].value for name, row in table.items()},
-        }
-        for i, d in enumerate(documents)
-    ]
-
-
-def _routed(
-    routes: Sequence[tuple[str, str, float]],
-    known: Sequence[str],
-    experts: dict[str, MakeMask],
-    base: Sequence[Score],
-    expert: Sequence[Score],
-    under: Callable[[str, MakeMask, Sequence[int]], Sequence[Score]],
-) -> list[Score]:
-    """Every document under the expert that was picked for it; those sent to their own subdomain's are scored already."""
-    routed = list(base)
-    elsewhere: dict[str, list[int]] = {}
-    for i, (picked, _, _) in enumerate(routes):
-        if picked in experts and picked == known[i]:
-            routed[i] = expert[i]
-        elif picked in experts:
-            elsewhere.setdefault(picked, []).append(i)
-    return scatter([(at, under(f"routed to {n}", experts[n], at)) for n, at in elsewhere.items()], routed)
-
-
-def _best_on_test(
-    swept: dict[str, Sequence[Score]], base: Sequence[Score], group: Sequence[int]
-) -> tuple[str, Sequence[Score]]:
-    """The candidate, or the base, that is best on these very documents: the oracle's pick."""
-    ranked = {"base": [base[i] for i in group], **swept}
-    best = max(ranked, key=lambda c: sum(s.value for s in ranked[c]))
-    return best, ranked[best]
-
-
 def _router_on(routes: Sequence[tuple[str, str, float]], known: Sequence[str]) -> dict[str, float]:
     """How often the router was right on reported documents, whether or not it then abstained."""
-    return {
-        "domain_accuracy": float(
-            np.mean([saw.split("/")[0] == k.split("/")[0] for (_, saw, _), k in zip(routes, known, strict=True)])
-        ),
-        "subdomain_accuracy": float(np.mean([saw == k for (_, saw, _), k in zip(routes, known, strict=True)])),
-        "abstained": float(np.mean([picked == "base" for picked, _, _ in routes])),
-    }
+    found = [
+        (saw.split("/")[0] == own.split("/")[0], saw == own, picked == "base")
+        for (picked, saw, _), own in zip(routes, known, strict=True)
+    ]
+    return dict(
+        zip(("domain_accuracy", "subdomain_accuracy", "abstained"), np.mean(found, axis=0).tolist(), strict=True)
+    )
 
 
 def mean_gain(domains: Sequence[dict[str, Any]], row: str) -> Interval:
@@ -228,5 +200,5 @@ def overall(domains: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {"domains": [d["name"] for d in tasks]}
     for row in ("expert", "routed", "control", "oracle"):
         if any(row in d["rows"] for d in tasks):
-            found[row] = interval_as_json(mean_gain(tasks, row))
+            found[row] = mean_gain(tasks, row).as_json()
     return found

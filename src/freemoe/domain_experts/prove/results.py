@@ -71,7 +71,8 @@ def reported_evidence(
                 recipe.evidence.controls,
                 lambda unit, off, docs, domain=domain: bench.reported_scores(domain, unit, off, docs),
             )
-            evidence["guessing"] = _against_guessing(bench, documents, evidence)
+            right, score = [entry["base"] for entry in evidence["documents"]], evidence["rows"]["base"]["score"]
+            evidence["guessing"] = against_guessing(documents, right, score, vocabulary_of(bench.model))
             evidence["router"] |= calibration_errors(seen, [domain] * len(seen), [part.names[k] for k in known])
             found.append(_domain_result(bench, domain, part, by_name, accepted, evidence))
             for k, (name, entry) in enumerate(zip(part.names, found[-1]["subdomains"], strict=True)):
@@ -100,13 +101,6 @@ def _control(
 def _seed_of_draw(bench: Workbench, subdomain: str, number: int) -> int:
     """Seed of a control's draw; subdomains share none, so that their draws are independent."""
     return int(digest([bench.recipe.seed, subdomain, number]), 16)
-
-
-def _against_guessing(
-    bench: Workbench, documents: Sequence[Document], evidence: dict[str, Any]
-) -> dict[str, Any] | None:
-    values, score = [entry["base"] for entry in evidence["documents"]], evidence["rows"]["base"]["score"]
-    return against_guessing(documents, values, score, vocabulary_of(bench.model))
 
 
 def _units_of(bench: Workbench, sub: Subdomain, units: FoundUnits, documents: Sequence[Document]) -> dict[str, Any]:

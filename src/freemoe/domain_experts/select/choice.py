@@ -41,15 +41,20 @@ class Verdict:
     holm: float | None = None
 
 
-def folds(keys: Sequence[str], count: int, seed: int) -> list[list[int]]:
-    """Split document numbers into folds of like size; documents with the same content key stay together."""
+def _shuffled(keys: Sequence[str], seed: int) -> list[list[int]]:
+    """Document numbers of every content key, keys in random order."""
     clusters: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
         clusters.setdefault(key, []).append(i)
     order = list(clusters.values())
     random.Random(seed).shuffle(order)
+    return order
+
+
+def folds(keys: Sequence[str], count: int, seed: int) -> list[list[int]]:
+    """Split document numbers into folds of like size; documents with the same content key stay together."""
     parts: list[list[int]] = [[] for _ in range(count)]
-    for cluster in order:
+    for cluster in _shuffled(keys, seed):
         min(parts, key=len).extend(cluster)
     return [sorted(p) for p in parts if p]
 
@@ -59,11 +64,7 @@ def shares(keys: Sequence[str], parts: Sequence[float], seed: int) -> list[list[
 
     Where keys are few, every part that is to have documents gets one.
     """
-    clusters: dict[str, list[int]] = {}
-    for i, key in enumerate(keys):
-        clusters.setdefault(key, []).append(i)
-    order = list(clusters.values())
-    random.Random(seed).shuffle(order)
+    order = _shuffled(keys, seed)
     split: list[list[int]] = [[] for _ in range(len(parts) + 1)]
     bounds = [sum(parts[: i + 1]) * len(keys) for i in range(len(parts))]
     placed, part = 0, 0

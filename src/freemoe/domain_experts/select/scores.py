@@ -53,10 +53,6 @@ class ScoreTable:
             row.update(zip(missing, found, strict=True))
         return [row[i] for i in documents]
 
-    def known(self, candidate: str) -> int:
-        """On how many documents a candidate has been scored."""
-        return len(self._scores.get(candidate, {}))
-
     def values(self, candidate: str, documents: Sequence[int], objective: str = "accuracy") -> list[float]:
         """The objective on some documents, higher is better."""
         scores = self.scores(candidate, documents)

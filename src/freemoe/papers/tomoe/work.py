@@ -208,11 +208,10 @@ def conversion_record(
 
 def _perplexity(score: dict[str, Any], seed: int) -> dict[str, float]:
     """Of all tokens, and its 95 % interval over blocks."""
-    from freemoe.evals.statistics import ratio_interval
+    from freemoe.evals.verdict import perplexity_against
 
-    nothing, blocks = [0.0] * len(score["nll"]), [str(n) for n in range(len(score["nll"]))]
-    found = ratio_interval(score["nll"], nothing, score["tokens"], blocks)
-    return {"value": found.mean, "low": found.low, "high": found.high}
+    found = perplexity_against(score["nll"], [0.0] * len(score["nll"]), score["tokens"])
+    return {"value": found.pop("mean"), **found}
 
 
 def _off_diagonal(shares: list[list[float]]) -> dict[str, float]:
