@@ -129,6 +129,23 @@ def test_a_repetition_penalty_is_transformers_s():
     assert prompt[3:] == [2, 3, 0]
 
 
+def test_rows_that_are_drawn_together_get_what_each_gets_alone():
+    generator = torch.Generator().manual_seed(0)
+    cold, warm = (
+        {"sampling": Sampling(1, 0.7, 0.8, 1), "presence": 0.4},
+        {"sampling": Sampling(1, 1.5, 1.0, 2), "top_k": 9},
+    )
+    wishes = [{}, cold, {"repetition": 1.3}, warm, cold, {"frequency": 0.2}, {**warm, "min_p": 0.1, "repetition": 1.2}]
+    asks = [Ask((3, 1, n), "base", 6, choice=n, **wish) for n, wish in enumerate(wishes)]
+    alone, together = [Chooser(ask) for ask in asks], [Chooser(ask) for ask in asks]
+    drawn = []
+    for _ in range(6):
+        logits = torch.randn(len(asks), 40, generator=generator) * 2
+        drawn.append(choose(together, logits))
+        assert drawn[-1] == [choose([one], own[None])[0] for one, own in zip(alone, logits, strict=True)]
+    assert any(step[1] != step[4] for step in drawn)
+
+
 def test_log_probabilities_are_the_model_s(moe):
     prompt = moe.tokenizer("a treaty")["input_ids"]
     with engine_on(moe, prefill=3) as engine:
