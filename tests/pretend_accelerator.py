@@ -115,10 +115,14 @@ def _renamed(tensor: Tensor, device: torch.device) -> Tensor:
     return from_dlpack(capsule)
 
 
-def _set(tensor: Tensor, storage: Any, like: Tensor) -> Tensor:
-    """``tensor`` over a storage of its own device, in the shape of ``like``."""
+def _set_storage(tensor: Tensor, storage: Any, offset: int, size: Any, stride: Any = ()) -> Tensor:
+    """``tensor`` over a storage of its own device; torch's own way, which is the CPU's for all devices."""
     op = torch.ops.aten.set_.source_Storage_storage_offset
-    return op._op_dk(DispatchKey.CPU, tensor, storage, like.storage_offset(), list(like.shape), list(like.stride()))
+    return op._op_dk(DispatchKey.CPU, tensor, storage, offset, list(size), list(stride))
+
+
+def _set(tensor: Tensor, storage: Any, like: Tensor) -> Tensor:
+    return _set_storage(tensor, storage, like.storage_offset(), like.shape, like.stride())
 
 
 def _to_device(value: Tensor, device: torch.device) -> Tensor:
@@ -325,8 +329,9 @@ def _resize(tensor: Tensor, size: list[int], *, memory_format: Any = None) -> Te
     return _set(tensor, _to_device(new, tensor.device).untyped_storage(), new)
 
 
-def _view(op: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: op._op_dk(DispatchKey.CPU, *args, **kwargs)
+def _as_strided(tensor: Tensor, size: Any, stride: Any, offset: int | None = None) -> Tensor:
+    own = tensor.storage_offset() if offset is None else offset
+    return _set_storage(tensor, tensor.untyped_storage(), own, size, stride)
 
 
 def _gru_cell(
@@ -463,6 +468,19 @@ def _backward(*args: Any, **kwargs: Any) -> Any:
 _run_backward = torch.autograd._engine_run_backward
 
 
+def _move_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    """Parameters of a module that is moved stay the same objects, as on CUDA; to swap what they hold is torch's way for other kinds."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return _apply_to_module(module, *args, **kwargs)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+_apply_to_module = torch.nn.Module._apply
+
+
 def _register() -> list[torch.library.Library]:
     backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), _Hooks(), _Guard())
     rest, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
@@ -472,8 +490,8 @@ def _register() -> list[torch.library.Library]:
         "_copy_from_and_resize": _copy_and_resize,
         "resize_": _resize,
         "histc": _histc,
-        "as_strided_": _view(torch.ops.aten.as_strided_.default),
-        "set_.source_Storage_storage_offset": _view(torch.ops.aten.set_.source_Storage_storage_offset),
+        "as_strided_": _as_strided,
+        "set_.source_Storage_storage_offset": _set_storage,
         "_thnn_fused_gru_cell": _gru_cell,
         "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     }.items():
@@ -485,8 +503,7 @@ def _register() -> list[torch.library.Library]:
     # These take the number of a device from a guard in C++, which there is none of.
     new_tensor = Tensor.new_tensor
     Tensor.new_tensor = lambda self, data, **asked: new_tensor(self, data, **{"device": self.device, **asked})
-    # As on CUDA, parameters stay the same objects when their module is moved.
-    torch.__future__.set_swap_module_params_on_conversion(True)
+    torch.nn.Module._apply = _move_module
     return [rest, aten]
 
 

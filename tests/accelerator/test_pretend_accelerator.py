@@ -130,6 +130,7 @@ def test_views_share_their_memory_and_outputs_are_given_the_shape() -> None:
     out = torch.empty(0, device=HERE)
     torch.sum(x, 2, out=out)
     assert out.cpu().tolist() == [[11, 14, 3], [3, 14, 3]]
+    assert (nn.functional.linear(x[0, 0], torch.eye(2, device=HERE)) + x[1, 0]).tolist() == [10, 4]
     assert copy.deepcopy(out[1]).tolist() == [3, 14, 3]
     assert out.resize_(2).cpu().tolist() == [11, 14]
 
