@@ -167,7 +167,7 @@ def _measured(result: dict[str, Any]) -> list[Measured]:
     found = []
     for domain in result["domains"]:
         metric = domain["metric"].split()[0]
-        metric = {"acc": "accuracy"}.get(metric, metric)
+        metric = "accuracy" if metric == "acc" else metric
         for name in ("expert", "routed"):
             if row := domain["rows"].get(name):
                 found.append(Measured(domain["name"], metric, row["score"], f"{domain['metric']}, {name}"))
