@@ -150,7 +150,7 @@ def is_pretend(value: Any) -> bool:
 
 _READING = {
     *("_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal", "_unique2", "unique_consecutive"),
-    *("unique_dim", "multinomial", "_linalg_eigh", "_linalg_svd", "linalg_cholesky_ex", "linalg_inv_ex"),
+    *("unique_dim", "multinomial", "_linalg_eigh", "_linalg_svd"),
     *("_linalg_solve_ex", "linalg_lstsq", "linalg_eig", "linalg_eigvals"),
 }
 """CUDA's kernels read something on the host before they return, or look whether it worked."""
@@ -302,7 +302,8 @@ def _write(target: Tensor, value: Tensor) -> None:
 
 def _histc(tensor: Tensor, *args: Any) -> Tensor:
     """The CPU counts no whole numbers."""
-    _wait("histc")
+    if len(args) < 3 or args[1] == args[2]:
+        _wait("histc")
     return _to_device(torch.histc(_on_cpu(tensor).float(), *args).to(tensor.dtype), tensor.device)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import FreeMoEError
+from freemoe.kernels.waits import numbers_of
 from freemoe.models.sorted_code import decode, encode
 
 AXES = ("rows", "columns", "experts")
@@ -76,6 +77,11 @@ class TensorMask:
             MaskError: Indices that are of another type or shape, unsorted, repeated or out of range.
         """
         _check(indices, size)
+        return cls._of_ascending(indices, size)
+
+    @classmethod
+    def _of_ascending(cls, indices: Tensor, size: int) -> TensorMask:
+        """The same of indices that are known to be a mask: nothing is asked of them, so no host waits for a device."""
         if not _few(len(indices), size):
             bools = torch.zeros(size, dtype=torch.bool, device=indices.device)
             return cls(size, len(indices), bits=_pack(bools.index_fill_(0, indices, True)))
@@ -88,16 +94,24 @@ class TensorMask:
     @classmethod
     def nothing(cls, size: int, device: Any = None) -> TensorMask:
         """The mask of a weight of which all is on."""
-        return cls.of_indices(torch.empty(0, dtype=torch.int64, device=device), size)
+        return cls._of_ascending(torch.empty(0, dtype=torch.int64, device=device), size)
 
     @classmethod
     def of_bools(cls, off: Tensor) -> TensorMask:
         """The mask of booleans of any shape, True where off."""
-        flat = off.reshape(-1)
-        count = int(torch.count_nonzero(flat))
-        if _few(count, len(flat)):
-            return cls.of_indices(_where(flat), len(flat))
-        return cls(len(flat), count, bits=_pack(flat))
+        return cls.of_several([off])[0]
+
+    @classmethod
+    def of_several(cls, off: Sequence[Tensor]) -> list[TensorMask]:
+        """The masks of several tensors of booleans, as of one each; the host waits for a device once for all of them."""
+        made = []
+        for bools, count in zip(off, numbers_of([torch.count_nonzero(bools) for bools in off]), strict=True):
+            flat = bools.reshape(-1)
+            few = _few(count, len(flat))
+            made.append(
+                cls._of_ascending(_where(flat, count), len(flat)) if few else cls(len(flat), count, bits=_pack(flat))
+            )
+        return made
 
     @classmethod
     def of_lines(cls, shape: tuple[int, int, int], axis: str, numbers: Tensor) -> TensorMask:
@@ -154,7 +168,7 @@ class TensorMask:
         """``(count,)`` int64, ascending, on a device; its own by default. For this package's own use."""
         if self.bits is not None:
             bits = self.bits if device is None else self.bits.to(device)
-            return _where(_unpack(bits, self.size))
+            return _where(_unpack(bits, self.size), self.count)
         assert self.places is not None
         assert self.ends is not None
         places, ends = (t if device is None else t.to(device) for t in (self.places, self.ends))
@@ -177,13 +191,9 @@ class TensorMask:
         """Inverse of `pick`, into a flat tensor."""
         flat.index_copy_(0, self.indices(flat.device), values)
 
-    def keep(self, chosen: Tensor) -> TensorMask:
-        """Some of its places: ``chosen`` is ``(count,)`` bool."""
-        return TensorMask.of_indices(self.indices(chosen.device)[chosen], self.size)
-
     def within(self, outer: TensorMask) -> TensorMask:
         """What it says of the ``outer.count`` places of another mask, as a mask of that one's weight."""
-        return TensorMask.of_indices(outer.indices(self.device)[self.indices()], outer.size)
+        return TensorMask._of_ascending(outer.indices(self.device)[self.indices()], outer.size)
 
     def runs(self, length: int) -> Tensor:
         """``(size / length,)`` int64: how many are off in every run of ``length`` numbers."""
@@ -366,9 +376,9 @@ def _low(indices: Tensor) -> Tensor:
     return torch.where(low < _BLOCK // 2, low, low - _BLOCK).to(torch.int16)
 
 
-def _where(flat: Tensor) -> Tensor:
-    # numpy looks through booleans several times faster.
-    return torch.from_numpy(np.flatnonzero(flat.numpy())) if _on_cpu(flat) else flat.nonzero().flatten()
+def _where(flat: Tensor, count: int) -> Tensor:
+    # numpy looks through booleans several times faster; a device that is told how many there are need not be waited for.
+    return torch.from_numpy(np.flatnonzero(flat.numpy())) if _on_cpu(flat) else flat.nonzero_static(size=count)[:, 0]
 
 
 def _pack(flat: Tensor) -> Tensor:

@@ -89,6 +89,12 @@ class Blocks:
         """(rows, length - 1) bool: where the next token continues the same passage, so that predicting it makes sense."""
         return self.positions[:, 1:] > 0
 
+    def next_tokens(self, device: Any) -> tuple[Tensor, Tensor]:
+        """Where in (rows * length) the next token is `predicted`, and which it is: (n,) int64 each, on a device."""
+        at = torch.nn.functional.pad(self.predicted(), (0, 1)).flatten().nonzero()[:, 0]
+        places, wanted = (t.to(device, non_blocking=True) for t in (at, self.ids.flatten()[at + 1]))
+        return places, wanted
+
 
 @dataclass(frozen=True)
 class Parts:

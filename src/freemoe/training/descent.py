@@ -21,20 +21,20 @@ def warm_cosine(rate: float, step: int, steps: int, warm: int) -> float:
     return rate * (step + 1) / warm if step < warm else rate * cosine(step - warm, steps - warm)
 
 
-def check_finite(loss: Tensor, step: int, about: Callable[[], str] = str) -> None:
+def check_finite(loss: float, step: int, about: Callable[[], str] = str) -> None:
     """Stop at a loss that is no number.
 
     Args:
-        loss: ().
-        step: Number of the step.
+        loss: Of the step.
+        step: Its number.
         about: Says more, after the loss.
 
     Raises:
         NumericError: It is NaN or infinite; says in which step.
     """
-    if not bool(torch.isfinite(loss)):
+    if not math.isfinite(loss):
         raise NumericError(
-            f"The loss of step {step} is {loss.item()}{about()}. Nothing of this step was kept. Lower the learning rate, or "
+            f"The loss of step {step} is {loss}{about()}. Nothing of this step was kept. Lower the learning rate, or "
             "use float32."
         )
 
@@ -60,11 +60,15 @@ def descend(
         NumericError: A loss is NaN or infinite; neither the parameters nor the optimizer have changed.
     """
     optimizer.zero_grad(set_to_none=True)
+    values = []
     for loss in losses:
-        check_finite(loss, step)
         loss.backward()
+        values.append(loss.detach())
         # What its graph still holds must not stand beside the next one's.
         del loss
+    # All at once: a host that waited for each would leave its device idle.
+    for value in torch.stack(values).tolist():
+        check_finite(value, step)
     if change is not None:
         change()
     if rates is not None:

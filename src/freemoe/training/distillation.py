@@ -11,20 +11,17 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 
-def distillation_loss(
-    student: Tensor, teacher: Tensor, head: Callable[[Tensor], Tensor], counted: Tensor, chunk: int = 1024
-) -> Tensor:
-    """KL(teacher || student) of the next-token distributions, mean over the tokens that count, in float32.
+def distillation_loss(student: Tensor, teacher: Tensor, head: Callable[[Tensor], Tensor], chunk: int = 1024) -> Tensor:
+    """KL(teacher || student) of the next-token distributions, mean over the tokens, in float32.
 
     Args:
         student: (tokens, hidden), what goes into the head; carries the gradient.
         teacher: (tokens, hidden).
         head: Hidden states to logits.
-        counted: (tokens,) bool.
         chunk: Tokens at a time.
 
     Returns:
-        () float32, nats per token; zero where no token counts.
+        () float32, nats per token; zero where there is none.
     """
 
     def part(mine: Tensor, other: Tensor) -> Tensor:
@@ -33,7 +30,7 @@ def distillation_loss(
         found = torch.log_softmax(head(mine).float(), dim=-1)
         return (wanted.exp() * (wanted - found)).sum()
 
-    return _in_chunks(part, student[counted], teacher[counted], chunk) / max(1, int(counted.sum()))
+    return _in_chunks(part, student, teacher, chunk) / max(1, len(student))
 
 
 def language_loss(hidden: Tensor, wanted: Tensor, head: Callable[[Tensor], Tensor], chunk: int = 1024) -> Tensor:

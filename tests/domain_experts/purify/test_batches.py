@@ -7,6 +7,7 @@ import torch
 
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.purify.batches import answer_batches, answer_loss, mean_loss
+from freemoe.domain_experts.purify.gradients import backward
 from tests.tiny import tiny_model
 
 
@@ -95,4 +96,4 @@ def test_broken_loss():
     with pytest.raises(NumericError, match="loss"):
         mean_loss(model, batches)
     with pytest.raises(NumericError, match="loss"):
-        answer_loss(model, batches[0])
+        backward(model, batches)

@@ -8,7 +8,7 @@ import torch
 from freemoe.domain_experts.purify import learned
 from freemoe.domain_experts.purify.curvature import Curvature
 from freemoe.domain_experts.purify.gradients import noise_weights
-from freemoe.domain_experts.purify.learned import Pace, Switches, schedule
+from freemoe.domain_experts.purify.learned import Pace, Switches, schedule, switch_all
 from freemoe.models.mask import TensorMask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
@@ -37,20 +37,19 @@ def test_what_is_gathered_equals_autograd_through_an_explicit_mask(case):
     off = indices_of(mask)
     expected = masked_gradients(model, weights, off, rows)
     switches = {w.name: Switches.fresh(w) for w in weights}
-    for weight, switch in zip(weights, switches.values(), strict=True):
-        switch.switch(mask.get(weight.name, switch.off))
+    switch_all(list(switches.values()), [mask.get(name, own.off) for name, own in switches.items()])
     with switched_off(weights, mask):
         learned._gather(model, switches, rows, False)
     some, slope = 0, 0.0
-    for (weight, switch), slow in zip(zip(weights, switches.values(), strict=True), expected, strict=True):
-        torch.testing.assert_close(switch.mean.total().flatten(), 0.1 * slow, rtol=1e-3, atol=1e-6, msg=weight.name)
+    for (weight, own), slow in zip(zip(weights, switches.values(), strict=True), expected, strict=True):
+        torch.testing.assert_close(own.mean.total().flatten(), 0.1 * slow, rtol=1e-3, atol=1e-6, msg=weight.name)
         gone = off.get(weight.name, torch.empty(0, dtype=torch.long))
         some += int((slow[gone] != 0).sum())
         own = weight.view().reshape(-1)
         slope += float((slow[gone] * -own[gone]).sum())
     # Weights that are off have gradients of their own: that is how they come back.
     assert some > 10
-    assert sum(s.slope for s in switches.values()) == pytest.approx(slope, rel=1e-3, abs=1e-6)
+    assert float(sum(s.slope for s in switches.values())) == pytest.approx(slope, rel=1e-3, abs=1e-6)
 
 
 def set_evidence(switch, values):
@@ -103,14 +102,14 @@ def test_changes_tell_what_was_added_to_each_weight():
     (weight, *_) = find_weights(tiny_model("llama"))
     own = weight.view().reshape(-1)
     switch = Switches.fresh(weight)
-    switch.switch(TensorMask.of_indices(torch.tensor([1, 4, 6]), weight.size))
-    switch.switch(TensorMask.of_indices(torch.tensor([4, 7]), weight.size))
+    for places in ([1, 4, 6], [4, 7]):
+        switch_all([switch], [TensorMask.of_indices(torch.tensor(places), weight.size)])
     assert switch.moved.indices().tolist() == [1, 6, 7]
     assert torch.equal(switch.change, torch.stack([own[1], own[6], -own[7]]))
     assert switch.off.indices().tolist() == [4, 7]
     switch.forget()
     switch.take(torch.ones(weight.shape))
-    assert switch.slope == pytest.approx(float(own[1] + own[6] - own[7]), rel=1e-5)
+    assert float(switch.slope) == pytest.approx(float(own[1] + own[6] - own[7]), rel=1e-5)
 
 
 def test_off_are_the_highest_scores_above_zero():

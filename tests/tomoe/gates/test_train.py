@@ -39,8 +39,8 @@ def recipe(**values: Any) -> ConvertRecipe:
     return found
 
 
-def trainer(own: ConvertRecipe, family: str = "llama") -> Trainer:
-    model = tiny_model(family)
+def trainer(own: ConvertRecipe, family: str = "llama", device: str = "cpu") -> Trainer:
+    model = tiny_model(family).to(device)
     for p in model.parameters():
         p.requires_grad_(False)
     sublayers = find_sublayers(model)

@@ -92,7 +92,7 @@ def _learned(model: Any, weights: int, settings: Settings) -> Found:
 
     @torch.no_grad()
     def plain() -> None:
-        model.base_model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False)
+        model.base_model(input_ids=batch.ids, attention_mask=batch.mask.to(model.device), use_cache=False)
 
     seconds = in_turns({"step": step, "plain": plain}, settings.rounds)
     peak = peak_bytes(settings.device) - before

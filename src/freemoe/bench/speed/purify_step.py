@@ -79,10 +79,10 @@ def random_batch(model: Any, settings: Settings) -> AnswerBatch:
     """2,048 tokens, all of them answers; 64 in a quick run."""
     rows, length = (2, 32) if settings.quick else (8, 256)
     generator = torch.Generator().manual_seed(settings.seed)
-    ids = torch.randint(3, model.config.vocab_size, (rows, length + 1), generator=generator).to(model.device)
+    ids = torch.randint(3, model.config.vocab_size, (rows, length + 1), generator=generator)
     inputs = ids[:, :-1].contiguous()
     return AnswerBatch(
-        inputs, torch.ones_like(inputs), ids[:, 1:].contiguous(), torch.zeros(rows, dtype=torch.long).to(ids)
+        inputs.to(model.device), torch.ones_like(inputs), ids[:, 1:].contiguous(), torch.zeros(rows, dtype=torch.long)
     )
 
 
@@ -127,7 +127,9 @@ def _lora(model: Any, weights: list[Weight], batch: AnswerBatch, seed: int, whol
         for part in [batch] if whole else parts(tuned, batch):
             if whole:
                 logits = tuned(input_ids=part.ids, use_cache=False).logits.flatten(0, 1).float()
-                loss = torch.nn.functional.cross_entropy(logits, part.targets.flatten(), reduction="sum")
+                loss = torch.nn.functional.cross_entropy(
+                    logits, part.targets.flatten().to(logits.device), reduction="sum"
+                )
             else:
                 loss = answer_loss(tuned, part)
             (loss / batch.answer_tokens).backward()

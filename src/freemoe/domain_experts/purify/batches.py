@@ -5,6 +5,7 @@ Shapes: B rows, L longest row of the batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +18,17 @@ from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.evals.engine.output_head import ending_at, summed_loss
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
+from freemoe.kernels.waits import numbers_of
 
 
 @dataclass(frozen=True, eq=False)
 class AnswerBatch:
     """Rows padded on the right.
 
+    All but the ids is the host's, which so knows without waiting for a device how many tokens count, and where.
+
     Attributes:
-        ids: ``(B, L)`` input ids: prompt and answer, without the answer's last token.
+        ids: ``(B, L)`` input ids, where the model is: prompt and answer, without the answer's last token.
         mask: ``(B, L)`` 1 at real tokens.
         targets: ``(B, L)`` token each position predicts where it is the answer's, else -100.
         labels: ``(B,)`` number of the subdomain of each row.
@@ -58,7 +62,7 @@ def answer_batches(rows: Sequence[Row], labels: Sequence[int], batch_tokens: int
         rows: One per document.
         labels: Subdomain of each document.
         batch_tokens: Rows times longest row.
-        device: Where the batches shall live.
+        device: Of the input ids.
     """
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))
     batches: list[AnswerBatch] = []
@@ -74,14 +78,8 @@ def answer_batches(rows: Sequence[Row], labels: Sequence[int], batch_tokens: int
             ids[b, : len(inputs)] = torch.tensor(inputs)
             mask[b, : len(inputs)] = 1
             targets[b, len(inputs) - len(answer) : len(inputs)] = torch.tensor(answer)
-        batches.append(
-            AnswerBatch(
-                ids.to(device),
-                mask.to(device),
-                targets.to(device),
-                torch.tensor([labels[i] for i in chunk], device=device),
-            )
-        )
+        own = torch.tensor([labels[i] for i in chunk])
+        batches.append(AnswerBatch(ids.to(device, non_blocking=True), mask, targets, own))
     return batches
 
 
@@ -89,13 +87,13 @@ def rows_of(batches: Sequence[AnswerBatch]) -> list[tuple[tuple[int, ...], tuple
     """The rows that `answer_batches` packed, batch by batch: input ids and answer ids of every document."""
     rows = []
     for batch in batches:
-        for ids, mask, targets in zip(batch.ids.cpu(), batch.mask.cpu(), batch.targets.cpu(), strict=True):
+        for ids, mask, targets in zip(batch.ids.cpu(), batch.mask, batch.targets, strict=True):
             rows.append((tuple(ids[mask.bool()].tolist()), tuple(targets[targets != -100].tolist())))
     return rows
 
 
 def answer_loss(model: Any, batch: AnswerBatch) -> Tensor:
-    """Sum of the answers' cross-entropies in nats, fp32 (a scalar that can be differentiated).
+    """Sum of the answers' cross-entropies in nats, fp32 (a scalar that can be differentiated); see `checked`.
 
     Only the answers' positions go through the output head, some at a time, so that their logits are never there at once.
 
@@ -103,30 +101,39 @@ def answer_loss(model: Any, batch: AnswerBatch) -> Tensor:
         model: A causal LM.
         batch: Prompts with their answers.
     """
-    targets = batch.targets.flatten()
+    targets, device = batch.targets.flatten(), batch.ids.device
     at = (targets != -100).nonzero().flatten()
+    wanted, at = (t.to(device, non_blocking=True) for t in (targets[at], at))
     # Right padding under causal attention needs no mask: no real token looks at it.
-    loss = summed_loss(ending_at(model, at, input_ids=batch.ids, use_cache=False), targets[at])
-    if not bool(torch.isfinite(loss)):
+    return summed_loss(ending_at(model, at, input_ids=batch.ids, use_cache=False), wanted)
+
+
+def checked(losses: Sequence[Tensor]) -> list[float]:
+    """The values of losses: here the host waits for them, once.
+
+    Raises:
+        NumericError: One is NaN or infinite.
+    """
+    values = numbers_of(losses)
+    if not all(map(math.isfinite, values)):
         raise NumericError(
             "The loss on the reference documents is NaN or infinite. The checkpoint or its dtype is broken for this text; "
             "try --dtype float32."
         )
-    return loss
+    return values
 
 
 @torch.no_grad()
 def mean_loss(model: Any, batches: Sequence[AnswerBatch], kept: UnitState = NOT_KEPT) -> float:
     """Mean cross-entropy per answer token over all batches, in nats; ``kept``: where the pass keeps its sum between two."""
-    total = 0.0
+    sums: list[Tensor] = []
 
     def load(state: dict[str, Tensor]) -> None:
-        nonlocal total
-        total = float(state["total"])
+        sums.append(state["total"])
 
     def state() -> dict[str, Tensor]:
-        return {"total": torch.tensor(total, dtype=torch.float64)}
+        return {"total": torch.tensor(sum(checked(sums)), dtype=torch.float64)}
 
     for batch in kept.over(batches, state, load):
-        total += float(answer_loss(model, batch))
-    return total / max(1, sum(b.answer_tokens for b in batches))
+        sums.append(answer_loss(model, batch).double())
+    return float(state()["total"]) / max(1, sum(b.answer_tokens for b in batches))

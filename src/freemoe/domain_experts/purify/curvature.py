@@ -20,8 +20,9 @@ from torch import Tensor
 
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
-from freemoe.domain_experts.purify.gradients import Checkpointing, backward, finite, gradients_to
+from freemoe.domain_experts.purify.gradients import Checkpointing, backward, gradients_to
 from freemoe.domain_experts.rank.calibrate import Norms, calibrate
+from freemoe.kernels.waits import numbers_of
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight
@@ -108,7 +109,7 @@ def measure_curvature(
     def take(weight: Weight, gradient: Tensor) -> None:
         seen = inputs[weight.name] > 0
         over = torch.where(seen, 1 / inputs[weight.name].clamp(min=torch.finfo(torch.float32).tiny), 0.0)
-        squares = finite(gradient.float(), weight).square()
+        squares = gradient.float().square()
         mean = (squares * over[:, None, :]).sum(-1) / seen.sum(-1, keepdim=True).clamp(min=1)
         outputs[weight.name] += mean * answers**2
 
@@ -116,9 +117,10 @@ def measure_curvature(
         for name, found in state.items():
             outputs[name].copy_(found)
 
-    with gradients_to(model, weights, take, checkpointing=checkpointing):
-        for batch in kept.part("outputs").over(batches, lambda: outputs, load):
-            answers = batch.answer_tokens
+    for batch in kept.part("outputs").over(batches, lambda: outputs, load):
+        answers = batch.answer_tokens
+        # Left for every batch, so that no sum with NaN in it is kept.
+        with gradients_to(model, weights, take, checkpointing=checkpointing):
             backward(model, [batch])
     total = max(1, sum(b.answer_tokens for b in batches))
     return Curvature(inputs, {name: found / total for name, found in outputs.items()})
@@ -190,22 +192,21 @@ def forecast(
     for batch in batches:
         if sum(b.answer_tokens for b in used) < _FORECAST_TOKENS:
             used.append(batch)
-    first = 0.0
+    first: list[Tensor] = []
 
     def take(weight: Weight, gradient: Tensor) -> None:
-        nonlocal first
         off = mask[weight.name]
         own = off.pick(weight.view()).float()
-        first += float((own * finite(off.pick(gradient).float(), weight)).sum(dtype=torch.float64))
+        first.append((own * off.pick(gradient).float()).sum(dtype=torch.float64))
 
     chosen = [w for w in weights if w.name in mask]
     with gradients_to(model, chosen, take, checkpointing=checkpointing):
         backward(model, used)
-    lost = sum(float(mask[w.name].pick(curvature.disturbance(w)).sum()) for w in chosen)
+    lost = numbers_of([mask[w.name].pick(curvature.disturbance(w)).sum() for w in chosen])
     before = mean_loss(model, used)
     with switched_off(weights, mask):
         after = mean_loss(model, used)
-    return Forecast(first, lost, before - after)
+    return Forecast(sum(numbers_of(first)), sum(lost), before - after)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.purify.activations import bytes_per_token, fits, is_measured, parts
-from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
+from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, checked
 from freemoe.domain_experts.purify.strongest import strongest
 from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.kernels.waits import numbers_of
 from freemoe.models.hooks import accumulated, hooked, instead
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.spec import family_of, find_layers
@@ -48,18 +49,28 @@ def gradients_to(
     Args:
         model: A causal LM.
         weights: The weights that shall have gradients; nothing else does.
-        take: Called once per weight and backward pass. It must not keep the gradient itself.
+        take: Called once per weight and backward pass. It must not keep the gradient itself, and what it makes of it counts only
+            when all is left without an error.
         checkpointing: Whether layers forget their activations and make them again in the backward pass; ``"auto"``: in
             passes whose activations would not fit into half of the free memory.
+
+    Raises:
+        NumericError: A gradient was NaN or infinite; names the first such weight.
     """
     if not is_measured(model):
         measure(model)
     before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
 
+    finite: list[Tensor] = []
+    names: list[str] = []
+
     def hook(parameter: Tensor, weight: Weight) -> None:
         gradient = parameter.grad
         parameter.grad = None
         if gradient is not None:
+            # Looked at when all is done: a host that waited for each would leave its device idle.
+            finite.append(torch.isfinite(gradient).all())
+            names.append(weight.name)
             take(weight, weight.arrange(gradient))
 
     with contextlib.ExitStack() as stack:
@@ -73,6 +84,11 @@ def gradients_to(
             if checkpointing:
                 stack.enter_context(_checkpointed_layers(model, checkpointing is True))
             yield
+            broken = [name for name, fine in zip(names, numbers_of(finite), strict=True) if not fine]
+            if broken:
+                raise NumericError(
+                    f"The gradient of {broken[0]!r} is NaN or infinite. Try --dtype float32; half precision can overflow."
+                )
         finally:
             for p, flag, grad in before:
                 p.requires_grad_(flag)
@@ -127,28 +143,18 @@ def backward(model: Any, batches: Sequence[AnswerBatch]) -> float:
     Args:
         model: A causal LM, inside `gradients_to`.
         batches: Prompts with their answers.
+
+    Raises:
+        NumericError: The loss is NaN or infinite.
     """
     tokens = sum(b.answer_tokens for b in batches)
-    total = 0.0
+    losses = []
     for batch in batches:
         for part in parts(model, batch):
             loss = answer_loss(model, part) / tokens
             loss.backward()
-            total += float(loss.detach())
-    return total
-
-
-def finite(gradient: Tensor, weight: Weight) -> Tensor:
-    """Return (a part of) a weight's gradient.
-
-    Raises:
-        NumericError: When it is NaN or infinite; names the weight.
-    """
-    if not bool(torch.isfinite(gradient).all()):
-        raise NumericError(
-            f"The gradient of {weight.name!r} is NaN or infinite. Try --dtype float32; half precision can overflow."
-        )
-    return gradient
+            losses.append(loss.detach())
+    return sum(checked(losses))
 
 
 class Leaders:
@@ -175,12 +181,8 @@ class Leaders:
         self._leaders: dict[str, tuple[TensorMask, Tensor]] = {}
 
     def take(self, weight: Weight, gradient: Tensor) -> None:
-        """Add one batch's gradient ``(experts, rows, columns)`` of one weight; it is not kept.
-
-        Raises:
-            NumericError: When it is NaN or infinite.
-        """
-        gains = METRICS.get("saliency").scores(weight.view(), None, finite(gradient, weight), None).flatten()
+        """Add one batch's gradient ``(experts, rows, columns)`` of one weight; it is not kept."""
+        gains = METRICS.get("saliency").scores(weight.view(), None, gradient, None).flatten()
         scores = gains if self._toll is None else gains - self._toll(weight).flatten()
         if weight.name in self._leaders:
             # Their sums have paid the toll.
@@ -202,12 +204,12 @@ class Leaders:
         """
         reached = [name for name in self._names if name in self._leaders]
         picked = strongest([self._sums(name) for name in reached], self._count).masks
-        found, gain = {}, 0.0
+        found, gains = {}, []
         for name, at in zip(reached, picked, strict=True):
             where, sums = self._leaders[name]
             found[name] = at.within(where)
-            gain += float(at.pick(sums).sum(dtype=torch.float64))
-        return Mask(found), gain
+            gains.append(at.pick(sums).sum(dtype=torch.float64))
+        return Mask(found), sum(numbers_of(gains))
 
 
 def noise_weights(

@@ -33,8 +33,10 @@ from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, m
 from freemoe.domain_experts.purify.curvature import Curvature, forecast, measure_curvature
 from freemoe.domain_experts.purify.gradients import Checkpointing, backward, gradients_to
 from freemoe.domain_experts.purify.greedy import OnRound, Purified, check_input, decoded
+from freemoe.domain_experts.purify.running_sums import find_strongest
 from freemoe.domain_experts.purify.strongest import strongest
-from freemoe.domain_experts.purify.switches import MOMENTUM, Pace, Switches
+from freemoe.domain_experts.purify.switches import MOMENTUM, Pace, Switches, switch_all
+from freemoe.kernels.waits import numbers_of
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import Weight
@@ -219,7 +221,7 @@ class _Training:
         with switched_off(self.weights, self.mask):
             _gather(self.model, self.switches, batch, self.checkpointing)
         if self.mask:
-            self.pace.heard(sum(s.slope for s in self.switches.values()))
+            self.pace.heard(sum(numbers_of([s.slope for s in self.switches.values()])))
         if step * length.step_tokens >= length.tokens:
             self.pace.settle()
         for switch in self.switches.values():
@@ -301,7 +303,7 @@ def _switch(switches: dict[str, Switches], curvature: Curvature, most: int, line
     Returns:
         Their mask, and the least of them; ``line`` is that of the last time, which spares a look.
     """
+    find_strongest(s.evidence for s in switches.values())
     picked = strongest([partial(s.scores, curvature) for s in switches.values()], most, hint=_NEAR * line)
-    for switch, off in zip(switches.values(), picked.masks, strict=True):
-        switch.switch(off)
+    switch_all(list(switches.values()), picked.masks)
     return Mask(dict(zip(switches, picked.masks, strict=True))), picked.line

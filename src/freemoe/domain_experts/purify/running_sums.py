@@ -9,7 +9,7 @@ Shapes: E fused experts (1 for a plain linear), R rows (outputs), C columns (inp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Self
 
 import torch
@@ -19,6 +19,11 @@ KEPT, COUNTED = 32, 16
 """Directions of a large matrix that are kept, and the strongest of them, which count: the others may still grow."""
 SMALL = 128
 """A matrix with a side of no more than this is small: it has too few weights to learn by heart with, and needs all directions."""
+# Of a basis's norm: how much of the directions before is in the next ones, and (squared) what is added to its Gram matrix so that
+# it has a Cholesky factor. What counts is many times as strong; double precision has the squares of both.
+_SPARE, _SHIFT = 1e-6, 1e-13
+# Takes the place of a norm that is zero: no other fp32 matrix has a smaller one.
+_NOTHING = 1e-46
 
 
 class RunningSum(Protocol):
@@ -32,7 +37,11 @@ class RunningSum(Protocol):
         """Let what was added so far count ``factor`` times."""
         ...
 
-    def total(self, directions: int = COUNTED) -> Tensor:
+    def add_sum(self, other: Self, factor: float) -> None:
+        """Add ``factor`` times another sum of matrices of the same shape."""
+        ...
+
+    def total(self) -> Tensor:
         """What the sum comes to, that of a large matrix in its strongest directions: ``(E, R, C)`` fp32, not to be changed."""
         ...
 
@@ -63,7 +72,11 @@ class WholeSum:
         """Multiply the sum by a factor."""
         self._sum.mul_(factor)
 
-    def total(self, directions: int = COUNTED) -> Tensor:
+    def add_sum(self, other: WholeSum, factor: float) -> None:
+        """Add ``factor`` times another sum."""
+        self.add(other._sum, factor)
+
+    def total(self) -> Tensor:
         """The sum itself, ``(E, R, C)`` fp32: not to be changed."""
         return self._sum
 
@@ -85,7 +98,8 @@ class WholeSum:
 class LowRankSum:
     """The sum's strongest directions: ``left @ right^T`` of shapes ``(E, R, KEPT)`` and ``(E, C, KEPT)``, right orthonormal.
 
-    Every matrix that is added turns them by one step of subspace iteration (Halko et al. 2011, arXiv:0909.4061).
+    Every matrix that is added turns them by one step of subspace iteration (Halko et al. 2011, arXiv:0909.4061). Bases are made
+    orthonormal by their small Gram matrix, which costs less than a QR, and for whose Cholesky factor no host waits.
 
     Args:
         shape: (E, R, C).
@@ -98,32 +112,43 @@ class LowRankSum:
         start = torch.randn(columns, KEPT, generator=torch.Generator().manual_seed(seed))
         self._right = torch.linalg.qr(start).Q.expand(experts, -1, -1).to(device)
         self._left = torch.zeros(experts, rows, KEPT, device=device)
+        self._counted: tuple[Tensor, Tensor] | None = None
 
     def add(self, matrix: Tensor, factor: float) -> None:
         """Add ``factor`` times a matrix ``(E, R, C)``, as far as it lies in directions that stay."""
         matrix = matrix.float()
-        rows = torch.linalg.qr(torch.baddbmm(self._left, matrix, self._right, alpha=factor)).Q
-        # What the sum and the matrix are in these rows.
-        columns = torch.baddbmm(self._right @ (self._left.mT @ rows), matrix.mT, rows, alpha=factor)
-        self._right, corner = torch.linalg.qr(columns)
-        self._left = rows @ corner.mT
+        self._turn(lambda x: matrix @ x, lambda x: matrix.mT @ x, factor)
+
+    def add_sum(self, other: LowRankSum, factor: float) -> None:
+        """Add ``factor`` times another sum of matrices of the same shape."""
+        left, right = other._left, other._right
+        self._turn(lambda x: left @ (right.mT @ x), lambda x: right @ (left.mT @ x), factor)
+
+    def _turn(self, times: Callable[[Tensor], Tensor], across: Callable[[Tensor], Tensor], factor: float) -> None:
+        """Add a matrix that is told by its products with ``(E, C, KEPT)`` and, the other way, with ``(E, R, KEPT)``."""
+        left, right = self._left, self._right
+        rows = _orthonormal(torch.add(left, times(right), alpha=factor))
+        # What the sum and the matrix are in these rows. Where that is nothing the search goes on from the directions before.
+        columns = torch.add(right @ (left.mT @ rows), across(rows), alpha=factor)
+        self._right = _orthonormal(columns, right)
+        self._left = rows @ (columns.mT @ self._right)
+        self._counted = None
 
     def fade(self, factor: float) -> None:
         """Multiply the sum by a factor."""
-        self._left = self._left * factor
+        self._left, self._counted = self._left * factor, None
 
-    def total(self, directions: int = COUNTED) -> Tensor:
+    def total(self) -> Tensor:
         """The sum in its strongest directions, ``(E, R, C)`` fp32."""
-        if directions >= KEPT:
-            return self._left @ self._right.mT
-        left, sizes, across = torch.linalg.svd(self._left, full_matrices=False)
-        return (left[..., :directions] * sizes[:, None, :directions]) @ (across[:, :directions] @ self._right.mT)
+        find_strongest([self])
+        assert self._counted is not None
+        return self._counted[0] @ self._counted[1].mT
 
-    def copy(self) -> LowRankSum:
+    def copy(self) -> Self:
         """The sum as it is now."""
         # Tensors are replaced, never changed in place.
-        twin = object.__new__(LowRankSum)
-        twin._left, twin._right = self._left, self._right
+        twin = object.__new__(type(self))
+        twin._left, twin._right, twin._counted = self._left, self._right, self._counted
         return twin
 
     def state(self) -> dict[str, Tensor]:
@@ -132,7 +157,39 @@ class LowRankSum:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Go on from them."""
-        self._left, self._right = state["left"], state["right"]
+        self._left, self._right, self._counted = state["left"], state["right"], None
+
+
+def _orthonormal(basis: Tensor, spare: Tensor | None = None) -> Tensor:
+    """An orthonormal basis of what ``(E, n, KEPT)`` spans, by shifted Cholesky QR (Fukaya et al. 2020, arXiv:1809.11085).
+
+    Args:
+        basis: Its columns; where one is nothing, nothing takes its place.
+        spare: Orthonormal columns that take the places of those that others of ``basis`` make up for.
+    """
+    # In double precision, as a Gram matrix has the squares of what its basis has.
+    wide = basis.double()
+    if spare is not None:
+        norm = torch.linalg.matrix_norm(wide, keepdim=True).clamp_(min=_NOTHING)
+        wide = torch.addcmul(wide, norm, spare.double(), value=_SPARE)
+    gram = wide.mT @ wide
+    squares = gram.diagonal(dim1=-2, dim2=-1)
+    squares.add_(squares.sum(-1, keepdim=True).mul_(_SHIFT).clamp_(min=torch.finfo(gram.dtype).tiny))
+    factor = torch.linalg.cholesky_ex(gram).L
+    return torch.linalg.solve_triangular(factor.mT, wide, upper=True, left=False).float()
+
+
+def find_strongest(sums: Iterable[RunningSum]) -> None:
+    """Find the directions of some sums that `RunningSum.total` counts, together: a host waits for their device once."""
+    waiting = [own for own in sums if isinstance(own, LowRankSum) and own._counted is None]
+    if not waiting:
+        return
+    grams = [(wide := own._left.double()).mT @ wide for own in waiting]
+    vectors = torch.linalg.eigh(torch.cat([gram.to(grams[0].device) for gram in grams])).eigenvectors
+    # Eigenvalues ascend: the strongest directions are the last.
+    for own, turned in zip(waiting, vectors[..., -COUNTED:].float().split([len(g) for g in grams]), strict=True):
+        turned = turned.to(own._left.device)
+        own._counted = own._left @ turned, own._right @ turned
 
 
 def is_large(shape: Sequence[int]) -> bool:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from freemoe.kernels.waits import in_groups
 from freemoe.models.mask import TensorMask
 
 # As many intervals as the upper 16 bits of an fp32 number tell apart.
@@ -66,13 +67,12 @@ def strongest(scores: Sequence[Callable[[], Tensor]], count: int, above: float =
 def _larger(scores: Sequence[Callable[[], Tensor]], line: float, most: int | None) -> list[_Found] | None:
     """All scores above a line; None where that are more than ``most``."""
     found, number = [], 0
-    for make in scores:
-        flat = make()
-        at = TensorMask.of_bools(flat > line)
-        number += at.count
+    for group in in_groups(make() for make in scores):
+        masks = TensorMask.of_several([flat > line for flat in group])
+        number += sum(at.count for at in masks)
         if most is not None and number > most:
             return None
-        found.append(_Found(at, at.pick(flat)))
+        found += [_Found(at, at.pick(flat)) for at, flat in zip(masks, group, strict=True)]
     return found
 
 
@@ -82,36 +82,34 @@ def _floor(scores: Sequence[Callable[[], Tensor]], count: int, above: float) -> 
         if count >= flat.numel():
             return above
         last = flat.float().topk(count).values[-1]
-        return max(above, float(torch.nextafter(last, last.new_tensor(-math.inf))))
-    counts = torch.zeros(_INTERVALS, dtype=torch.long)
+        return max(above, float(torch.nextafter(last, torch.full_like(last, -math.inf))))
+    counts = torch.zeros((), dtype=torch.long)
     for make in scores:
-        for part in make().split(_PART):
-            counts += torch.bincount(_interval(part[part > above]), minlength=_INTERVALS).cpu()
-    # How many scores lie in each interval or above it.
-    reached = counts.flip(0).cumsum(0).flip(0)
-    if int(reached[0]) <= count:
+        flat = make()
+        here, one = flat.new_zeros(_INTERVALS, dtype=torch.long), flat.new_ones((), dtype=torch.long)
+        for part in flat.split(_PART):
+            here.index_add_(0, _interval(part), one.expand(len(part)))
+        counts = here + counts.to(here.device)
+    # How many scores lie in each interval or above it; above the one of `above` all are larger than that.
+    reached, lowest = counts.flip(0).cumsum(0).flip(0).cpu(), int(_interval(torch.tensor([above]))) + 1
+    enough = (reached[lowest:] >= count).nonzero()
+    if not len(enough):
         return above
     # The end of the interval below the one in which the last one gets in.
-    return max(above, _upper_end(int((reached >= count).nonzero()[-1]) - 1))
+    return max(above, _upper_end(lowest + int(enough[-1]) - 1))
 
 
 def _first(found: Sequence[_Found], count: int) -> Picked:
     """The ``count`` largest of what was found."""
-    together = torch.cat([f.values.cpu() for f in found])
+    together = torch.cat([f.values.to(found[0].values.device) for f in found])
     if len(together) <= count:
         return Picked([f.at for f in found], float(together.min()) if len(together) else math.inf)
     line = together.kthvalue(len(together) - count + 1).values
+    chosen, equal = together > line, together == line
     # Of several scores equal to the last one that gets in, the first places do.
-    room = count - int((together > line).sum())
-    masks = []
-    for at, values in found:
-        here = line.to(values.device)
-        chosen = values > here
-        equal = (values == here).nonzero().flatten()[:room]
-        room -= len(equal)
-        chosen[equal] = True
-        masks.append(at.keep(chosen))
-    return Picked(masks, float(line))
+    chosen |= equal & (equal.cumsum(0, dtype=torch.int32) <= count - chosen.sum())
+    own = TensorMask.of_several(chosen.split([f.at.count for f in found]))
+    return Picked([kept.to(f.at.device).within(f.at) for f, kept in zip(found, own, strict=True)], float(line))
 
 
 def _interval(values: Tensor) -> Tensor:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from freemoe.domain_experts.purify.curvature import Curvature
-from freemoe.domain_experts.purify.gradients import finite
-from freemoe.domain_experts.purify.running_sums import KEPT, RunningSum, running_sum
+from freemoe.domain_experts.purify.running_sums import RunningSum, running_sum
+from freemoe.kernels.waits import in_groups
 from freemoe.models.mask import TensorMask
 from freemoe.models.weights import Weight
 from freemoe.training.states import State, unpacked
@@ -34,7 +35,7 @@ class Switches:
         off: Which are off by now.
         moved: Which of them the last step switched.
         change: ``(moved,)`` fp32: what that added to the weight: -w where it went off, +w where it came back.
-        slope: dL of the last change, by the gradient that came after it.
+        slope: () fp64: dL of the last change, by the gradient that came after it.
     """
 
     weight: Weight
@@ -44,7 +45,7 @@ class Switches:
     off: TensorMask
     moved: TensorMask
     change: Tensor
-    slope: float = 0.0
+    slope: Tensor
 
     @staticmethod
     def fresh(weight: Weight, seed: int = 0) -> Switches:
@@ -52,22 +53,22 @@ class Switches:
         device = weight.device
         mean, evidence = (running_sum(weight.shape, seed, device) for _ in range(2))
         none = TensorMask.nothing(weight.size, device)
-        return Switches(weight, mean, evidence, evidence.copy(), none, none, torch.empty(0, device=device))
+        slope = torch.zeros((), dtype=torch.float64, device=device)
+        return Switches(weight, mean, evidence, evidence.copy(), none, none, torch.empty(0, device=device), slope)
 
     def forget(self) -> None:
         """Before a pass: what older gradients said counts a little less."""
         self.mean.fade(MOMENTUM)
-        self.slope = 0.0
+        self.slope = torch.zeros_like(self.slope)
 
     def take(self, gradient: Tensor) -> None:
         """Add (a part of) a pass's gradient ``(E, R, C)`` to the mean; note what it says of the last change."""
-        gradient = finite(gradient, self.weight)
-        self.slope += float((self.moved.pick(gradient).float() * self.change).sum(dtype=torch.float64))
+        self.slope += (self.moved.pick(gradient).float() * self.change).sum(dtype=torch.float64)
         self.mean.add(gradient, 1 - MOMENTUM)
 
     def advance(self, rate: float) -> None:
         """After a pass: let the mean count as evidence."""
-        self.evidence.add(self.mean.total(KEPT), rate)
+        self.evidence.add_sum(self.mean, rate)
 
     def keep(self) -> None:
         """This look is the best so far."""
@@ -101,12 +102,15 @@ class Switches:
         self.moved = TensorMask.decode(own["moved"], self.weight.size).to(device)
         self.change, self.off = own["change"].to(device), off
 
-    def switch(self, off: TensorMask) -> None:
-        """Switch to the weights of a mask being off, the others on."""
-        self.moved = self.off ^ off
-        own = self.moved.pick(self.weight.view()).float()
-        self.change = torch.where(self.moved.pick(off.bools()), -own, own)
-        self.off = off
+
+def switch_all(switches: Sequence[Switches], masks: Sequence[TensorMask]) -> None:
+    """Switch to the weights of each mask being off, the others on."""
+    changes = in_groups(one.off.bools() ^ off.bools() for one, off in zip(switches, masks, strict=True))
+    moved = [found for group in changes for found in TensorMask.of_several(group)]
+    for one, off, gone_or_back in zip(switches, masks, moved, strict=True):
+        own = gone_or_back.pick(one.weight.view()).float()
+        one.change = torch.where(gone_or_back.pick(off.bools()), -own, own)
+        one.moved, one.off = gone_or_back, off
 
 
 @dataclass

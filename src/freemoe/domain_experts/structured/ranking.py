@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from freemoe.core.errors import NumericError
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.activations import parts
-from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
+from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, checked
 from freemoe.domain_experts.purify.gradients import gradients_to
 from freemoe.domain_experts.structured.masks import masked, ones
 from freemoe.domain_experts.structured.units import LayerUnits, Units
@@ -102,7 +102,9 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch], kept: UnitSt
         cut = [part for whole in batches for part in parts(model, whole)]
         for batch in kept.over(cut, state, load):
             positions += int(batch.mask.sum())
-            answer_loss(model, batch).backward()
+            loss = answer_loss(model, batch)
+            loss.backward()
+            checked([loss.detach()])
             for number, mask in masks.items():
                 if mask.grad is None:
                     continue

@@ -47,7 +47,7 @@ class Teacher:
 
     def part(self, some: slice, device: torch.device) -> Teacher:
         """A run of rows, on a device."""
-        return Teacher(*(t[some].to(device) for t in (self.tokens, self.logs, self.rest)))
+        return Teacher(*(t[some].to(device, non_blocking=True) for t in (self.tokens, self.logs, self.rest)))
 
 
 def top_of(logits: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,15 +93,17 @@ def teach(
     return Teacher(*(torch.cat([said[name] for said in found]) for name in _SAID))
 
 
-def ending_of(model: Any, batch: Blocks, **inputs: Any) -> Ending:
-    """The end of the model at every place of a batch but its rows' last: hidden states (rows (length - 1), h).
+def ending_of(model: Any, batch: Blocks, places: Tensor | None = None, **inputs: Any) -> Ending:
+    """The end of the model at some places of a batch, or at all but its rows' last: hidden states (rows (length - 1), h).
 
     Logits are made of some places at a time: those of a large vocabulary would not fit.
     """
     device = model.device
-    given = inputs or {"input_ids": batch.ids.to(device)}
-    places = torch.arange(batch.ids.numel(), device=device).view_as(batch.ids)[:, :-1].flatten()
-    return ending_at(model, places, **given, position_ids=batch.positions.to(device), use_cache=False)
+    given = inputs or {"input_ids": batch.ids.to(device, non_blocking=True)}
+    positions = batch.positions.to(device, non_blocking=True)
+    if places is None:
+        places = torch.arange(batch.ids.numel(), device=device).view_as(batch.ids)[:, :-1].flatten()
+    return ending_at(model, places, **given, position_ids=positions, use_cache=False)
 
 
 def logits_of(model: Any, batch: Blocks, **inputs: Any) -> Tensor:

@@ -234,30 +234,34 @@ class _Loss:
                 )
 
     def _given(self, which: Tensor) -> dict[str, Tensor]:
-        return {} if self.inputs is None else {"inputs_embeds": self.inputs[which].to(self.model.device)}
+        return (
+            {}
+            if self.inputs is None
+            else {"inputs_embeds": self.inputs[which].to(self.model.device, non_blocking=True)}
+        )
 
     def _state_loss(self, which: Tensor) -> Tensor:
         assert self.states is not None
         mine = _last_state(self.model, self.material.train.rows(which), **self._given(which)).float()
-        target = self.states[which].to(mine.device).float()
+        target = self.states[which].to(mine.device, non_blocking=True).float()
         return ((mine - target).square().sum(-1) / target.square().sum(-1)).mean()
 
     def _token_loss(self, which: Tensor) -> Tensor:
         """Sum over the predicted tokens."""
         batch = self.material.train.rows(which)
-        counted = batch.predicted()
-        ending = ending_of(self.model, batch, **self._given(which))
-        hidden = ending.hidden[counted.flatten().to(ending.hidden.device)]
+        places, wanted = batch.next_tokens(self.model.device)
+        ending = ending_of(self.model, batch, places, **self._given(which))
         if self.kind == "lm":
-            target = batch.ids[:, 1:][counted].to(hidden.device)
             return summed_in_chunks(
-                hidden,
-                lambda rows, at: F.cross_entropy(ending.logits(rows).float(), target[at], reduction="sum"),
+                ending.hidden,
+                lambda rows, at: F.cross_entropy(
+                    ending.logits(rows).float(), wanted[at].to(rows.device), reduction="sum"
+                ),
                 ending.rows,
             )
-        teacher = self.material.train_teacher.rows(which).at(counted)
+        teacher = self.material.train_teacher.rows(which).at(batch.predicted())
         return summed_in_chunks(
-            hidden,
+            ending.hidden,
             lambda rows, at: divergence(teacher.part(at, rows.device), ending.logits(rows)).sum(),
             ending.rows,
         )
@@ -270,6 +274,6 @@ class _Loss:
 
 def _last_state(model: Any, batch: Blocks, **given: Tensor) -> Tensor:
     """(rows, length, h): the state that the head reads."""
-    inputs = given or {"input_ids": batch.ids.to(model.device)}
-    out = model.base_model(**inputs, position_ids=batch.positions.to(model.device), use_cache=False)
+    ids, positions = (t.to(model.device, non_blocking=True) for t in (batch.ids, batch.positions))
+    out = model.base_model(**(given or {"input_ids": ids}), position_ids=positions, use_cache=False)
     return out.last_hidden_state

@@ -141,11 +141,11 @@ def worths(
 
     with listening, torch.enable_grad():
         for batch in kept.over(blocks.within(tokens), state, load):
-            ids, positions = batch.ids.to(device), batch.positions.to(device)
+            ids, positions = (t.to(device, non_blocking=True) for t in (batch.ids, batch.positions))
             embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
             hidden = model.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
-            counted = batch.predicted().to(device)
-            losses = language_loss(hidden[:, :-1][counted], ids[:, 1:][counted], head)
+            at, wanted = batch.next_tokens(hidden.device)
+            losses = language_loss(hidden.flatten(0, 1)[at], wanted, head)
             torch.autograd.grad(losses, embedded)
             for own in sums:
                 own.end_of_batch()

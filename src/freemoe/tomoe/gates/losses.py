@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,18 +21,32 @@ def log_ratio(x: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
 
 def size_loss(active: Tensor, share: float, smoothing: float = 0.0) -> Tensor:
     """R_P: how far the active share () of the weights is from the wanted one, either way (ToMoE Eq. 8)."""
-    return log_ratio(active, active.new_tensor(share), smoothing)
+    return log_ratio(active, torch.full_like(active, share), smoothing)
+
+
+class _Union(torch.autograd.Function):
+    """The product's own gradient asks the host whether there are zeros; here numbers are zero or one."""
+
+    @staticmethod
+    def forward(ctx: Any, masks: Tensor) -> Tensor:
+        ctx.save_for_backward(masks)
+        return 1 - (1 - masks).prod(dim=0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (masks,) = ctx.saved_tensors
+        return grads[0] * (masks.sum(dim=0) == masks)
 
 
 def union(masks: Tensor) -> Tensor:
-    """U = 1 - prod_i (1 - s_i): what some mask keeps. (masks, width) -> (width,) (ToMoE Eq. 6 and 16)."""
-    return 1 - (1 - masks).prod(dim=0)
+    """U = 1 - prod_i (1 - s_i): what some mask keeps. (masks, width) of zeros and ones -> (width,) (ToMoE Eq. 6 and 16)."""
+    return _Union.apply(masks)  # pyright: ignore[reportReturnType]
 
 
 def union_loss(kept: Tensor, smoothing: float = 0.0) -> Tensor:
     """R_U of one layer: the share of a union (width,) against one (ToMoE Eq. 7)."""
     covered = kept.mean()
-    return log_ratio(covered, covered.new_tensor(1.0), smoothing)
+    return log_ratio(covered, torch.ones_like(covered), smoothing)
 
 
 def balance_loss(chosen: Tensor, probabilities: Tensor, form: str = "soft") -> Tensor:

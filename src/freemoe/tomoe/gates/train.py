@@ -183,9 +183,10 @@ class Trainer:
         logits = self.hypernetwork()
         width = self.widths(share)
         made = self.gating.masks(logits, width, step)
-        teacher = self._hidden(batch) if settings.loss == "kd" else None
+        with torch.no_grad():
+            teacher = self._hidden(batch) if settings.loss == "kd" else None
         with self.gating.on(self.hypernetwork, logits, made, width, step):
-            student = self._hidden(batch, embedded=True)
+            student = self._hidden(batch)
             parts = self._regularisers(made, share)
             parts["distillation"] = self._loss(student, teacher, batch)
             weights = {
@@ -200,35 +201,34 @@ class Trainer:
             ).detach()
             self.devices.average([said])
             # All processes stop at a loss that one of them cannot go on from.
+            numbers = said.tolist()
             check_finite(
-                said[0], step, lambda: f" ({', '.join(f'{n} {parts[n].item():.4g}' for n in weights)}; see train.rate)"
+                numbers[0],
+                step,
+                lambda: f" ({', '.join(f'{n} {parts[n].item():.4g}' for n in weights)}; see train.rate)",
             )
             factor = cosine(step, settings.steps, 0.1) if settings.schedule == "cosine" else 1.0
             rates = [rate * factor for rate in self._rates]
             descend(self.optimizer, [loss], step, rates=rates, change=self._average)
-        self.history.rows.append([*said.tolist(), share])
+        self.history.rows.append([*numbers, share])
 
     def _average(self) -> None:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.devices.average([p.grad for p in parameters if p.grad is not None])
 
-    def _hidden(self, batch: Blocks, embedded: bool = False) -> Tensor:
-        """What goes into the head: (rows, length, hidden); with a graph where the gates shall learn from it."""
+    def _hidden(self, batch: Blocks) -> Tensor:
+        """What goes into the head: (rows, length, hidden)."""
         device = next(self.model.parameters()).device
-        body, positions = self.model.base_model, batch.positions.to(device)
-        if not embedded:
-            with torch.no_grad():
-                return body(batch.ids.to(device), position_ids=positions, use_cache=False).last_hidden_state
-        return body(batch.ids.to(device), position_ids=positions, use_cache=False).last_hidden_state
+        ids, positions = (t.to(device, non_blocking=True) for t in (batch.ids, batch.positions))
+        return self.model.base_model(ids, position_ids=positions, use_cache=False).last_hidden_state
 
     def _loss(self, student: Tensor, teacher: Tensor | None, batch: Blocks) -> Tensor:
         """What is learned from, in nats per token: the teacher's predictions, or the text's next tokens."""
         head, chunk = self.model.get_output_embeddings(), self.recipe.train.chunk_tokens
         if teacher is not None:
-            counted = torch.ones_like(batch.ids, dtype=torch.bool).flatten().to(student.device)
-            return distillation_loss(student.flatten(0, 1), teacher.flatten(0, 1), head, counted, chunk)
-        counted, wanted = batch.predicted().to(student.device), batch.ids.to(student.device)[:, 1:]
-        return language_loss(student[:, :-1][counted], wanted[counted], head, chunk) / counted.sum().clamp(min=1)
+            return distillation_loss(student.flatten(0, 1), teacher.flatten(0, 1), head, chunk)
+        at, wanted = batch.next_tokens(student.device)
+        return language_loss(student.flatten(0, 1)[at], wanted, head, chunk) / max(1, len(at))
 
     def _regularisers(self, made: Step, share: float) -> dict[str, Tensor]:
         losses = self.recipe.losses
@@ -240,9 +240,9 @@ class Trainer:
             assert seen.chosen is not None
             assert seen.probabilities is not None
             none = active.new_zeros(())
-            attention = linear_parameters(layer, seen.value_counts.max(), layer.rotary.spread(qk).sum(), none)
+            attention = linear_parameters(layer, seen.value_counts.amax(), layer.rotary.spread(qk).sum(), none)
             kept = 1.0 if heads is None else heads.mean()
-            active = active + kept * attention + linear_parameters(layer, none, none, mlp.sum(dim=1).max())
+            active = active + kept * attention + linear_parameters(layer, none, none, mlp.sum(dim=1).amax())
             covered = union_loss(union(mlp), losses.size_smoothing)
             if seen.value_union is not None:
                 covered = covered + union_loss(seen.value_union, losses.size_smoothing)

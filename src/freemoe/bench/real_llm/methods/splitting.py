@@ -190,9 +190,8 @@ def train_routers(
         with torch.no_grad():
             wanted = _hidden(dense, batch)
         with torch.enable_grad():
-            counted = torch.ones(batch.ids.numel(), dtype=torch.bool)
             loss = distillation_loss(
-                _hidden(sparse, batch).flatten(0, 1), wanted.flatten(0, 1), dense.get_output_embeddings(), counted
+                _hidden(sparse, batch).flatten(0, 1), wanted.flatten(0, 1), dense.get_output_embeddings()
             )
             descend(optimizer, [loss], step)
         schedule.step()

@@ -1,0 +1,89 @@
+"""How often the host waits for its device in a step of each training: a step must not grow slower with the weights that it has."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from freemoe.domain_experts.purify import learned
+from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
+from freemoe.hookmoe.hooks import training
+from freemoe.hookmoe.hooks.hook import new_hooks
+from freemoe.hookmoe.plans.plan import Plan
+from freemoe.models.weights import find_weights
+from freemoe.tomoe.gates.train import Trainer
+from tests.hookmoe.hooks.test_training import material
+from tests.tiny import tiny_model
+from tests.tomoe.gates.test_train import recipe, trainer
+
+pytestmark = pytest.mark.usefixtures("pretend_accelerator")
+DEVICE = "pretend"
+
+
+def answers(number: int, seed: int) -> list[AnswerBatch]:
+    """Random prompts with random answers."""
+    draw = random.Random(seed)
+    rows = [(tuple(draw.choices(range(3, 250), k=20)), tuple(draw.choices(range(3, 250), k=8))) for _ in range(number)]
+    return answer_batches(rows, [0] * number, 400, DEVICE)
+
+
+@contextmanager
+def each_call(module: ModuleType, owner: Any, name: str) -> Iterator[list[Any]]:
+    """While open, what the host waits for in each call of a method, in a list."""
+    seen, inner = [], getattr(owner, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with module.waits() as count:
+            found = inner(*args, **kwargs)
+        seen.append(count)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, counted)
+        yield seen
+
+
+# Sums of matrices with a side of more than 128 are kept in few directions, others whole.
+LARGE = {"hidden_size": 144, "intermediate_size": 160, "num_key_value_heads": 4}
+
+
+@pytest.mark.parametrize("shape", [{}, LARGE, {"num_hidden_layers": 4}], ids=["small", "large", "deep"])
+def test_a_step_of_learned_switches_waits_for_less_than_one_thing_a_weight(
+    shape: dict[str, Any], pretend_accelerator: ModuleType
+) -> None:
+    model = tiny_model("llama", **shape).to(DEVICE)
+    weights = find_weights(model)
+    with each_call(pretend_accelerator, learned._Training, "_one") as seen:
+        learned.learn(model, weights, answers(50, 0), answers(10, 1), budget=0.02, steps=8, step_tokens=40, every=8)
+    # The first step knows no line to look for the highest scores at, the last one looks at the stopping documents.
+    for count in seen[2:-1]:
+        assert count.total <= 11 < len(weights), count
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"profile": "paper"}, {"train": {"loss": "lm"}}], ids=["default", "paper", "lm"]
+)
+def test_a_step_of_gates(values: dict[str, Any], pretend_accelerator: ModuleType) -> None:
+    own = trainer(recipe(**values), device=DEVICE)
+    with each_call(pretend_accelerator, Trainer, "_one") as seen:
+        own.run(4)
+    for count in seen:
+        assert count.total <= 4, count
+
+
+@pytest.mark.parametrize("loss", training.LOSSES)
+def test_a_step_of_hooks(loss: str, pretend_accelerator: ModuleType) -> None:
+    model = tiny_model("mixtral", num_hidden_layers=3).to(DEVICE)
+    # What the family's own experts wait for is not ours.
+    model.set_experts_implementation("batched_mm")
+    hooks = new_hooks(model, {1: 8, 2: 8}, "block", "pre")
+    with each_call(pretend_accelerator, training, "descend") as seen:
+        training.train(model, Plan((1, 1, 1)), hooks, material(model), training.Schedule(loss, 4, 3, 1e-2, 4))
+    assert len(seen) == 4
+    for count in seen:
+        assert count.total <= 2, count
