@@ -10,6 +10,7 @@ from functools import partial
 from torch import Tensor
 
 from freemoe.core.errors import DataError, NumericError, RecipeError
+from freemoe.core.numbers import decimals
 from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts.ahead import Ahead, Stage
 from freemoe.domain_experts.expert import Expert, band_expert, switch_expert, unit_expert
@@ -148,7 +149,8 @@ def make_subdomains(bench: Workbench, divided: dict[str, Subdomains], norms: Nor
             if METRICS.get(m).needs != "gradients"
             for b in grid(recipe.bands, m, recipe.seed)
         }
-        rankings = Rankings(bench.weights, _norm_of(norms, number, recipe.bands.p, bench), bands.values())
+        norm = partial(norms.norm, group=number, p=float(recipe.bands.p)) if norms else None
+        rankings = Rankings(bench.weights, norm, bands.values())
         found.append(Subdomain(sub.name, sub.domain, number, sub.split, bands, rankings, sub.parts))
     return found
 
@@ -195,7 +197,7 @@ def _say_what_can_be_proven(bench: Workbench, subdomains: list[Members]) -> None
                     less["no subdomains"] = gain(len(metrics) * len(bench.domains), [sum(counts.values())])
                 alike = f"; the more alike the {bands} candidates, the less" if counted[1:] else ""
                 said.append(
-                    f"power: {domain}, {metric}: a true gain of {now} is accepted with a chance of 80 % ({_range(tested, '{}')} "
+                    f"power: {domain}, {metric}: a true gain of {now} is accepted with a chance of 80 % ({_range(tested, 0)} "
                     f"documents test it, {tests} tests share alpha {alpha}{alike}); "
                     + ", ".join(f"with {what} {lower}" for what, lower in less.items())
                 )
@@ -214,19 +216,13 @@ def _detectable(text: bool, alphas: Sequence[float], tests: int, documents: Sequ
     """The gain that one of so many tests finds with a chance of 80 %, over subdomains of so many documents."""
     found = [(detectable_effect if text else detectable_gain)(n, alpha / tests) for n in documents for alpha in alphas]
     if text:
-        return _range(found, "{:.2f}") + " standard deviations between documents"
-    return _range([100 * gain for gain in found], "{:.0f}") + " points"
+        return _range(found, 2) + " standard deviations between documents"
+    return _range([100 * gain for gain in found], 0) + " points"
 
 
-def _range(values: Sequence[float], shown: str) -> str:
+def _range(values: Sequence[float], places: int) -> str:
     """The smallest and the largest, or one where they read the same."""
-    return " to ".join(dict.fromkeys(shown.format(value) for value in (min(values), max(values))))
-
-
-def _norm_of(norms: Norms | None, number: int, p: str, bench: Workbench) -> Callable[[str], Tensor] | None:
-    if norms is None:
-        return None
-    return lambda tap: norms.norm(tap, number, float(p))
+    return " to ".join(dict.fromkeys(decimals(value, places) for value in (min(values), max(values))))
 
 
 def purify_all(bench: Workbench, run: RunFolder, subdomains: Sequence[Subdomain], ahead: Ahead | None = None) -> None:
