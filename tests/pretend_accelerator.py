@@ -77,6 +77,20 @@ def waits() -> Iterator[Waits]:
         _counting.remove(count)
 
 
+_room: list[int] = []
+"""Bytes that the devices may still be asked for, where that is limited."""
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """While open, the devices have room for so many bytes more; what is freed does not come back."""
+    _room.append(size)
+    try:
+        yield
+    finally:
+        _room.pop()
+
+
 def _wait(what: str) -> None:
     if _counting:
         key = what, _line()
@@ -128,6 +142,10 @@ def _set(tensor: Tensor, storage: Any, like: Tensor) -> Tensor:
 def _to_device(value: Tensor, device: torch.device) -> Tensor:
     """A new tensor of the device over the memory of one of the CPU."""
     value = value.resolve_conj().resolve_neg()
+    if _room:
+        _room[-1] -= value.untyped_storage().nbytes()
+        if _room[-1] < 0:
+            raise torch.OutOfMemoryError(f"{NAME} out of memory")
     memory = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
     empty = torch.empty(0, dtype=value.dtype)
     return _set(_renamed(empty, device), _renamed(memory, device).untyped_storage(), value)

@@ -11,9 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from freemoe import systems
+from freemoe.core.errors import ArtifactError
 from freemoe.core.run.journal import Journal
 from freemoe.domain_experts.build import build
 from freemoe.hookmoe.trim import trim
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import recipe_from
 from freemoe.tomoe.convert import convert
 from tests.domain_experts.conftest import choice_rows, paragraphs, write_jsonl
@@ -109,25 +112,69 @@ def same_tensors(one: Path, other: Path) -> None:
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize(
-    ("run", "recipe", "units"),
-    [
-        pytest.param(convert, convert_recipe, 6, id="convert"),
-        pytest.param(trim, trim_recipe, 3, id="trim"),
-        pytest.param(build, build_recipe, 9, id="build"),
-    ],
-)
-def test_a_killed_run_comes_to_the_same(
-    run: Callable[..., Path],
-    recipe: Callable[..., dict[str, Any]],
-    units: int,
-    files: Path,
-    tmp_path: Path,
-    accelerator: str,
-) -> None:
-    whole, killed = (
-        recipe_from(recipe(files, output=str(tmp_path / name), device=accelerator)) for name in ("whole", "killed")
+SYSTEMS: dict[str, tuple[Callable[..., Path], Callable[..., dict[str, Any]], int]] = {
+    "build": (build, build_recipe, 9),
+    "convert": (convert, convert_recipe, 6),
+    "trim": (trim, trim_recipe, 3),
+}
+"""What makes an artefact, of what, and after how many units of work it is killed."""
+
+
+@pytest.fixture(scope="module", params=SYSTEMS)
+def made(
+    request: pytest.FixtureRequest, files: Path, tmp_path_factory: pytest.TempPathFactory, accelerator: str
+) -> tuple[str, Path]:
+    """A system's name, and an artefact of it that was made on the accelerator in one go."""
+    run, recipe, _ = SYSTEMS[request.param]
+    output = str(tmp_path_factory.mktemp("made") / request.param)
+    return request.param, run(recipe_from(recipe(files, output=output, device=accelerator)))
+
+
+def test_a_killed_run_comes_to_the_same(made: tuple[str, Path], files: Path, tmp_path: Path, accelerator: str) -> None:
+    name, whole = made
+    run, recipe, units = SYSTEMS[name]
+    folder, kills = killed_every(
+        units, partial(run, recipe_from(recipe(files, output=str(tmp_path / "out"), device=accelerator)))
     )
-    folder, kills = killed_every(units, partial(run, killed))
     assert kills > 1
-    same_tensors(folder, run(whole))
+    same_tensors(folder, whole)
+
+
+def test_it_is_scored_there_as_on_the_cpu(made: tuple[str, Path], files: Path, accelerator: str) -> None:
+    _, folder = made
+    recipe = {"command": "eval", "artefact": str(folder), "domains": {"law": [str(files / "law.jsonl")]}}
+    there, here = (
+        {
+            name: row["value"]
+            for name, row in systems.evaluate(recipe_from({**recipe, "device": d}))["domains"][0]["rows"].items()
+        }
+        for d in (accelerator, "cpu")
+    )
+    assert len(here) > 1
+    assert there == here
+
+
+def test_it_answers_there_as_on_the_cpu(made: tuple[str, Path], accelerator: str) -> None:
+    _, folder = made
+    texts = []
+    for device in (accelerator, "cpu"):
+        opened = systems.load(folder, device=device)
+        assert opened.model.device.type == torch.device(device).type
+        texts.append(opened.generate_text("court claim 5?", max_new_tokens=12, do_sample=False))
+    assert texts[0] == texts[1]
+
+
+def test_an_expert_is_merged_there(made: tuple[str, Path], tmp_path: Path, accelerator: str) -> None:
+    name, folder = made
+    if name != "build":
+        with pytest.raises(ArtifactError, match="cannot be merged"):
+            systems.merge(folder, "base", tmp_path / "merged")
+        return
+    opened = systems.load(folder, device=accelerator)
+    expert = next(iter(opened.experts))
+    systems.merge(folder, expert, tmp_path / "merged", device=accelerator)
+    ids = torch.arange(3, 20)[None].to(opened.device)
+    with torch.no_grad():
+        merged = load_base(tmp_path / "merged", device=accelerator)[0](ids).logits
+        assert torch.equal(merged, opened(ids, expert=expert).logits)
+        assert not torch.equal(merged, opened(ids, expert="base").logits)

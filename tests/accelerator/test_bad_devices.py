@@ -1,0 +1,46 @@
+"""Devices that are not there, or full: what is told names what there is, and what would fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from freemoe.cli import _ended
+from freemoe.core.errors import RecipeError
+from freemoe.models.checkpoints.loading import load_base
+from tests.tiny import save_base_and_text
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    save_base_and_text(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["{}:7", "xpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_named_beside_those_that_are(name: str, files: Path, accelerator: str) -> None:
+    kind = torch.device(accelerator).type
+    with pytest.raises(RecipeError, match=f"not on this machine; torch finds cpu, {kind}"):
+        load_base(files / "model", device=name.format(kind))
+
+
+def test_a_base_on_the_second_device(files: Path, pretend_accelerator: ModuleType) -> None:
+    base, _ = load_base(files / "model", device="pretend:1")
+    assert base(torch.arange(3, 9, device="pretend:1")[None]).logits.device == torch.device("pretend", 1)
+
+
+def test_a_device_that_fills_up_on_the_way_ends_in_a_message(
+    files: Path, pretend_accelerator: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["convert", str(files / "model"), "--text", str(files / "text.jsonl"), "--block", "32", "--steps", "2"]
+    command += ["-o", str(files / "out"), "--device", "pretend", "--json", "-q"]
+    base, _ = load_base(files / "model", device="cpu")
+    with pretend_accelerator.room_for(2 * sum(p.numel() * p.element_size() for p in base.parameters())):
+        assert _ended(command) == 2
+    said = json.loads(capsys.readouterr().out)
+    assert said["kind"] == "DataError"
+    assert all(word in said["error"] for word in ("not enough memory", "--dry-run", "--dtype", "--batch-tokens"))
