@@ -33,6 +33,7 @@ def test_every_benchmark_that_goes_to_devices_is_tried() -> None:
     assert set(CASES) == set(ON_DEVICES)
 
 
+@pytest.mark.hardening
 @pytest.mark.usefixtures("accelerated")
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_meets_what_lies_elsewhere(name: str) -> None:

@@ -120,7 +120,10 @@ SYSTEMS: dict[str, tuple[Callable[..., Path], Callable[..., dict[str, Any]], int
 """What makes an artefact, of what, and after how many units of work it is killed."""
 
 
-@pytest.fixture(scope="module", params=SYSTEMS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name == "convert" else pytest.mark.hardening) for name in SYSTEMS],
+)
 def made(
     request: pytest.FixtureRequest, files: Path, tmp_path_factory: pytest.TempPathFactory, accelerator: str
 ) -> tuple[str, Path]:

@@ -27,7 +27,7 @@ from freemoe.models.mask import Mask
 from freemoe.models.weights import find_weights
 from freemoe.tomoe.export import converted
 from freemoe.tomoe.structures.masked import masked
-from tests.accelerator.worlds import WORKS, World, numbers
+from tests.accelerator.worlds import WORKS, World, each_family, numbers
 from tests.kernels.triton_cases import CASES, CLOSE, COMPILED, DTYPES, moved
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tomoe.random_structures import random_structure
@@ -46,7 +46,7 @@ def ids(device: str, count: int = 12) -> Tensor:
     return torch.arange(3, 3 + count)[None].to(device)
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3_moe"])
+@each_family("llama", "qwen3_moe")
 @pytest.mark.parametrize("work", WORKS, ids=lambda f: f.__name__)
 def test_a_build_finds_there_what_it_finds_here(work: Callable[[World], Any], case: str, accelerator: str) -> None:
     here, there = World(case, "cpu"), World(case, accelerator)

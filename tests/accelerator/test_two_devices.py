@@ -10,7 +10,7 @@ import torch
 
 from freemoe.models.hooks import before, hooked
 from freemoe.models.spec import family_of, find_layers
-from tests.accelerator.worlds import WORKS, World, numbers
+from tests.accelerator.worlds import WORKS, World, each_family, numbers
 
 
 def moved(value: Any, device: str) -> Any:
@@ -21,7 +21,7 @@ def moved(value: Any, device: str) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3_moe"])
+@each_family("llama", of=["llama", "qwen3_moe"])
 @pytest.mark.parametrize("work", WORKS, ids=lambda f: f.__name__)
 def test_nothing_is_made_without_its_neighbours_device(
     work: Callable[[World], Any], case: str, pretend_accelerator: Any

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import pytest
 
 from freemoe.domain_experts.purify.batches import answer_batches, gold_rows
 from freemoe.domain_experts.purify.greedy import purify
@@ -18,7 +20,14 @@ from freemoe.evals.tasks.task import Grader
 from freemoe.models.switchboard import Switchboard
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import CASES, tiny_model, tiny_tokenizer
+
+
+def each_family(*quick: str, of: Sequence[str] = tuple(CASES)) -> Any:
+    """A test's ``case`` is every tiny model; all but the quick ones are for ``make hardening``."""
+    cases = [pytest.param(case, marks=() if case in quick else pytest.mark.hardening) for case in of]
+    return pytest.mark.parametrize("case", cases)
+
 
 TEXTS = [
     "a law says that courts decide",

@@ -1,0 +1,92 @@
+"""Every family of the table on an accelerator: experts that answer, and the whole of a conversion or a trim, as on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from freemoe import systems
+from freemoe.domain_experts.expert import band_expert, switch_expert
+from freemoe.domain_experts.hosting.several import STRATEGIES
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.hookmoe.trim import trim
+from freemoe.models.sublayers import CONVERTIBLE
+from freemoe.models.weights import find_weights
+from freemoe.recipes import recipe_from
+from freemoe.tomoe.convert import convert
+from tests.accelerator.test_pipelines import convert_recipe, trim_recipe
+from tests.accelerator.worlds import each_family
+from tests.masks import mask_of
+from tests.serve.conftest import alone, ask, engine_on, read
+from tests.tiny import MIXTURES, save_base_and_text, tiny_model, tiny_tokenizer
+
+NAMES = ["few", "low", "base", "low+few"]
+PROMPTS = ["one two", "a longer prompt than that", "x", "the last of them"]
+
+
+def mixture(case: str, device: str) -> FreeMoE:
+    """A model with an expert of switches and one of a band, made on the device."""
+    model = tiny_model(case).to(device)
+    weights = find_weights(model)
+    few = {w.name: torch.arange(0, w.size, 40, device=device) for w in weights if not w.fused}
+    # Of a mixture's experts no rows can be given to single sequences.
+    low = Band("magnitude", 0.0, 0.3)
+    dense = [w for w in weights if not w.fused]
+    return FreeMoE(
+        model,
+        [
+            switch_expert("few", mask_of(few, weights)),
+            band_expert("low", low, Rankings(dense, None).ends(low), {}, dense),
+        ],
+        None,
+        tiny_tokenizer(),
+    )
+
+
+@each_family("llama", "qwen3_moe")
+def test_experts_answer_there_as_here_in_any_batch(case: str, accelerator: str) -> None:
+    def answers(device: str) -> dict[str, Tensor]:
+        moe = mixture(case, device)
+        tokenizer = tiny_tokenizer()
+        tokenizer.padding_side = "left"
+        batch = tokenizer(PROMPTS, return_tensors="pt", padding=True).to(device)
+        found = {way: moe(**batch, expert=NAMES, strategy=way).logits[:, -1].cpu() for way in STRATEGIES}
+        found["texts"] = moe.generate(**batch, expert=NAMES, max_new_tokens=4, do_sample=False).cpu()
+        return found
+
+    here, there = answers("cpu"), answers(accelerator)
+    for way, expected in here.items():
+        torch.testing.assert_close(there[way], expected, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(here["swap"][0], here["swap"][1])
+
+
+@each_family("llama")
+def test_the_server_answers_there_as_each_prompt_alone_here(case: str, accelerator: str) -> None:
+    here, there = mixture(case, "cpu"), mixture(case, accelerator)
+    with engine_on(there, batch=4, prefill=7) as engine:
+        boxes = engine.submit([ask(there, p, n, 6) for p, n in zip(PROMPTS, NAMES, strict=True)])
+        for box, prompt, name in zip(boxes, PROMPTS, NAMES, strict=True):
+            found = read(box)
+            assert found.error is None
+            assert alone(here, prompt, name, 6).startswith(found.text.rstrip("�"))
+
+
+@each_family(of=[*CONVERTIBLE, *MIXTURES])
+def test_from_a_recipe_to_answers(case: str, tmp_path: Path, accelerator: str) -> None:
+    save_base_and_text(tmp_path)
+    (tmp_path / "model").rename(tmp_path / "llama")
+    folder = "mixture" if case in MIXTURES else "model"
+    tiny_model(case).save_pretrained(tmp_path / folder)
+    tiny_tokenizer().save_pretrained(tmp_path / folder)
+    run, recipe = (
+        (trim, trim_recipe(tmp_path)) if case in MIXTURES else (convert, convert_recipe(tmp_path, rivals=False))
+    )
+    artefact = run(recipe_from({**recipe, "output": str(tmp_path / "out"), "device": accelerator}))
+    texts = [
+        systems.load(artefact, device=device).generate_text("one two", max_new_tokens=6, do_sample=False)
+        for device in (accelerator, "cpu")
+    ]
+    assert texts[0] == texts[1]
