@@ -148,12 +148,12 @@ def test_it_is_scored_there_as_on_the_cpu(made: tuple[str, Path], files: Path, a
     recipe = {"command": "eval", "artefact": str(folder), "domains": {"law": [str(files / "law.jsonl")]}}
     there, here = (
         {
-            name: row["value"]
+            name: row["score"]
             for name, row in systems.evaluate(recipe_from({**recipe, "device": d}))["domains"][0]["rows"].items()
         }
         for d in (accelerator, "cpu")
     )
-    assert len(here) > 1
+    assert here
     assert there == here
 
 
