@@ -88,7 +88,7 @@ class Step:
 
 
 STEPS = (
-    Step("tests", "CUDA and Triton tests", 75),
+    Step("tests", "CUDA and Triton tests", 105),
     Step("large", "calibration and learned switches of a base of 7B", 90, "large", ("--only", "cost:*")),
     Step("memory", "peak of the stages of a build above a base of 7B", 90, "large", ("--only", "memory:*")),
     Step("switch", "T5: switching experts against copying weights", 45, "switch"),

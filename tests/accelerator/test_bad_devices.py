@@ -24,7 +24,7 @@ def files(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["{}:7", "xpu", "cuda:99"])
 def test_a_device_that_is_not_there_is_named_beside_those_that_are(name: str, files: Path, accelerator: str) -> None:
     kind = torch.device(accelerator).type
-    with pytest.raises(RecipeError, match=f"not on this machine; torch finds cpu, {kind}"):
+    with pytest.raises(RecipeError, match=rf"not on this machine; torch finds .*\b{kind}\b"):
         load_base(files / "model", device=name.format(kind))
 
 
