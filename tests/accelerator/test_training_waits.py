@@ -9,9 +9,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from freemoe.domain_experts.purify import learned
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
+from freemoe.domain_experts.rank.calibrate import calibrate
 from freemoe.hookmoe.hooks import training
 from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.plans.plan import Plan
@@ -87,3 +89,18 @@ def test_a_step_of_hooks(loss: str, pretend_accelerator: ModuleType) -> None:
     assert len(seen) == 4
     for count in seen:
         assert count.total <= 2, count
+
+
+@pytest.mark.parametrize(
+    ("case", "experts", "each"), [("llama", {}, 2), ("mixtral", {"num_local_experts": 6}, 2 + 2 * 2)]
+)
+def test_a_batch_of_calibration(case: str, experts: dict[str, int], each: int, pretend_accelerator: ModuleType) -> None:
+    model = tiny_model(case, **experts).to(DEVICE)
+    if experts:
+        model.set_experts_implementation("batched_mm")
+    batches = [(b.ids, b.mask, torch.arange(len(b.ids)) % 3) for b in answers(50, 0)]
+    weights = find_weights(model)
+    with pretend_accelerator.waits() as count:
+        calibrate(model, weights, batches, 3)
+    # One for what it found, one for the family's look at the mask, and two for each router's choice.
+    assert count.total <= each * len(batches), count

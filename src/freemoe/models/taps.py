@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from freemoe.compat.transformers import Gate, experts_way, gate_of, gate_replaced
 from freemoe.core.errors import FamilyError
+from freemoe.kernels.waits import numbers_of
 from freemoe.models.hooks import after, before, hooked
 from freemoe.models.offload import held
 from freemoe.models.spec import Experts, family_of, modules_seen
@@ -39,8 +40,8 @@ def tapped(model: nn.Module, weights: Sequence[Weight], on_input: OnInput) -> It
         model: The model that ``weights`` were found in.
         weights: From ``find_weights``; their distinct taps are listened to.
         on_input: Gets the tap's name, the expert's number, x (tokens, columns) detached, and token (tokens,)
-            int64: for each row of x its index in the flattened (batch * sequence) of this forward. The caller
-                drops padding.
+            int64 on the host: for each row of x its index in the flattened (batch * sequence) of this forward. The
+                caller drops padding.
 
     Raises:
         FamilyError: A tap's module is not in this model.
@@ -79,7 +80,7 @@ def _dense(tap: str, on_input: OnInput) -> Callable[..., None]:
         # Some families flatten (batch, sequence) before a linear, some do not; the order of tokens is the
         # same.
         x = x.reshape(-1, x.shape[-1])
-        on_input(tap, 0, x, torch.arange(x.shape[0], device=x.device))
+        on_input(tap, 0, x, torch.arange(x.shape[0]))
 
     return hook
 
@@ -119,22 +120,23 @@ def _experts(
         # Families name these arguments differently; their order is always hidden states, index, weights.
         hidden, index, *_ = inspect.signature(module.forward).bind(*args, **kwargs).arguments.values()
         hidden = hidden.detach().reshape(-1, hidden.shape[-1])
-        index = index.reshape(hidden.shape[0], -1)
+        # The host has to know what each expert was given: it reads that at once, and never waits for one of them.
+        index = index.reshape(hidden.shape[0], -1).cpu()
         heard = _heard(module, experts, gate, hidden, index) if down in taps else None
         gate.heard.clear()
         # A slot is one token's use of one expert. An index equal to the number of experts marks a dropped slot.
         count = getattr(module, experts.up).shape[0]
         sizes = torch.bincount(index.reshape(-1), minlength=count)[:count].tolist()
         slots = torch.sort(index.reshape(-1), stable=True).indices[: sum(sizes)]
-        for expert, here in enumerate(slots.split(sizes)):
+        there = slots.to(hidden.device, non_blocking=True)
+        for expert, (here, own) in enumerate(zip(slots.split(sizes), there.split(sizes), strict=True)):
             if len(here) == 0:
                 continue
-            token = here // index.shape[1]
-            x = hidden.index_select(0, token)
+            token, x = here // index.shape[1], hidden.index_select(0, own // index.shape[1])
             if up in taps:
                 on_input(up, expert, x, token)
             if down in taps:
-                inner = _intermediate(module, gate, experts, expert, x) if heard is None else heard(here)
+                inner = _intermediate(module, gate, experts, expert, x) if heard is None else heard(own)
                 on_input(down, expert, inner, token)
 
     return forget, tell
@@ -150,7 +152,7 @@ def _heard(
         experts: Their layout.
         gate: What was overheard.
         hidden: (tokens, columns) the experts' input.
-        index: (tokens, k) the experts of each token.
+        index: (tokens, k) the experts of each token, on the host.
     """
     if len(gate.heard) != 1 or len(gate.heard[0]) != index.numel():
         return None
@@ -160,13 +162,16 @@ def _heard(
     if experts_way(module.config) != "batched_mm":
         place[torch.sort(flat).indices] = torch.arange(len(flat), device=flat.device)
     # Another version of transformers may order them otherwise: the first and the last token tell.
+    wrong = []
     for token in (0, len(hidden) - 1):
         slot = token * index.shape[1]
         expert = int(flat[slot])
         if expert < getattr(module, experts.up).shape[0]:
             expected = _intermediate(module, gate, experts, expert, hidden[token : token + 1])[0].float()
-            if (rows[place[slot]].float() - expected).norm() > 0.1 * expected.norm():
-                return None
+            wrong.append((rows[int(place[slot])].float() - expected).norm() > 0.1 * expected.norm())
+    if any(numbers_of(wrong)):
+        return None
+    place = place.to(rows.device, non_blocking=True)
     return lambda slots: rows.index_select(0, place[slots])
 
 

@@ -57,6 +57,19 @@ def test_gain_is_the_slope_and_energy_the_mean_square(kind: str) -> None:
         torch.testing.assert_close(found[1].energy.flatten(), seen[0].square().flatten(0, 1).mean(0))
 
 
+@pytest.mark.parametrize("kind", ["neuron", "kv_group", "layer"])
+def test_worth_is_the_same_to_the_bit_where_layers_forget_their_activations(kind: str) -> None:
+    model = tiny_model("llama")
+    units, text = find_units(model, kind), [*batches(0), *batches(1)]
+    runs: list[int] = []
+    handle = model.model.layers[1].self_attn.register_forward_pre_hook(lambda *_: runs.append(1))
+    plain, again = (worth(model, units, text, checkpointing=asked) for asked in (False, True))
+    handle.remove()
+    assert len(runs) == 3 * len(text)
+    for one, other in zip(plain, again, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(vars(one).values(), vars(other).values(), strict=True))
+
+
 def test_measuring_worth_lets_go_of_every_pass_at_once() -> None:
     model = tiny_model("llama")
     units = find_units(model, "neuron")

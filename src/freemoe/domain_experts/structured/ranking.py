@@ -21,7 +21,7 @@ from freemoe.core.errors import NumericError
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.activations import parts
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, checked
-from freemoe.domain_experts.purify.gradients import gradients_to
+from freemoe.domain_experts.purify.gradients import Checkpointing, gradients_to
 from freemoe.domain_experts.structured.masks import masked, ones
 from freemoe.domain_experts.structured.units import LayerUnits, Units
 from freemoe.models.hooks import before, on_gradient
@@ -62,11 +62,18 @@ def orders(worths: Sequence[Worth]) -> dict[str, list[Tensor]]:
     }
 
 
-def worth(model: Any, units: Units, batches: Sequence[AnswerBatch], kept: UnitState = NOT_KEPT) -> list[Worth]:
+def worth(
+    model: Any,
+    units: Units,
+    batches: Sequence[AnswerBatch],
+    kept: UnitState = NOT_KEPT,
+    checkpointing: Checkpointing = False,
+) -> list[Worth]:
     """Measure every unit on documents, in one pass; layers in the order of ``units``.
 
     For layers and experts, whose contribution is no input of one linear, the curvature is the mean over batches of the
-    squared gradient and the energy is not measured (width 0). The pass keeps its sums in ``kept`` between two batches.
+    squared gradient and the energy is not measured (width 0). The pass keeps its sums in ``kept`` between two batches, and
+    less of its activations with ``checkpointing``, as for ``gradients_to``.
 
     Raises:
         NumericError: When a loss or gradient is NaN or infinite.
@@ -94,7 +101,7 @@ def worth(model: Any, units: Units, batches: Sequence[AnswerBatch], kept: UnitSt
         for number in {int(name.partition("|")[0]) for name in own}:
             moments[number] = [own[f"{number}|{i}"].to(device) for i in (0, 1)]
 
-    with gradients_to(model, [], lambda *_: None, checkpointing=False), ExitStack() as stack:
+    with gradients_to(model, [], lambda *_: None, checkpointing=checkpointing), ExitStack() as stack:
         stack.enter_context(masked(units, masks))
         if units.kind in ("neuron", "kv_group"):
             for layer in units.layers:
@@ -132,13 +139,17 @@ def _moments(layer: LayerUnits, moments: dict[int, list[Tensor]]) -> AbstractCon
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         # A hook that held the input itself would keep it alive, and with it all activations behind it.
-        given = inputs[0].detach()
+        squares = _squares(inputs[0].detach())
 
         def both(gradient: Tensor) -> None:
-            found = [v.float().square().flatten(0, -2).sum(0) for v in (given, gradient)]
+            found = [squares, _squares(gradient)]
             old = moments.get(layer.number)
             moments[layer.number] = found if old is None else [a + b for a, b in zip(old, found, strict=True)]
 
         on_gradient(inputs[0], both)
 
     return before(layer.module, hook)
+
+
+def _squares(rows: Tensor) -> Tensor:
+    return rows.float().square().flatten(0, -2).sum(0)

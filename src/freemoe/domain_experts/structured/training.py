@@ -193,7 +193,9 @@ def train_units(
     )
     known = kept.load()
     if known is None:
-        base, start, scores = _begin(training, worth(model, units, gradient, kept.part("worth")), targets[0])
+        base, start, scores = _begin(
+            training, worth(model, units, gradient, kept.part("worth"), checkpointing), targets[0]
+        )
         training.now = _Budget(0, scores, scores.copy(), pace)
         training.base, training.start = base, start
     else:

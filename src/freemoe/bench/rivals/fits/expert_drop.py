@@ -93,7 +93,7 @@ def _inputs(model: Any, layers: Sequence[MoELayer], batches: Sequence[AnswerBatc
 
     with hooked(*(before(layer.block, keep(layer.number), kwargs=True) for layer in layers)):
         for batch in batches:
-            real = batch.mask.flatten().bool().to(batch.ids.device)
+            real = batch.mask.flatten().bool()
             model.base_model(input_ids=batch.ids, use_cache=False)
     return {number: torch.cat(found) for number, found in parts.items()}
 
@@ -133,7 +133,7 @@ def reap_scores(model: Any, weights: Sequence[Weight], units: Units, batches: Se
         tapped(model, list(downs.values()), on_input),
     ):
         for batch in batches:
-            real = batch.mask.flatten().bool().to(batch.ids.device)
+            real = batch.mask.flatten().bool()
             model.base_model(input_ids=batch.ids, use_cache=False)
     return [_mean(sums, layer) for layer in units.layers]
 

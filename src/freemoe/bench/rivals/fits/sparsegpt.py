@@ -121,7 +121,7 @@ def _prune_layers(model: Any, weights: Sequence[Weight], batches: Sequence[Answe
         own = [w for w in weights if w.layer == number]
         found = _Hessians()
         for i, batch in enumerate(batches):
-            with tapped(model, own, _adding(found, batch.mask.flatten().bool().to(batch.ids.device))):
+            with tapped(model, own, _adding(found, batch.mask.flatten().bool())):
                 _run(layer, states[i], calls[i][number])
         for weight in own:
             view = weight.view()
