@@ -144,8 +144,7 @@ def test_generate_with_four_experts(per_token: Any, ids: torch.Tensor, accelerat
 
 
 ALL_WISHES: dict[str, Any] = {
-    "sampling": Sampling(temperature=0.8, top_p=0.9, seed=1), "top_k": 20, "min_p": 0.01,
-    "presence": 0.1, "frequency": 0.1, "repetition": 1.1, "logprobs": 3,
+    "top_k": 20, "min_p": 0.01, "presence": 0.1, "frequency": 0.1, "repetition": 1.1,
 }  # fmt: skip
 
 
@@ -170,7 +169,9 @@ def test_a_step_of_the_server(
         scheduler = Scheduler(runner, limits, Watch())
         for n in range(sequences):
             name = NAMES[0 if experts == 1 else n % len(NAMES)]
-            ask = Ask(tuple(range(5, 10 + n)), name, 40, **wishes)
+            # No two ask for the same.
+            own_wishes = {"sampling": Sampling(temperature=0.5 + n / 10, top_p=0.9), "logprobs": n} if wishes else {}
+            ask = Ask(tuple(range(5, 10 + n)), name, 40, **{**wishes, **own_wishes})
             scheduler.waiting.append(Running(ask, Outbox(1000), moe.tokenizer, ()))
         scheduler.admit()
         for _ in range(3):

@@ -31,5 +31,5 @@ def test_what_is_kept_does_not_grow_for_ever() -> None:
     given = Assignment(["a", "b"])
     for each in range(1, 600):
         given.lists(2 * each, ("a", "b"))
-    assert len(given._rows) <= 256
-    assert len(given._lists) <= 256
+    assert len(given._rows) <= 64
+    assert len(given._lists) <= 64

@@ -11,7 +11,7 @@ import torch
 from freemoe import FreeMoE
 from freemoe.core.errors import DataError, NumericError, UnknownNameError
 from freemoe.evals.engine.sampling import Sampling
-from freemoe.serve.engine.choosing import Chooser, choose
+from freemoe.serve.engine.choosing import Chooser, choose, likelihoods
 from freemoe.serve.engine.engine import Engine
 from freemoe.serve.engine.requests import (
     Ask,
@@ -144,6 +144,14 @@ def test_rows_that_are_drawn_together_get_what_each_gets_alone():
         drawn.append(choose(together, logits))
         assert drawn[-1] == [choose([one], own[None])[0] for one, own in zip(alone, logits, strict=True)]
     assert any(step[1] != step[4] for step in drawn)
+    tops = [3, None, 0, 5, 3, None, 50]
+    likely = likelihoods(logits, drawn[-1], tops)
+    assert [(own is None, len(best)) for own, best in likely] == [(t is None, min(t or 0, 40)) for t in tops]
+    for row, (top, token) in enumerate(zip(tops, drawn[-1], strict=True)):
+        assert likely[row] == likelihoods(logits[row][None], [token], [top])[0]
+        scores = logits[row].log_softmax(-1)
+        assert likely[row][0] in (None, float(scores[token]))
+        assert all(value == float(scores[one]) for one, value in likely[row][1])
 
 
 def test_log_probabilities_are_the_model_s(moe):

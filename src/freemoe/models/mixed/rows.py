@@ -80,5 +80,5 @@ class Assignment:
     @staticmethod
     def _forget_many(kept: dict) -> None:
         # A prompt's length is seen once; one token per sequence a thousand times.
-        if len(kept) >= 256:
+        if len(kept) >= 64:
             kept.clear()

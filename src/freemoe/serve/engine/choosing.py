@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from torch import Tensor
 from freemoe.core.errors import NumericError
 from freemoe.evals.engine.sampling import Sampling, widest
 from freemoe.serve.engine.requests import Ask
+
+Key = TypeVar("Key")
 
 
 class Rule(NamedTuple):
@@ -70,26 +73,37 @@ class Chooser:
 
 
 def choose(choosers: Sequence[Chooser], logits: Tensor) -> list[int]:
-    """One token for each row; however many there are, the host waits once.
+    """One token for each row; the host waits as often for many as for one.
 
     Args:
         choosers: B of them.
         logits: ``(B, V)``, no NaN among them.
     """
     logits = _penalised(choosers, logits)
-    groups: dict[Rule, list[int]] = {}
-    for row, chooser in enumerate(choosers):
-        groups.setdefault(chooser.rule, []).append(row)
-    parts = []
-    for rule, rows in groups.items():
-        own = logits if len(groups) == 1 else torch.stack([logits[row] for row in rows])
-        chances = torch.tensor([choosers[row].chance for row in rows], dtype=widest(own.device))
-        parts.append(rule.pick(own, chances.to(own.device) if rule.temperature else chances))
+    groups = _rows_by([chooser.rule for chooser in choosers])
     order = [row for rows in groups.values() for row in rows]
-    found = dict(zip(order, torch.cat(parts).tolist(), strict=True))
+    chances = torch.tensor([choosers[row].chance for row in order], dtype=widest(logits.device))
+    if any(rule.temperature for rule in groups):
+        chances = chances.to(logits.device)
+    parts = zip(groups.items(), chances.split([len(rows) for rows in groups.values()]), strict=True)
+    tokens = torch.cat([rule.pick(_some(logits, rows), own) for (rule, rows), own in parts]).tolist()
+    found = dict(zip(order, tokens, strict=True))
     for row, chooser in enumerate(choosers):
         chooser.take(found[row])
     return [found[row] for row in range(len(choosers))]
+
+
+def _rows_by(keys: Sequence[Key]) -> dict[Key, list[int]]:
+    """The rows that have each key."""
+    found: dict[Key, list[int]] = {}
+    for row, key in enumerate(keys):
+        found.setdefault(key, []).append(row)
+    return found
+
+
+def _some(table: Tensor, rows: list[int]) -> Tensor:
+    """These rows, without sending their numbers to the device."""
+    return table if len(rows) == len(table) else torch.stack([table[row] for row in rows])
 
 
 def _penalised(choosers: Sequence[Chooser], logits: Tensor) -> Tensor:
@@ -107,19 +121,30 @@ def _penalised(choosers: Sequence[Chooser], logits: Tensor) -> Tensor:
     return flat.index_copy(0, places[0], scores).index_add(0, places[1], numbers[1]).view(logits.shape)
 
 
-def likelihoods(logits: Tensor, tokens: Tensor, top: int) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
-    """Log-probability of each token, and the likeliest ones with theirs.
+def likelihoods(
+    logits: Tensor, tokens: Sequence[int], tops: Sequence[int | None]
+) -> list[tuple[float | None, tuple[tuple[int, float], ...]]]:
+    """Log-probability of each token, and the likeliest ones with theirs; the host waits as often for many as for one.
 
     Args:
         logits: ``(B, V)`` of any type; the softmax is taken in fp32.
-        tokens: ``(B,)``.
-        top: How many of the likeliest.
+        tokens: One for each row.
+        tops: How many of the likeliest, for each row; None for no log-probability at all.
     """
-    scores = logits.float().log_softmax(-1)
-    own = scores.gather(1, tokens.to(scores.device)[:, None])
-    best = scores.topk(min(top, scores.shape[1]), dim=-1)
-    values, ids = torch.cat([own, best.values], 1).tolist(), best.indices.tolist()
-    return [(own, tuple(zip(row, others, strict=True))) for (own, *others), row in zip(values, ids, strict=True)]
+    wanted = [row for row, top in enumerate(tops) if top is not None]
+    found: list[tuple[float | None, tuple[tuple[int, float], ...]]] = [(None, ())] * len(tops)
+    if not wanted:
+        return found
+    scores = _some(logits, wanted).float().log_softmax(-1)
+    own = scores.gather(1, torch.tensor([tokens[row] for row in wanted]).to(scores.device)[:, None])
+    groups = _rows_by([min(tops[row] or 0, scores.shape[1]) for row in wanted])
+    best = [_some(scores, rows).topk(top) for top, rows in groups.items()]
+    values = torch.cat([part.flatten() for part in (own, *(b.values for b in best))]).tolist()
+    ids, others = iter(torch.cat([b.indices.flatten() for b in best]).tolist()), iter(values[len(wanted) :])
+    for top, rows in groups.items():
+        for row in rows:
+            found[wanted[row]] = values[row], tuple(zip(islice(ids, top), islice(others, top), strict=True))
+    return found
 
 
 def broken(logits: Tensor) -> NumericError:

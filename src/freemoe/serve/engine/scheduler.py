@@ -118,7 +118,7 @@ class Scheduler:
             return
         last = torch.stack([found for _, found in chosen])
         tokens = choose([sequence.chooser for sequence, _ in chosen], last)
-        likely = _likelihoods([sequence.ask.logprobs for sequence, _ in chosen], last, tokens)
+        likely = likelihoods(last, tokens, [sequence.ask.logprobs for sequence, _ in chosen])
         for (sequence, _), token, how in zip(chosen, tokens, likely, strict=True):
             self._write(sequence, token, how)
 
@@ -138,14 +138,3 @@ class Scheduler:
         self._runner.close(sequence.number)
         self.running.remove(sequence)
         self._watch.ended(sequence.ask.expert, how, sequence.fed, len(sequence.written))
-
-
-def _likelihoods(tops: Sequence[int | None], logits: Tensor, tokens: Sequence[int]) -> list[Any]:
-    """`likelihoods` of the rows that want them, those that want as many together; of the others nothing."""
-    found: list[Any] = [(None, ())] * len(tops)
-    for top in dict.fromkeys(top for top in tops if top is not None):
-        places = [place for place, wanted in enumerate(tops) if wanted == top]
-        own = torch.stack([logits[place] for place in places])
-        for place, how in zip(places, likelihoods(own, torch.tensor([tokens[p] for p in places]), top), strict=True):
-            found[place] = how
-    return found

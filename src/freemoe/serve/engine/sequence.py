@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from freemoe.serve.engine.choosing import Chooser, likelihoods
@@ -91,7 +90,7 @@ class Running:
         if not self._prompt:
             self._add_prompt(prompt[0], None, ())
         following = prompt[self.fed + 1 : self.fed + 1 + len(row.tokens)]
-        found = likelihoods(logits[: len(following)], torch.tensor(following, dtype=torch.long), top)
+        found = likelihoods(logits[: len(following)], following, [top] * len(following))
         for token, (logprob, best) in zip(following, found, strict=True):
             self._add_prompt(token, logprob, best)
 
