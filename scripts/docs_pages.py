@@ -23,7 +23,7 @@ COPIED = {
 """Page of the site -> the file that is shown there."""
 
 
-MADE = ("reference/commands.md", "reference/recipes.md", "hardware.md", *COPIED)
+MADE = ("reference/commands.md", "reference/recipes.md", "times.md", *COPIED)
 """Every page that is made."""
 
 
@@ -32,7 +32,7 @@ def pages() -> dict[str, str]:
     made = {
         "reference/commands.md": commands_page(),
         "reference/recipes.md": recipes_page(),
-        "hardware.md": hardware_page(),
+        "times.md": times_page(),
     }
     return made | {place: path.read_text(encoding="utf-8") for place, path in COPIED.items()}
 
@@ -186,18 +186,17 @@ def _kind(annotation: Any) -> str:
     )
 
 
-# ---------------------------------------------------------------------------------------- hardware
+# ---------------------------------------------------------------------------------------- times
 
 
-def hardware_page() -> str:
+def times_page() -> str:
     """What things took on the machines that the benchmarks ran on; every number is one of their JSON's."""
     lines = [
-        "# Hardware and time",
+        "# Times",
         "",
         "Made from the JSON in `docs/benchmarks/`: nothing here is an estimate. Everything ran on two CPU cores, and other work took",
         "a share of them in all tables but the last one, and there in `gain`, `purify-step`, `streaming`, `tomoe-quality` and in part",
-        "`tomoe-speed`. [Memory](memory.md) says what a build holds, measured and by arithmetic up to 70B;",
-        "`freemoe build ... --dry-run` says it of your own model, with the time.",
+        "`tomoe-speed`. [Hardware](hardware.md) says what other models need; `--dry-run` says it of your own, with the time.",
     ]
     return "\n".join([*lines, *_subdomains(), *_mixtures(), *_demo(), *_streamed(), *_steps(), *_benches()]) + "\n"
 

@@ -150,7 +150,7 @@ def test_made_pages_hold_every_command_field_and_benchmark() -> None:
         inside = getattr(field.annotation, "model_fields", None)
         for path in [f"{section}.{name}" for name in inside] if inside else [section] if section != "command" else []:
             assert f"| `{path}` |" in made["reference/recipes.md"]
-    assert "| wikitext | learned-1% |" in made["hardware.md"]
+    assert "| wikitext | learned-1% |" in made["times.md"]
 
 
 def test_a_block_that_fails_is_found(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from freemoe.bench.harness import ON_DEVICES, Settings
 from freemoe.bench.hookmoe import speed as hookmoe
+from freemoe.bench.serve import mixed
 from freemoe.bench.speed import calibrate, large, switch
 from freemoe.bench.tomoe import speed as tomoe_speed
 from freemoe.domain_experts.purify import activations
@@ -17,6 +18,7 @@ CASES = {
     "switch": (switch, None),
     "hookmoe-speed": (hookmoe, None),
     "tomoe-speed": (tomoe_speed, "random masks"),
+    "mixed": (mixed, "135M, bfloat16"),
     "large": (large, None),
 }
 

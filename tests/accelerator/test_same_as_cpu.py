@@ -71,6 +71,24 @@ def test_masks_are_the_same_bits(accelerator: str) -> None:
             assert torch.equal((own ^ own.to(accelerator).to("cpu")).bools(), torch.zeros(own.size, dtype=torch.bool))
 
 
+@pytest.mark.parametrize("band", [
+    Band("magnitude", 0.1, 0.3), Band("wanda", 0.4, 0.5), Band("wanda", 0.0, 0.2, scope="layer"), Band("wanda", 0.2, 0.6, patch=3),
+    Band("random", 0.5, 0.7, seed=1),
+], ids=lambda band: f"{band.metric} {band.scope} {band.patch}")  # fmt: skip
+def test_bands_are_the_same_bits(band: Band, accelerator: str) -> None:
+    def masks(device: str) -> Mask:
+        # In bfloat16 many weights are equally important.
+        weights = find_weights(tiny_model("llama").to(device, torch.bfloat16))
+        generator = torch.Generator().manual_seed(0)
+        norms = {w.tap: torch.rand(w.experts, w.columns, generator=generator) for w in weights}
+        return Rankings(weights, norms.__getitem__, [band]).mask(band)
+
+    here, there = masks("cpu"), masks(accelerator)
+    assert here.count > 0
+    for name, own in here.items():
+        assert torch.equal(own.bools(), there[name].bools().cpu())
+
+
 def test_a_random_model_is_drawn_where_it_is_wanted(accelerator: str) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(3)

@@ -179,7 +179,7 @@ BENCHES.add(
     "kill", "freemoe.bench.kill.benchmark", "SIGKILL at the writes of build, convert and trim; then the same bytes"
 )
 
-ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "large")
+ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "mixed", "large")
 """Benchmarks that ``--device`` moves; the others run where they always do."""
 
 

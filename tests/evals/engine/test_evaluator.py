@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from freemoe.core.errors import DataError, SplitError
+from freemoe.core.errors import DataError, NumericError, SplitError
 from freemoe.domain_experts.select.scores import ReportedScores, ScoreTable
 from freemoe.evals.engine.evaluator import Evaluator, Score
 from freemoe.evals.engine.scorer import Scorer
@@ -86,6 +86,14 @@ def test_order_and_company_of_documents_play_no_part(scorer):
         assert a.loglikelihood == pytest.approx(b.loglikelihood, abs=1e-4)
         assert a.loglikelihood == pytest.approx(c.loglikelihood, abs=1e-4)
     assert evaluator.score([]) == []
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_metric_that_is_no_number_is_named(scorer, number, monkeypatch):
+    task = Graded()
+    monkeypatch.setattr(task, "grade", lambda document, responses: {"acc": math.nan})
+    with pytest.raises(NumericError, match=f"The metric of 'q' is NaN for its document '{number}'"):
+        Evaluator(scorer, {"q": task}).score([documents()[1], documents()[number]])
 
 
 def test_gold_is_scored_only_when_asked(scorer):

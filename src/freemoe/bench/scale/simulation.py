@@ -40,7 +40,7 @@ PAPER: dict[str, Input] = {
     "device_flops": Input(989e12, "per second", "NVIDIA H100 SXM, dense bfloat16, its data sheet"),
     "utilisation": Input(0.35, "", "assumed, for forward and backward passes of batches of whole documents"),
     "devices_per_worker": Input(
-        4, "", "128.5 GiB of weights and 45.6 GiB above them (docs/memory.md) fill 3 devices of 80 GB; taken as 4"
+        4, "", "128.5 GiB of weights and 45.6 GiB above them (docs/hardware.md) fill 3 devices of 80 GB; taken as 4"
     ),
     "storage": Input(20e9, "bytes/s", "assumed: shared storage that bases are read from, for all workers together"),
     "storage_of_one": Input(5e9, "bytes/s", "assumed: the same, for one worker"),

@@ -94,15 +94,15 @@ def shapes_of(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.dtype, Sequen
     return {k: (v.dtype, tuple(v.shape)) for k, v in tensors.items()}
 
 
-def stand_in(name: str) -> nn.Module:
-    """A model of a published shape that takes no memory: every parameter is one bf16 zero, seen many times."""
-    model_type, values = PUBLISHED[name]
+def stand_in(model_type: str, values: dict[str, Any]) -> Any:
+    """A causal LM of these settings that takes no memory: every parameter is one bf16 zero, seen many times."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
     zero = torch.zeros((), dtype=torch.bfloat16)
     for module in model.modules():
         for own, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, own, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
+    model.tie_weights()
     return model
 
 
@@ -137,7 +137,7 @@ def _sizes(case: str, band: int, switch: int, base: int, small: bool = False) ->
 
 def _published(name: str, seed: int) -> tuple[list[Figure], dict[str, Any]]:
     rng = np.random.default_rng(seed)
-    model = stand_in(name)
+    model = stand_in(*PUBLISHED[name])
     weights = find_weights(model)
     base = 2 * sum(p.numel() for p in model.parameters())
     ends: dict[str, tuple[Tensor | None, Tensor | None]] = {

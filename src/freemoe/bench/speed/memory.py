@@ -1,6 +1,6 @@
 """Peak memory of every stage above the loaded base, at two sizes of a random bf16 Llama, and at 7B and 70B by arithmetic.
 
-Every stage runs in a process of its own. What it holds above the base is held against the table of `docs/memory.md`
+Every stage runs in a process of its own. What it holds above the base is held against the table of `docs/hardware.md`
 and against what ``build --dry-run`` says for the same model.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from freemoe.bench.harness import Figure, Outcome, Settings, in_own_process
-from freemoe.bench.speed.artefact import stand_in
+from freemoe.bench.speed.artefact import PUBLISHED, stand_in
 from freemoe.bench.speed.scorer import word_tokenizer
 from freemoe.bench.speed.shapes import random_model
 from freemoe.core.memory import free_now, peak_memory_bytes, reset_peak_memory, used_memory_bytes
@@ -100,7 +100,7 @@ def run(settings: Settings) -> Outcome:
                 found.setdefault(stage, {})[str(number)] = row
                 advance(1)
     figures = [figure for stage in STAGES for figure in _figures(stage, found[stage])]
-    elsewhere = {} if settings.quick else {name: _computed(stand_in(name)) for name in ELSEWHERE}
+    elsewhere = {} if settings.quick else {name: _computed(stand_in(*PUBLISHED[name])) for name in ELSEWHERE}
     details = {
         "threads": torch.get_num_threads(),
         "tokens": TOKENS,

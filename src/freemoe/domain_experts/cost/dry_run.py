@@ -11,7 +11,6 @@ from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Kept
 from freemoe.domain_experts.candidates import SALIENCY, check_division, competing
 from freemoe.domain_experts.cost.memory import FITTED, fitting, stage_peaks
-from freemoe.domain_experts.purify.activations import free_bytes
 from freemoe.domain_experts.purify.methods import method_of
 from freemoe.domain_experts.rank.bands import grid
 from freemoe.domain_experts.rank.importance import METRICS
@@ -20,6 +19,7 @@ from freemoe.domain_experts.structured.fitting import UNITS, documents_to_fit
 from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import Document
+from freemoe.models.checkpoints.placement import free_bytes
 from freemoe.models.offload import resident_bytes
 from freemoe.models.precision import compute_dtype
 from freemoe.recipes import BuildRecipe

@@ -1,6 +1,6 @@
 """Peak memory of a build's stages above the loaded base, by arithmetic: from shapes alone, so also for models that are not there.
 
-The few factors were measured on Llama shapes of 0.3 to 1.1 G parameters in bf16 (``freemoe bench memory``, `docs/memory.md`).
+The few factors were measured on Llama shapes of 0.3 to 1.1 G parameters in bf16 (``freemoe bench memory``, `docs/hardware.md`).
 
 Shapes: E fused experts (1 for a plain linear), R rows (outputs), C columns (inputs).
 """
@@ -46,7 +46,7 @@ class Peaks:
 
     Attributes:
         said: What a stage is expected to take.
-        most: What it may take (`docs/memory.md`).
+        most: What it may take (`docs/hardware.md`).
     """
 
     said: float

@@ -98,14 +98,12 @@ def model_card(result: dict[str, Any]) -> str:
         "|---|---|" + "---|" * len(ROWS),
     ]
     for domain in result["domains"]:
-        cells = []
+        cells = [neutral.markdown(domain["name"]), neutral.markdown(domain["metric"])]
         for name in ROWS:
             row = domain["rows"].get(name)
-            cell = "-" if row is None else f"{row['score']:.2f}"
-            cells.append(cell if row is None or name == "base" else f"{cell} ({gain_text(row, domain['unit'])})")
-        lines.append(
-            f"| {neutral.markdown(domain['name'])} | {neutral.markdown(domain['metric'])} | " + " | ".join(cells) + " |"
-        )
+            gain = "" if row is None or name == "base" else f" ({gain_text(row, domain['unit'])})"
+            cells.append("-" if row is None else f"{row['score']:.2f}{gain}")
+        lines.append(f"| {' | '.join(cells)} |")
     for domain in result["domains"]:
         if said := guessing_text(domain["name"], domain.get("guessing")):
             lines += ["", neutral.markdown(said)]
@@ -151,17 +149,15 @@ def _head(result: dict[str, Any], measured: Sequence[Measured], sources: Sequenc
     """Front matter, title, and what an artefact of domain experts is."""
     base = result["base"]
     title = f"Domain experts for {base_shown(result)}"
+    made = ""
+    if origin := base.get("origin"):
+        made = f", {neutral.markdown(origin)}: a little worse than the model that the file was made of"
     return [
         *front_matter(result, title, "adapter", ["domain-experts", "frozen-base"], measured, sources),
         f"# {neutral.markdown(title)}",
         "",
         "Each expert switches off some weights of the frozen base; no weight was changed. The artefact fits that base only "
-        f"(fingerprint `{base['fingerprint'][:16]}`)"
-        + (
-            f", {neutral.markdown(base['origin'])}: a little worse than the model that the file was made of."
-            if base.get("origin")
-            else "."
-        ),
+        f"(fingerprint `{base['fingerprint'][:16]}`){made}.",
         "",
     ]
 
@@ -170,8 +166,8 @@ def _measured(result: dict[str, Any]) -> list[Measured]:
     """What experts and router reached on reported documents."""
     found = []
     for domain in result["domains"]:
-        metric = "perplexity" if domain["unit"] == "perplexity" else domain["metric"].split()[0]
-        metric = {"acc": "accuracy"}.get(metric, metric)
+        metric = domain["metric"].split()[0]
+        metric = "accuracy" if metric == "acc" else metric
         for name in ("expert", "routed"):
             if row := domain["rows"].get(name):
                 found.append(Measured(domain["name"], metric, row["score"], f"{domain['metric']}, {name}"))

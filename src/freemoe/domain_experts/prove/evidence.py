@@ -31,6 +31,8 @@ from freemoe.models.weights import Weight
 # (unit name, what makes the mask, documents) -> scores
 ScoreUnder = Callable[[str, MakeMask, Sequence[Document]], Sequence[Score]]
 
+_ROUTE = ("routed_to", "router_saw", "confidence")
+
 
 def scatter(parts: Sequence[tuple[Sequence[int], Sequence[Score]]], default: Sequence[Score]) -> list[Score]:
     """Lay scores of parts of the documents over a default row."""
@@ -100,18 +102,13 @@ def domain_evidence(
         n: max({"base": [base[i] for i in groups[n]], **rows}.items(), key=lambda row: sum(s.value for s in row[1]))
         for n, rows in swept.items()
     }
-    # Documents that were sent to their own subdomain's expert are scored already.
-    elsewhere: dict[str, list[int]] = {}
-    for i, (picked, _, _) in enumerate(routes):
-        if picked in experts and picked != seen[i]:
-            elsewhere.setdefault(picked, []).append(i)
-    at_home = [i for i, (picked, _, _) in enumerate(routes) if picked in experts and picked == seen[i]]
-    routed = [(at_home, [expert[i] for i in at_home])]
-    routed += [(at, under(f"routed to {n}", experts[n], at)) for n, at in elsewhere.items()]
+    # Documents that were sent to their own subdomain's expert, or to the base, are scored already.
+    routed = [expert[i] if picked == seen[i] else base[i] for i, (picked, _, _) in enumerate(routes)]
+    away = {n: [i for i, (picked, _, _) in enumerate(routes) if picked == n != seen[i]] for n in experts}
     table = {
         "base": base,
         "expert": expert,
-        "routed": scatter(routed, base),
+        "routed": scatter([(at, under(f"routed to {n}", experts[n], at)) for n, at in away.items() if at], routed),
         "control": mean_scores(control_runs) if control_runs else None,
         "oracle": scatter([(groups[n], scores) for n, (_, scores) in picks.items()], base) if swept else None,
     }
@@ -128,16 +125,9 @@ def domain_evidence(
         "router": _router_on(routes, seen),
         "subdomains": {name: subdomain(name, group) for name, group in groups.items()},
         "documents": [
-            {
-                "id": f"{d.task}/{d.id}",
-                "key": d.key,
-                "subdomain": seen[i],
-                "routed_to": routes[i][0],
-                "router_saw": routes[i][1],
-                "confidence": routes[i][2],
-                **{name: row[i].value for name, row in table.items()},
-            }
-            for i, d in enumerate(documents)
+            {"id": f"{d.task}/{d.id}", "key": d.key, "subdomain": own, **dict(zip(_ROUTE, route, strict=True))}
+            | {name: row[i].value for name, row in table.items()}
+            for i, (d, own, route) in enumerate(zip(documents, seen, routes, strict=True))
         ],
     }
 

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.compat.transformers import attention_of
-from freemoe.core.memory import available_memory_bytes, free_now
+from freemoe.core.memory import free_now
 from freemoe.domain_experts.purify.batches import AnswerBatch
 from freemoe.evals.engine.output_head import ending_at
+from freemoe.models.checkpoints.placement import free_bytes
 
 LEAST = 3 << 28
 """Activations that a pass may hold however small the model is, in bytes: cutting further would save nothing that counts."""
@@ -132,12 +133,3 @@ def parts(model: Any, batch: AnswerBatch, most: int | None = None) -> Iterator[A
 def fits(model: Any, rows: int, length: int) -> bool:
     """Whether the activations of a pass take at most half of the memory that is free where the model stands."""
     return rows * length * bytes_per_token(model, length) <= 0.5 * free_bytes(model.device)
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that can still be taken on a device; the host's for a CPU."""
-    if device.type != "cuda":
-        return available_memory_bytes()
-    free, _ = torch.cuda.mem_get_info(device)
-    # What torch holds but does not use is free to us.
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -19,19 +19,12 @@ _FIRST_DOCUMENTS = 16
 _SURVIVORS = 2
 
 
-def best(table: ScoreTable, candidates: Sequence[str], documents: Sequence[int], objective: str) -> str:
-    """Candidate with the largest mean; among equals the first named.
+def best(table: ScoreTable, candidates: Sequence[str], documents: Sequence[int], objective: str, seed: int = 0) -> str:
+    """Score every candidate on every document (MoDE Algorithm 1); the largest mean wins, among equals the first named.
 
     On the same documents the mean ranks as the mean paired gain does, and needs no base.
     """
     return max(candidates, key=lambda c: table.mean(c, documents, objective))
-
-
-def exhaustive(
-    table: ScoreTable, candidates: Sequence[str], documents: Sequence[int], objective: str, seed: int
-) -> str:
-    """Score every candidate on every document (MoDE Algorithm 1)."""
-    return best(table, candidates, documents, objective)
 
 
 def halving(table: ScoreTable, candidates: Sequence[str], documents: Sequence[int], objective: str, seed: int) -> str:
@@ -53,5 +46,5 @@ def halving(table: ScoreTable, candidates: Sequence[str], documents: Sequence[in
     return best(table, alive, documents, objective)
 
 
-SEARCHES.add("exhaustive", exhaustive, "every candidate on every reference document (the papers)")
+SEARCHES.add("exhaustive", best, "every candidate on every reference document (the papers)")
 SEARCHES.add("halving", halving, "successive halving with paired comparisons")

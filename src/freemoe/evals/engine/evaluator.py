@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from freemoe.core.errors import NumericError
 from freemoe.evals.engine.sampling import GREEDY, Sampling
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
@@ -46,7 +48,11 @@ class Evaluator:
         self.gold = gold
 
     def score(self, documents: Sequence[Document]) -> list[Score]:
-        """Score documents, in their order."""
+        """Score documents, in their order.
+
+        Raises:
+            NumericError: Where a metric gives a document no number: a search would pass over it.
+        """
         results: list[Score | None] = [None] * len(documents)
         likely = [i for i, d in enumerate(documents) if d.kind in ("choice", "target", "text")]
         pairs, owners = [], []
@@ -60,7 +66,12 @@ class Evaluator:
         for i in likely:
             results[i] = self._likely(documents[i], answers[i])
         self._generated(documents, [i for i in range(len(documents)) if i not in answers], results)
-        return [r for r in results if r is not None]
+        found = [r for r in results if r is not None]
+        if broken := next((d for d, r in zip(documents, found, strict=True) if math.isnan(r.value)), None):
+            raise NumericError(
+                f"The metric of {broken.task!r} is NaN for its document {broken.id!r}; it must be a number."
+            )
+        return found
 
     def _likely(self, document: Document, answers: list) -> Score:
         if document.kind == "text":

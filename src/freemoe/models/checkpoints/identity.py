@@ -131,7 +131,8 @@ def buffers_digest(model: Any) -> str:
         path, _, own = name.rpartition(".")
         buffer = held(model.get_submodule(path), own).detach()
         total.update(f"{name}:{tuple(buffer.shape)};".encode())
-        total.update(buffer.double().cpu().numpy().tobytes())
+        # Widened on the host: not every accelerator has float64.
+        total.update(buffer.cpu().double().numpy().tobytes())
     return total.hexdigest()
 
 

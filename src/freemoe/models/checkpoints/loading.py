@@ -25,7 +25,14 @@ from freemoe.models.checkpoints.checks.weight_files import require_plain_files
 from freemoe.models.checkpoints.gguf_header import is_gguf, read_header
 from freemoe.models.checkpoints.identity import PASSAGE
 from freemoe.models.checkpoints.lending import lent_model
-from freemoe.models.checkpoints.placement import Placement, device_map, is_one_device, pick_device, require_memory
+from freemoe.models.checkpoints.placement import (
+    Placement,
+    device_map,
+    is_one_device,
+    loads_straight_to,
+    pick_device,
+    require_memory,
+)
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +124,8 @@ def _read(model: str | Path, where: dict[str, Any], dtype: str, device: Placemen
                 how |= dequantised()
             elif is_one_device(device):
                 require_fillable(model, Path(where["pretrained_model_name_or_path"]))
-                require_memory(_bytes_needed(where, dtype), model)
+                require_memory(_bytes_needed(where, dtype), model, one := pick_device(str(device)))
+                how |= {"device_map": {"": one}} if loads_straight_to(one) else {}
             if not is_one_device(device):
                 how |= _placed(where, wanted, device, temporary)
             with _unwarned("accelerate.big_modeling"):

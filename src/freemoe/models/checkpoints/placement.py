@@ -121,16 +121,32 @@ def _apart(module: nn.Module, places: Places, path: str = "") -> Places:
     return found
 
 
-def require_memory(size: int, model: Any) -> None:
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be taken on a device; the host's for a CPU."""
+    if device.type != "cuda":
+        return available_memory_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    # What torch holds but does not use is free to us.
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def loads_straight_to(device: torch.device) -> bool:
+    """Whether a base's files are read to a device, without all of them being in the host's memory before."""
+    return device.type != "cpu" and find_spec("accelerate") is not None
+
+
+def require_memory(size: int, model: Any, device: torch.device) -> None:
     """Raise unless a base of ``size`` bytes fits into memory, before it is loaded.
 
     Raises:
         DataError: It does not; says what would do.
     """
-    free = available_memory_bytes()
+    holder = device if loads_straight_to(device) else torch.device("cpu")
+    free = free_bytes(holder)
     if size > free:
+        where = "" if holder.type == "cpu" else f" on {holder}"
         raise DataError(
-            f"The base {str(model)!r} takes {_words(size)} and {_words(free)} of memory are free. Let its layers be read from disk "
+            f"The base {str(model)!r} takes {_words(size)} and {_words(free)} of memory are free{where}. Let its layers be read from disk "
             "as they are needed (--device disk), load it in another dtype (--dtype bfloat16), or use a machine with more."
         )
 
