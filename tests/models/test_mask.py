@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import ArtifactError
+from freemoe.domain_experts.rank import random_mask as random_mask_module
 from freemoe.domain_experts.rank.random_mask import random_mask
 from freemoe.models.mask import AXES, Mask, MaskError, TensorMask
 from freemoe.models.weights import find_weights
@@ -138,6 +139,14 @@ def test_codes_of_other_weights_are_refused() -> None:
         Mask.decode({small.name: code}, weights)
     with pytest.raises(ArtifactError, match="cut short"):
         Mask.decode({weights[0].name: code[:-1]}, weights)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 29])
+def test_random_numbers_are_the_same_however_many_draw_them(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_mask_module, "_PART", 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    expected = np.random.default_rng([5, 2]).random(size, dtype=np.float32)
+    assert random_mask_module._uniform([5, 2], size).tolist() == expected.tolist()
 
 
 def test_a_random_mask_has_as_many_in_the_same_weights() -> None:

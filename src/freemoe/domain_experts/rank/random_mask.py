@@ -8,10 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freemoe.core.threads import on_threads
 from freemoe.models.mask import Mask, TensorMask
 
 # Of magnitudes, within which weights stand for each other.
 _BINS = 256
+# Numbers that a thread draws at a time; even.
+_PART = 1 << 22
 
 
 def random_mask(mask: Mask, seed: int, values: Callable[[str], Tensor] | None = None) -> Mask:
@@ -28,7 +31,7 @@ def random_mask(mask: Mask, seed: int, values: Callable[[str], Tensor] | None = 
     """
     drawn = {}
     for i, (name, off) in enumerate(mask.items()):
-        uniform = torch.from_numpy(np.random.default_rng([seed, i]).random(off.size, dtype=np.float32))
+        uniform = _uniform([seed, i], off.size)
         if values is None:
             bins, count = torch.zeros(off.size, dtype=torch.int32, device=uniform.device), 1
         else:
@@ -37,6 +40,20 @@ def random_mask(mask: Mask, seed: int, values: Callable[[str], Tensor] | None = 
             _draw_per_bin(off.pick(bins), bins, count, uniform.to(bins.device)), off.size
         )
     return Mask(drawn)
+
+
+def _uniform(seed: list[int], size: int) -> Tensor:
+    """Numbers from 0 to 1, ``(size,)`` fp32: those of numpy's generator, each thread at its own place in them."""
+    drawn = np.empty(size, dtype=np.float32)
+
+    def work(first: int) -> None:
+        rng = np.random.default_rng(seed)
+        # A step of the generator makes two of these numbers.
+        rng.bit_generator.advance(first // 2)  # pyright: ignore[reportAttributeAccessIssue]
+        rng.random(out=drawn[first : first + _PART], dtype=np.float32)
+
+    on_threads(work, range(0, size, _PART))
+    return torch.from_numpy(drawn)
 
 
 def _bins_of_magnitude(off: TensorMask, flat: Tensor) -> Tensor:
