@@ -12,9 +12,8 @@ CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 
 # Test files side by side, each with one thread; a worker takes about 2 GB.
 TEST_WORKERS ?= $(shell n=$(CORES); [ $$n -gt 4 ] && n=4; echo $$n)
+# Beside a CPU torch knows one kind of accelerator for the life of a process: FREEMOE_TEST_DEVICE says whether there is one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
-# Beside a CPU torch knows one kind of accelerator for the life of a process, so that its tests have processes of their own.
-ON_PRETEND_ACCELERATOR := FREEMOE_TEST_DEVICE=pretend $(PYTEST) tests/accelerator
 
 # torch would otherwise count the cores of the machine rather than those that this process may use.
 export OMP_NUM_THREADS ?= $(CORES)
@@ -50,11 +49,12 @@ real: $(STAMP) $(REAL_TEXT) ## Build, merge and measure an expert of a real LLM 
 test: $(STAMP) ## Run every test
 	@command -v bwrap >/dev/null || echo "bubblewrap is not installed (apt-get install bubblewrap): tests that run generated programs are skipped."
 	$(PYTEST) -m "not hardening"
-	$(ON_PRETEND_ACCELERATOR) -m "not hardening"
+	FREEMOE_TEST_DEVICE=pretend $(PYTEST) tests/accelerator -m "not hardening"
 
 hardening: $(STAMP) ## Run tests that take too long for every change, and all that need an accelerator on a pretended one
 	$(PYTEST) -m hardening
-	$(ON_PRETEND_ACCELERATOR)
+	FREEMOE_TEST_DEVICE=pretend $(PYTEST) tests/accelerator
+	FREEMOE_TEST_DEVICE=pretend:1 $(PYTEST) tests/accelerator -m "not hardening"
 
 browser-test: export FREEMOE_SCREENSHOTS ?= screenshots
 browser-test: $(STAMP) ## Open the reports and the server's page in a headless chromium, in two widths and both themes; screenshots are kept
@@ -65,7 +65,7 @@ check: $(STAMP) ## Format, lint, types and tests, as a change must pass them
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(PYTEST) -m "not hardening"
-	$(ON_PRETEND_ACCELERATOR) -m "not hardening"
+	FREEMOE_TEST_DEVICE=pretend $(PYTEST) tests/accelerator -m "not hardening"
 
 docs: $(DOCS_STAMP) ## Run every code block of the docs, then build the site into site/; a dead link fails
 	$(BIN)/python scripts/docs_blocks.py

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-if os.environ.get("FREEMOE_TEST_DEVICE") == "pretend":
+if os.environ.get("FREEMOE_TEST_DEVICE", "").startswith("pretend"):
     # For the life of this process there is an accelerator; before anything asks torch for one.
     from tests import pretend_accelerator  # noqa: F401
 
@@ -37,7 +37,7 @@ def data_root() -> Path:
 def accelerator() -> str:
     """An accelerator's name: where tests that take it make their models and all that meets them.
 
-    FREEMOE_TEST_DEVICE=pretend registers one that notices what CUDA would (`tests/pretend_accelerator.py`); cpu lets the CPU play it:
+    FREEMOE_TEST_DEVICE=pretend (or pretend:1) registers one that notices what CUDA would (`tests/pretend_accelerator.py`); cpu lets the CPU play it:
     that the tests themselves run.
     """
     import torch
