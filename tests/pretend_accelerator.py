@@ -11,7 +11,7 @@ What it cannot show:
 - Numbers, orders of ties and of sums are the CPU's, and so is the random generator: a seed draws here what it draws there.
 - A generator of the device in an operation on the CPU's tensors is not noticed.
 - Recurrent nets go cell by cell: one GRU (below) and no LSTM, where CUDA has a kernel for the whole sequence.
-- Complex tensors work through `view_as_real` and `view_as_complex`; lazily conjugated or negated ones are made real copies.
+- Complex tensors work as views of real ones; what is conjugated or negated lazily is copied, where CUDA's kernels may take it.
 - Numbers that are written where a mask is true (``x[mask] = 0``) never count as waiting; with a tensor of one element CUDA would wait.
 - The backward pass runs in the thread that asked for it; torch's threads would run beside it.
 """
@@ -161,6 +161,9 @@ def _register() -> list[torch.library.Library]:
     rest.fallback(compute, "PrivateUse1")
     for name, kernel in KERNELS.items():
         aten.impl(name, kernel, "PrivateUse1")
+    for lazy in ("Conjugate", "Negative"):
+        # torch makes what is lazy real by this copy.
+        aten.impl("_copy_from", KERNELS["_copy_from"], lazy)
     torch.autograd._engine_run_backward = _backward
     torch.UntypedStorage.clone = clone_storage
     torch.Generator = _DeviceGenerator  # type: ignore[misc]

@@ -139,7 +139,9 @@ def _on_cpu(tensor: Tensor) -> Tensor:
     own = tensor.untyped_storage()
     storage = torch._C._construct_storage_from_data_pointer(own.data_ptr(), CPU, own.nbytes())
     empty = torch.empty(0, dtype=tensor.dtype)
-    return empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    plain = empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    plain = plain.conj() if tensor.is_conj() else plain
+    return torch._neg_view(plain) if tensor.is_neg() else plain
 
 
 def is_pretend(value: Any) -> bool:

@@ -135,6 +135,17 @@ def test_views_share_their_memory_and_outputs_are_given_the_shape() -> None:
     assert out.resize_(2).cpu().tolist() == [11, 14]
 
 
+def test_complex_numbers_have_gradients() -> None:
+    found = []
+    for device in ("cpu", HERE):
+        x = torch.arange(8.0).view(4, 2).to(device).requires_grad_()
+        turned = torch.view_as_complex(x) * torch.polar(ones(4, device=device), ones(4, device=device))
+        (torch.view_as_real(turned)[:, 0].square().sum() + turned.conj().imag.sum()).backward()
+        found.append(x.grad.cpu())
+    torch.testing.assert_close(*found)
+    assert found[0].any()
+
+
 def test_what_a_file_holds_is_read_to_the_host(tmp_path) -> None:
     save_file({"x": ones(3)}, tmp_path / "x.safetensors")
     with pytest.raises(RuntimeError, match="device"):
