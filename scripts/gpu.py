@@ -89,11 +89,11 @@ STEPS = (
     Step("tests", "CUDA and Triton tests", 105),
     Step("large", "calibration and learned switches of a base of 7B", 90, "large", ("--only", "cost:*")),
     Step("memory", "peak of the stages of a build above a base of 7B", 75, "large", ("--only", "memory:*")),
-    Step("switch", "T5: switching experts against copying weights", 45, "switch"),
-    Step("calibrate", "T3: calibration over a plain forward pass", 45, "calibrate"),
+    Step("switch", "T5: switching experts against copying weights", 36, "switch"),
+    Step("calibrate", "T3: calibration over a plain forward pass", 36, "calibrate"),
     Step("tomoe-speed", "T8: converted against dense", 75, "tomoe-speed", ("--only", "random masks")),
     Step("hookmoe", "T10: fewer experts per token, speed alone", 75, "hookmoe-speed"),
-    Step("mixed", "T6: a batch of several experts", 45, "mixed", ("--only", "135M, bfloat16")),
+    Step("mixed", "T6: a batch of several experts", 36, "mixed", ("--only", "135M, bfloat16")),
 )
 
 

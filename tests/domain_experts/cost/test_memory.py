@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from freemoe.bench.speed.artefact import stand_in
+from freemoe.bench.speed.artefact import PUBLISHED, stand_in
 from freemoe.domain_experts.cost.memory import STAGES, fitting, stage_peaks
 from freemoe.models.weights import find_weights
 from tests.tiny import tiny_model
@@ -24,7 +24,7 @@ def test_every_stage_is_named_in_order() -> None:
 
 
 def test_what_is_off_costs_its_bits_and_its_values() -> None:
-    model = stand_in("Llama-2-7B")
+    model = stand_in(*PUBLISHED["Llama-2-7B"])
     size = sum(w.size for w in find_weights(model))
     narrow, wide = said(model, width=0.1), said(model, width=0.3)
     # Two bytes for every value that is put aside; both masks are one bit per weight.
@@ -38,7 +38,7 @@ def test_what_is_off_costs_its_bits_and_its_values() -> None:
 
 
 def test_passes_grow_with_their_tokens_until_they_are_cut() -> None:
-    model = stand_in("Llama-2-7B")
+    model = stand_in(*PUBLISHED["Llama-2-7B"])
     few, many, most = (said(model, tokens) for tokens in (256, 1024, 65536))
     for stage in STAGES:
         assert few[stage] <= many[stage] <= most[stage], stage
@@ -48,7 +48,7 @@ def test_passes_grow_with_their_tokens_until_they_are_cut() -> None:
 
 
 def test_seven_billion_weights_fit_a_device_of_80_and_seventy_do_not() -> None:
-    small, large = (stand_in(name) for name in ("Llama-2-7B", "Llama-2-70B"))
+    small, large = (stand_in(*PUBLISHED[name]) for name in ("Llama-2-7B", "Llama-2-70B"))
     base = 2 * sum(p.numel() for p in small.parameters())
     assert base + max(said(small).values()) < 60 * GIB
     # Bands of a tenth and their report, above a base of 12.6 GiB.
@@ -59,7 +59,7 @@ def test_seven_billion_weights_fit_a_device_of_80_and_seventy_do_not() -> None:
 
 
 def test_routed_experts_are_met_by_the_tokens_that_are_sent_to_them() -> None:
-    model = stand_in("Mixtral-8x7B")
+    model = stand_in(*PUBLISHED["Mixtral-8x7B"])
     config: Any = model.config
     one = said(model)["scoring"]
     for weight in (w for w in find_weights(model) if w.gate is not None):

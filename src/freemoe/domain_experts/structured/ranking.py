@@ -118,20 +118,23 @@ def worth(
                 sums[number][0] += mask.grad
                 sums[number][1] += mask.grad**2
                 mask.grad = None
-    found = []
-    for layer in units.layers:
-        slope, square = sums[layer.number]
-        if not bool(torch.isfinite(sums[layer.number]).all()):
-            raise NumericError(
-                f"The gradient of the units of layer {layer.number} is NaN or infinite. Try --dtype float32."
-            )
-        curvature, energy = square / tokens, torch.zeros(layer.count, 0, device=device)
-        if layer.number in moments:
-            inputs, gradients = (m.unflatten(0, (layer.count, -1)) for m in moments[layer.number])
-            energy = inputs / positions
-            curvature = (energy * gradients).sum(1) / tokens
-        found.append(Worth(slope / tokens, curvature, energy))
-    return found
+    return [
+        _of_layer(layer, sums[layer.number], moments.get(layer.number), positions, tokens) for layer in units.layers
+    ]
+
+
+def _of_layer(layer: LayerUnits, sums: Tensor, moments: list[Tensor] | None, positions: int, tokens: int) -> Worth:
+    """What was summed, per token: ``sums`` are gradients and their squares, ``(2, count)``."""
+    if not bool(torch.isfinite(sums).all()):
+        raise NumericError(
+            f"The gradient of the units of layer {layer.number} is NaN or infinite. Try --dtype float32."
+        )
+    slope, square = sums
+    if moments is None:
+        return Worth(slope / tokens, square / tokens, sums.new_zeros(layer.count, 0))
+    inputs, gradients = (m.unflatten(0, (layer.count, -1)) for m in moments)
+    energy = inputs / positions
+    return Worth(slope / tokens, (energy * gradients).sum(1) / tokens, energy)
 
 
 def _moments(layer: LayerUnits, moments: dict[int, list[Tensor]]) -> AbstractContextManager[None]:
