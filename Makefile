@@ -81,7 +81,7 @@ vllm-test: $(VLLM_STAMP) ## Serve experts with vLLM on the CPU, compared with Hu
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm -W ignore
 
 bench: $(STAMP) ## Run every benchmark: one line per figure, its target beside it
-	$(BIN)/freemoe bench all $(if $(wildcard ../shared/data),--data-root ../shared/data)
+	$(BIN)/python -m benchmarks all $(if $(wildcard ../shared/data),--data-root ../shared/data)
 
 # On a machine of its own with torch and triton nothing is installed: the environment here, where there is one, or PYTHON.
 gpu: ## What needs an accelerator, in 8 minutes at most: tests, benchmarks, one JSON; DRY=1 for small sizes on the CPU
@@ -89,7 +89,7 @@ gpu: ## What needs an accelerator, in 8 minutes at most: tests, benchmarks, one 
 
 clean: ## Remove the environment, caches and the demo's output
 	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .ruff_cache build dist site demo-out demo-out.partial bench-out real-out real-out.partial real-model screenshots
-	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src benchmarks reproduce tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(REAL_SOURCE): $(STAMP)
 	@find src -name '*.py' | LC_ALL=C sort | xargs cat > $@

@@ -135,7 +135,12 @@ def run_page(page: Path, folder: Path) -> tuple[int, list[str]]:
 
 def _run_bash(block: Block) -> str:
     # The commands of the environment that runs this, whatever the shell's own path says.
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    # Benchmarks and the papers' tables are run from a clone.
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
     script = f"set -euo pipefail\n{block.commands}"
     try:
         found = subprocess.run(

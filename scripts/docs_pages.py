@@ -272,7 +272,13 @@ def _steps() -> Iterator[str]:
 
 def _benches() -> Iterator[str]:
     """What every benchmark took."""
-    yield from ("", "## The benchmarks themselves", "", "| `freemoe bench` | seconds | machine |", "|---|---|---|")
+    yield from (
+        "",
+        "## The benchmarks themselves",
+        "",
+        "| `python -m benchmarks` | seconds | machine |",
+        "|---|---|---|",
+    )
     for path in sorted(RESULTS.glob("*.json")):
         if not path.stem.startswith("real"):
             found = _result(path.stem)

@@ -81,8 +81,8 @@ class Step:
                 f"--junitxml={scratch / 'tests.xml'}",
             ]
         sizes = ("--quick",) if dry else ()
-        asked = ["bench", self.bench, "--device", device, "-o", str(scratch), "-q", *self.flags, *sizes]
-        return [*python, "freemoe", *asked]
+        asked = [self.bench, "--device", device, "-o", str(scratch), "-q", *self.flags, *sizes]
+        return [*python, "benchmarks", *asked]
 
 
 STEPS = (
@@ -162,7 +162,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _environment(dry: bool) -> dict[str, str]:
     own = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
@@ -224,10 +224,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _record(device: str, dry: bool) -> dict[str, Any] | None:
     """What the JSON says of machine and versions; None where the device is not there."""
-    sys.path.insert(0, str(ROOT / "src"))
+    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
     import torch
 
-    from freemoe.bench.devices import about
+    from benchmarks.devices import about
     from freemoe.core.environment import environment, versions
 
     if device != "cpu" and not torch.cuda.is_available():

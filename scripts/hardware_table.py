@@ -1,6 +1,6 @@
 """Print the table of docs/hardware.md: what commands hold at their defaults, by the arithmetic of their own `--dry-run`.
 
-    python scripts/hardware_table.py
+    python -m scripts.hardware_table
 
 Models are stand-ins of published shapes: nothing is downloaded, and no weight takes memory.
 """
@@ -16,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from freemoe.bench.speed.artefact import stand_in
+from benchmarks.speed.artefact import stand_in
 from freemoe.domain_experts.cost.memory import fitting, stage_peaks
 from freemoe.models.offload import resident_bytes
 from freemoe.models.sublayers import find_sublayers

@@ -1,7 +1,7 @@
 """Whether a change left every result as it was: run the same commands at another commit and here, and compare what they write.
 
-    python scripts/same_results.py COMMIT          # the bundled models in full, some minutes of two cores for each side
-    python scripts/same_results.py COMMIT --quick  # few documents and steps
+    python -m scripts.same_results COMMIT          # the bundled models in full, some minutes of two cores for each side
+    python -m scripts.same_results COMMIT --quick  # few documents and steps
 
 Tensors are compared byte by byte. Of JSON, what a second run of one and the same commit changes too is left out: times,
 memory, machine, paths. Both sides run on this machine, one after the other, because another processor rounds otherwise.
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from freemoe.bench.tomoe.quality import bundled_text
+from benchmarks.tomoe.quality import bundled_text
 
 ROOT = Path(__file__).resolve().parents[1]
 # Entries that tell of a run rather than of its result.

@@ -87,7 +87,7 @@ def _line() -> str:
     while frame is not None:
         name, line = frame.f_code.co_filename, frame.f_lineno
         if "/tests/pretend_" not in name and "/torch/" not in name:
-            for folder in ("/src/freemoe/", "/tests/"):
+            for folder in ("/src/freemoe/", "/benchmarks/", "/tests/"):
                 if folder in name:
                     return f"{name.rpartition(folder)[2]}:{line} {frame.f_code.co_name}{library}"
             if not library and "/site-packages/" in name:

@@ -6,10 +6,12 @@ import ast
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 import freemoe
 from freemoe.domain_experts.purify.methods import METHODS
@@ -22,6 +24,8 @@ from freemoe.recipes.build import SEARCHES as SEARCH_NAMES
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "freemoe"
 MODULES = sorted(PACKAGE.rglob("*.py"))
+BESIDE = sorted(p for house in ("benchmarks", "reproduce") for p in (ROOT / house).rglob("*.py"))
+"""What stands beside the package and does not ship."""
 
 # Lowest first. A room may import from rooms of its own floor (but see SYSTEMS) and from the floors below.
 FLOORS = (
@@ -32,8 +36,8 @@ FLOORS = (
     ("training",),
     ("evals",),
     ("domain_experts", "tomoe", "hookmoe"),
-    ("serve", "report", "bench"),
-    ("systems", "papers", "lm_eval"),
+    ("serve", "report"),
+    ("systems", "lm_eval"),
     ("cli", "__main__"),
 )
 SYSTEMS = ("domain_experts", "tomoe", "hookmoe")
@@ -187,6 +191,21 @@ def test_the_look_for_circles_itself() -> None:
     assert imported(ast.parse(code), {"p", "p.a", "p.b"}) == ["p.a", "p.b"]
 
 
+def test_the_package_knows_nothing_of_what_stands_beside_it() -> None:
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not {n.partition(".")[0] for n in names} & {"benchmarks", "reproduce", "tests", "scripts"}, path
+
+
+def test_the_wheel_holds_the_package_alone(tmp_path: Path) -> None:
+    wheel = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
+    with zipfile.ZipFile(wheel) as held:
+        folders = {name.partition("/")[0] for name in held.namelist()}
+    assert folders == {"freemoe", f"freemoe-{freemoe.__version__}.dist-info"}
+
+
 def test_importing_freemoe_loads_nothing_heavy() -> None:
     loaded = run_python("import sys, freemoe; print(*sorted({m.split('.')[0] for m in sys.modules}))").split()
     assert not set(HEAVY) & set(loaded)
@@ -209,14 +228,18 @@ print("LOADED", *sorted({{m.split(".")[0] for m in sys.modules}}))
 
 
 def test_files_are_small() -> None:
-    files = [p for folder in ("src", "tests", "scripts") for p in sorted((ROOT / folder).rglob("*.py"))]
+    files = [
+        p
+        for folder in ("src", "benchmarks", "reproduce", "tests", "scripts")
+        for p in sorted((ROOT / folder).rglob("*.py"))
+    ]
     lengths = {str(p.relative_to(ROOT)): len(p.read_text(encoding="utf-8").splitlines()) for p in files}
     long = {name: lines for name, lines in lengths.items() if lines > LONGEST and name not in LONGER}
     assert not long, f"over {LONGEST} lines without a reason in LONGER: {long}"
 
 
 def test_folders_are_small() -> None:
-    folders = {str(p.parent.relative_to(ROOT)) for p in MODULES}
+    folders = {str(p.parent.relative_to(ROOT)) for p in [*MODULES, *BESIDE]}
     counts = {f: len([p for p in (ROOT / f).glob("*.py") if p.stem != "__init__"]) for f in sorted(folders)}
     full = {folder: count for folder, count in counts.items() if count > MOST_FILES and folder not in FULLER}
     assert not full, f"over {MOST_FILES} files: make rooms in it"
@@ -235,7 +258,7 @@ def long_functions(path: Path) -> list[str]:
 
 
 def test_functions_are_short() -> None:
-    long = {str(p.relative_to(PACKAGE)): found for p in MODULES if (found := long_functions(p))}
+    long = {str(p.relative_to(ROOT)): found for p in [*MODULES, *BESIDE] if (found := long_functions(p))}
     assert not long
 
 
@@ -264,7 +287,7 @@ def undescribed(path: Path) -> list[str]:
 
 
 def test_public_names_are_described() -> None:
-    missing = {str(p.relative_to(ROOT)): found for p in MODULES if (found := undescribed(p))}
+    missing = {str(p.relative_to(ROOT)): found for p in [*MODULES, *BESIDE] if (found := undescribed(p))}
     assert not missing
 
 
@@ -301,7 +324,7 @@ def hooks_by_hand(tree: ast.AST) -> list[int]:
 
 def test_hooks_stay_with_the_models() -> None:
     # What registers a hook by hand has to remember to remove it, also after an error.
-    others = [path for path in MODULES if room(path) != "models"]
+    others = [*(path for path in MODULES if room(path) != "models"), *BESIDE]
     found = {str(p): lines for p in others if (lines := hooks_by_hand(ast.parse(p.read_text(encoding="utf-8"))))}
     assert not found, "take freemoe.models.hooks"
     assert hooks_by_hand(ast.parse((PACKAGE / "models" / "hooks.py").read_text(encoding="utf-8")))

@@ -12,8 +12,12 @@ from urllib.parse import urlparse
 import pytest
 import typer.main
 
+from benchmarks.cli import app as benchmarks
+from benchmarks.harness import BENCHES
 from freemoe.cli import app
 from freemoe.recipes import BuildRecipe
+from reproduce.cli import app as reproduce
+from reproduce.table import find
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("docs/**/*.md"))]
@@ -24,10 +28,15 @@ GUIDES = [
     ROOT / "CHANGELOG.md",
 ]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-OPTIONS = {option for c in COMMANDS.values() for p in c.params for option in [*p.opts, *p.secondary_opts]}
+BESIDE = {
+    name: typer.main.get_command(program) for name, program in (("benchmarks", benchmarks), ("reproduce", reproduce))
+}
+OPTIONS = {
+    option for c in [*COMMANDS.values(), *BESIDE.values()] for p in c.params for option in [*p.opts, *p.secondary_opts]
+}
 # Of other programs that the guides call.
 OTHERS = {"--tasks", "--python"} | {"--head", "--port", "--address", "--include-dashboard", "--ray-client-server-port"}
-OTHERS |= {"--enforce-eager", "--no-deps", "--count"}  # of vLLM, pip and scripts/batch_neighbours.py
+OTHERS |= {"--enforce-eager", "--no-deps", "--count"}  # of vLLM, pip and benchmarks/serve/neighbours.py
 PACKAGE = ROOT / "src" / "freemoe"
 PLACES = (ROOT, PACKAGE, PACKAGE / "evals", ROOT / "docs")
 
@@ -73,6 +82,10 @@ def test_flags_exist(guide: Path) -> None:
 def test_commands_exist(guide: Path) -> None:
     named = set(re.findall(r"(?:`|^ {0,4})freemoe ([a-z][a-z-]*)", commands_in(guide), re.MULTILINE))
     assert named <= set(COMMANDS)
+    for name in re.findall(r"python -m benchmarks ([a-z][a-z-]*)", commands_in(guide)):
+        assert name in (*BENCHES, "all")
+    for name in re.findall(r"python -m reproduce ([a-z][a-z0-9/-]*)", commands_in(guide)):
+        assert find([name])
 
 
 @by_guide

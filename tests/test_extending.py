@@ -153,7 +153,7 @@ def test_a_family_and_a_router_from_outside_build_route_and_load(world, added: N
 PLUGIN = """
 from freemoe.domain_experts.rank.importance import METRICS, Metric
 METRICS.add("theirs", Metric(lambda weight, norm, gradient, generator=None: weight.float().abs(), "nothing"), "size")
-from freemoe.bench.rivals.rival import Rival, add
+from benchmarks.rivals.rival import Rival, add
 add(Rival("their-rival", "nothing at all", "-", "nothing", ("adaptation",), "plugin:fit", ("dense", "mixture")))
 """
 
@@ -169,7 +169,7 @@ def test_an_entry_point_brings_its_rows_along(tmp_path, module: str) -> None:
 from freemoe.recipes import BuildRecipe
 recipe = BuildRecipe(model="m", domains={"a": ["b"]}, search={"metrics": ["theirs"]})
 from freemoe.domain_experts.rank.importance import METRICS
-from freemoe.bench.rivals.plan import cells
+from benchmarks.rivals.plan import cells
 planned = [c.name for c in cells(None, None, quick=True) if c.method == "their-rival"]
 print(METRICS.about("theirs"), recipe.search.metrics, planned)
 """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
-from freemoe.bench.harness import BENCHES
+from benchmarks import table
+from benchmarks.harness import BENCHES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -48,16 +48,13 @@ def test_the_file_map_names_what_is_there():
 
 
 def test_the_table_of_figures_is_what_the_benchmarks_left():
-    spec = importlib.util.spec_from_file_location("bench_table", ROOT / "scripts" / "bench_table.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = module.results()
+    found = table.results()
     assert found
     # Of a benchmark that ran on several machines the other files are called NAME-WHAT.json.
     for result in found:
         assert any(result["bench"] == name or result["bench"].startswith(f"{name}-") for name in BENCHES.names())
     assert not any(r["quick"] for r in found)
-    assert module.rendered(BENCHMARKS, found) == BENCHMARKS
+    assert table.rendered(BENCHMARKS, found) == BENCHMARKS
     # A figure that is missed says so in the table as in the JSON.
     missed = sum(f["verdict"] == "missed" for r in found for f in r["figures"])
     assert BENCHMARKS.count("**missed**") == missed

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
-from freemoe.papers.running import RECIPES
 from freemoe.recipes import BuildRecipe, ConvertRecipe, load_recipe
+from reproduce.running import RECIPES
 
 FOLDER = RECIPES
 FILES = sorted(f for f in FOLDER.rglob("*.yaml") if f.parent.name in ("mode", "free-moe"))

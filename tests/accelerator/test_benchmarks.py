@@ -6,11 +6,11 @@ from types import ModuleType
 
 import pytest
 
-from freemoe.bench.harness import ON_DEVICES, Settings
-from freemoe.bench.hookmoe import speed as hookmoe
-from freemoe.bench.serve import mixed
-from freemoe.bench.speed import calibrate, large, switch
-from freemoe.bench.tomoe import speed as tomoe_speed
+from benchmarks.harness import ON_DEVICES, Settings
+from benchmarks.hookmoe import speed as hookmoe
+from benchmarks.serve import mixed
+from benchmarks.speed import calibrate, large, switch
+from benchmarks.tomoe import speed as tomoe_speed
 from freemoe.domain_experts.purify import activations
 
 CASES = {

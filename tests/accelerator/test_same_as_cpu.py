@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from freemoe.bench.speed.shapes import random_model
+from benchmarks.speed.shapes import random_model
 from freemoe.domain_experts.expert import band_expert, switch_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.rank.bands import Band, Rankings

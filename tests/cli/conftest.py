@@ -46,10 +46,14 @@ def numbers_are_numbers(value: Any) -> bool:
     return not (isinstance(value, str) and re.fullmatch(r"[\d.,]+ ?(%|s|ms|MiB|tokens)?", value))
 
 
-def _started(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, cache: Path, faults: bool
+def started(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    cache: Path,
+    faults: bool = False,
+    start: Callable[[], None] = main,
 ) -> Iterator[Freemoe]:
-    """Run ``freemoe ARGUMENTS`` and say how it ended."""
+    """Run a command line, ``freemoe`` where no other is given, and say how it ended."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -60,7 +64,7 @@ def _started(
         capsys.readouterr()
         code = 0
         try:
-            main()
+            start()
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         done = Done(code, *capsys.readouterr())
@@ -76,7 +80,7 @@ def freemoe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Freemoe]:
     """Run ``freemoe ARGUMENTS`` and say how it ended; a fault of freemoe itself fails the test."""
-    yield from _started(capsys, monkeypatch, tmp_path_factory.mktemp("cache"), faults=False)
+    yield from started(capsys, monkeypatch, tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture
@@ -84,7 +88,7 @@ def any_freemoe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Freemoe]:
     """The same where a fault is what is tested."""
-    yield from _started(capsys, monkeypatch, tmp_path_factory.mktemp("cache"), faults=True)
+    yield from started(capsys, monkeypatch, tmp_path_factory.mktemp("cache"), faults=True)
 
 
 @pytest.fixture

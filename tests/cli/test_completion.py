@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from freemoe.bench.harness import BENCHES
 from freemoe.cli.completion import BUNDLED as COMPLETED
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE
@@ -80,9 +79,6 @@ def asked(freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch, line: str) -> list[
         ("freemoe eval m --device d", ["disk"]),
         ("freemoe eval m --dtype b", ["bfloat16"]),
         ("freemoe ls me", ["metrics"]),
-        ("freemoe bench tomoe", ["tomoe-speed", "tomoe-quality"]),
-        ("freemoe bench ", [*BENCHES.names(), "all"]),
-        ("freemoe bench scorer purify", ["purify-step"]),
         ("freemoe schema conv", ["converted", "convert", "convert-plan"]),
     ],
 )
@@ -94,7 +90,6 @@ def test_names_are_completed(
 
 def test_what_is_completed_is_what_there_is() -> None:
     assert COMPLETED == (BUNDLED, BUNDLED_MOE)
-    assert BENCHES.loaded() == BENCHES.names()
     assert SYSTEMS.loaded() == SYSTEMS.names()
     assert "gsm8k" in BENCHMARKS
 
@@ -165,9 +160,7 @@ def test_zsh_and_fish_are_answered(
     assert expected in done.out
 
 
-@pytest.mark.parametrize(
-    "line", ["freemoe build m --metric ", "freemoe merge experts ", "freemoe bench ", "freemoe schema "]
-)
+@pytest.mark.parametrize("line", ["freemoe build m --metric ", "freemoe merge experts ", "freemoe schema "])
 def test_completion_loads_nothing_heavy(line: str, here: Path) -> None:
     code = """
 import sys

@@ -120,7 +120,6 @@ def test_every_command_prints_one_document(built: dict, folder: Path, freemoe: F
         "eval-plan": ["eval", "out", "--domain", "law=law.jsonl", "--dry-run"],
         "eval": ["eval", "freemoe-demo", "--domain", "law=law.jsonl"],
         "lm-eval-plan": ["lm-eval", "--dry-run", "--tasks", "gsm8k"],
-        "bench-plan": ["bench", "all", "--dry-run"],
     }.items():
         done = freemoe(*line, "--json")
         assert done.code == 0, (line, done.err)

@@ -10,7 +10,6 @@ import pytest
 import typer.main
 
 from freemoe import __version__
-from freemoe.bench.harness import BENCHES
 from freemoe.cli import app
 from freemoe.recipes import load_recipe
 from tests.cli.conftest import Freemoe
@@ -60,7 +59,7 @@ def test_every_command_can_be_asked_not_to_act() -> None:
         assert {"dry_run", "as_json"} <= names, command
 
 
-CHEAP = [(c, e) for c, e in EXAMPLES if c in ("bench", "lm-eval", "ls", "schema", "demo")]
+CHEAP = [(c, e) for c, e in EXAMPLES if c in ("lm-eval", "ls", "schema", "demo")]
 
 
 @pytest.mark.parametrize(("command", "example"), CHEAP, ids=[f"{c}-{i}" for i, (c, _) in enumerate(CHEAP)])
@@ -92,11 +91,6 @@ def test_help_is_not_cut(command: str, columns: int, freemoe: Freemoe, monkeypat
         assert "".join((parameter.help or "").split()) in told
     if columns == 120:
         assert any(len(w) > 80 for w in done.out.splitlines())
-
-
-def test_bench_names_every_benchmark(freemoe: Freemoe) -> None:
-    told = freemoe("bench", "--help").out
-    assert all(re.search(rf"\b{name}\b", told) for name in BENCHES.names())
 
 
 def test_the_overview_lists_every_command(freemoe: Freemoe) -> None:

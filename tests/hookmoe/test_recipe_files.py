@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from freemoe.papers.running import RECIPES
 from freemoe.recipes import TrimRecipe, load_recipe
+from reproduce.running import RECIPES
 
 FOLDER = RECIPES / "hookmoe"
 FILES = sorted(FOLDER.glob("*.yaml"))

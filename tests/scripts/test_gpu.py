@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from freemoe.bench.harness import ON_DEVICES
+from benchmarks.harness import ON_DEVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

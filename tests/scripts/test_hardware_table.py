@@ -15,7 +15,7 @@ import hardware_table  # noqa: E402
 def test_the_page_has_what_is_computed() -> None:
     page = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
     assert "\n".join(hardware_table.table()) in page, (
-        "run python scripts/hardware_table.py, and write its table into the page"
+        "run python -m scripts.hardware_table, and write its table into the page"
     )
 
 

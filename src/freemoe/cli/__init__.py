@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from typing import NoReturn
 
 import typer
 
 from freemoe.cli import (
-    bench,
     build,
     convert,
     demo,
@@ -20,7 +20,6 @@ from freemoe.cli import (
     merge,
     push,
     report,
-    reproduce,
     run,
     schema,
     serve,
@@ -36,7 +35,7 @@ from freemoe.cli.failures import (
     tell_fault,
     tell_usage,
 )
-from freemoe.core.errors import FreeMoEError
+from freemoe.core.errors import FreeMoEError, RecipeError
 from freemoe.core.memory import keep_memory_low
 from freemoe.core.version import __version__
 
@@ -53,7 +52,7 @@ app = typer.Typer(
 )
 for command in (build.COMMAND, convert.COMMAND, trim.COMMAND, evaluate.COMMAND):
     command.register(app)
-for module in (lm_eval, generate, merge, push, inspect, report, demo, serve, listing, schema, bench, reproduce, run):
+for module in (lm_eval, generate, merge, push, inspect, report, demo, serve, listing, schema, run):
     module.register(app)
 for registered in app.registered_commands:
     # Else the overview cuts it.
@@ -69,8 +68,20 @@ def _version(
         raise typer.Exit
 
 
+_BESIDE = {
+    "bench": "Benchmarks stand beside the package: in a clone, python -m benchmarks (docs/benchmarks.md).",
+    "reproduce": "The papers' tables stand beside the package: in a clone, python -m reproduce (docs/reproduce.md).",
+}
+"""Commands that were here -> where they are now."""
+
+
 def main() -> None:
-    """Entry point: whatever goes wrong ends in a message and never in a traceback.
+    """The command `freemoe`."""
+    run_program(app, "freemoe")
+
+
+def run_program(program: typer.Typer, name: str) -> NoReturn:
+    """Entry point of a command line: whatever goes wrong ends in a message and never in a traceback.
 
     Exit codes: 0; 1 where a benchmark missed a target or a row failed; 2 for what was refused; 70 for a fault of freemoe, whose
     traceback is written to a file; 130 for ctrl-C; 141 where nobody reads what is printed.
@@ -79,15 +90,17 @@ def main() -> None:
         # Where a terminal knows ASCII alone, a dash is no reason to fail.
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    sys.exit(_ended(sys.argv[1:]))
+    sys.exit(_ended(program, name, sys.argv[1:]))
 
 
-def _ended(arguments: list[str]) -> int:
+def _ended(program: typer.Typer, name: str, arguments: list[str]) -> int:
     """Run a command line; how it ended."""
     try:
         keep_memory_low()
         require_text(arguments)
-        code = app(arguments, prog_name="freemoe", standalone_mode=False)
+        if name == "freemoe" and arguments and arguments[0] in _BESIDE:
+            raise RecipeError(_BESIDE[arguments[0]])
+        code = program(arguments, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):
         return STOPPED

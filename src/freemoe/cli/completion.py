@@ -64,13 +64,6 @@ def experts(context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in ("auto", "base", *own) if name.startswith(incomplete)]
 
 
-def benches() -> list[str]:
-    """Names of benchmarks, and all."""
-    from freemoe.bench.harness import BENCHES
-
-    return [*BENCHES.loaded(), "all"]
-
-
 def schemas() -> list[str]:
     """What `freemoe schema` knows."""
     from freemoe.results.documents import DOCUMENTS

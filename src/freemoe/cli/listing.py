@@ -12,7 +12,7 @@ from freemoe.cli.common import calm_libraries, print_json, print_table
 from freemoe.core.registry import unknown_name
 
 HELP = """List what freemoe knows by name: families, tasks, metrics, ways of purification, searches, routers, rivals, mixes,
-systems, benchmarks, the papers' tables; what other packages add included.
+systems; what other packages add included.
 
 Example:
 
@@ -30,9 +30,8 @@ REGISTRIES = {
     "rivals": ("freemoe.tomoe.structures.rivals", "RIVALS"),
     "mixes": ("freemoe.text.mixes", "MIXES"),
     "systems": ("freemoe.systems", "SYSTEMS"),
-    "benchmarks": ("freemoe.bench.harness", "BENCHES"),
 }
-KINDS = ("tasks", *REGISTRIES, "tables")
+KINDS = ("tasks", *REGISTRIES)
 
 OTHER_TASKS = (
     "lm_eval:NAME",
@@ -49,10 +48,6 @@ def _rows(kind: str) -> list[dict[str, str]]:
         rows = [(b.name, b.about, b.metric, b.split_note) for b in BENCHMARKS.values()]
         columns = ("name", "about", "metric", "local_splits")
         return [dict(zip(columns, row, strict=True)) for row in (*rows, OTHER_TASKS)]
-    if kind == "tables":
-        from freemoe.papers.table import all_tables
-
-        return [{"name": t.name, "about": t.title, "what_runs": t.status()} for t in all_tables().values()]
     module, name = REGISTRIES[kind]
     registry = getattr(importlib.import_module(module), name)
     return [{"name": n, "about": registry.about(n)} for n in registry]

@@ -129,45 +129,10 @@ class ListedDocument(Open):
     """``freemoe ls``: per kind its rows, each with ``name`` and ``about``."""
 
 
-class BenchDocument(Document):
-    """``freemoe bench``."""
-
-    results: list[dict[str, Any]] = Field(description="As in the folder of --output, one per benchmark.")
-
-
-class BenchPlanDocument(Document):
-    """``freemoe bench --dry-run``."""
-
-    benchmarks: dict[str, str] = Field(description="Name to what it measures.")
-
-
-class Cell(Document):
-    """A cell of ``freemoe bench real``."""
-
-    name: str
-    done: bool
-    seconds: float = Field(description="That it took, or about will.")
-
-
-class CellsDocument(Document):
-    """``freemoe bench real --list``."""
-
-    cells: list[Cell]
-    missing_seconds: float
-
-
 class ArgumentsDocument(Document):
     """``freemoe lm-eval --dry-run``."""
 
     arguments: list[str] = Field(description="Of lm_eval.")
-
-
-class ReproducedDocument(Document):
-    """``freemoe reproduce``; with ``--dry-run`` nothing is measured, and rows that are not say so."""
-
-    tables: list[dict[str, Any]] = Field(description="As in the JSON files below --output: rows with paper and ours.")
-    needs: dict[str, str] = Field(description="With --scale paper: table -> model, memory and hours.")
-    files: dict[str, dict[str, str]] = Field(description="Table -> what was written.")
 
 
 class ErrorDocument(Document):
@@ -298,9 +263,6 @@ _DOCUMENTS: dict[str, type[Document]] = {
     "inspect": InspectedDocument,
     "report": ReportedDocument,
     "ls": ListedDocument,
-    "reproduce": ReproducedDocument,
-    "bench": BenchDocument,
-    "bench-cells": CellsDocument,
     "error": ErrorDocument,
     "build-plan": BuildPlanDocument,
     "convert-plan": ConvertPlanDocument,
@@ -308,7 +270,6 @@ _DOCUMENTS: dict[str, type[Document]] = {
     "eval-plan": EvalPlanDocument,
     "eval-text-plan": OwnTextPlanDocument,
     "merge-plan": PlanDocument,
-    "bench-plan": BenchPlanDocument,
     "serve-plan": ServePlanDocument,
     "lm-eval-plan": ArgumentsDocument,
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from freemoe.bench.speed.artefact import PUBLISHED, stand_in
+from benchmarks.speed.artefact import PUBLISHED, stand_in
 from freemoe.domain_experts.cost.memory import STAGES, fitting, stage_peaks
 from freemoe.models.weights import find_weights
 from tests.tiny import tiny_model

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from freemoe.bench.null import table_of as table_of_gains
+from benchmarks.null import table_of as table_of_gains
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.select.choice import (
     Verdict,

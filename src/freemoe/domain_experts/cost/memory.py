@@ -1,6 +1,6 @@
 """Peak memory of a build's stages above the loaded base, by arithmetic: from shapes alone, so also for models that are not there.
 
-The few factors were measured on Llama shapes of 0.3 to 1.1 G parameters in bf16 (``freemoe bench memory``, `docs/hardware.md`).
+The few factors were measured on Llama shapes of 0.3 to 1.1 G parameters in bf16 (``python -m benchmarks memory``, `docs/hardware.md`).
 
 Shapes: E fused experts (1 for a plain linear), R rows (outputs), C columns (inputs).
 """

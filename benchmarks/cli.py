@@ -1,0 +1,209 @@
+"""The command line of `python -m benchmarks`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from benchmarks.harness import BENCHES, ON_DEVICES, SIDE_BY_SIDE
+from freemoe.cli.common import calm_libraries, progress_of, say
+from freemoe.cli.flags import QUIET
+from freemoe.core.errors import DataError, RecipeError
+from freemoe.core.run.places import Place, read_place
+
+HELP = """Measure what freemoe promises: one line per figure, its target beside it; exit code 1 when one is missed.
+
+Every benchmark measures both sides in one process, in turns, and prints the ratio. Run it on a quiet machine.
+
+Examples:
+
+\b
+  python -m benchmarks scorer
+  python -m benchmarks gain --data-root ./data
+  python -m benchmarks real --model MODEL --data-root ./data --list
+  python -m benchmarks real --model MODEL --data-root ./data --only "text/wikitext/*" --minutes 60
+  python -m benchmarks rivals --data-root ./data --only "*/lora*,*/switches*,*/base/*"
+  python -m benchmarks all --quick
+"""
+
+ALL = "all"
+_BY_CELLS = "real, rivals, tomoe-quality"
+_ONLY = (
+    f"Measure parts of these names only: cells of {_BY_CELLS} ('*/wikitext/*'), parts of large and hookmoe, masks of tomoe-speed; "
+    "kinds of fuzz, or a file of its cases, which is opened again; bases of mixed ('135M*')."
+)
+
+_MINUTES = f"{_BY_CELLS}: begin no cell after so many minutes; soak: how long. [10]"
+
+NEEDS_MODEL, NEEDS_DEVICE = ("real",), ("large",)
+"""Benchmarks that ``all`` leaves out: while no model is given; always, as their base has 7B."""
+
+
+def names_of(asked: list[str], model: str | None = None) -> list[str]:
+    """The benchmarks that were asked for, each once, in the order of the table.
+
+    Args:
+        asked: Names; ``all`` for all of them, those that need a model only where there is one.
+        model: The model that was given.
+    """
+    for name in asked:
+        if name != ALL:
+            BENCHES.get(name)
+    left_out = NEEDS_DEVICE if model else (*NEEDS_MODEL, *NEEDS_DEVICE)
+    return [n for n in BENCHES if n in asked or (ALL in asked and n not in left_out)]
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command(help=HELP)
+def command(  # noqa: D103
+    names: list[str] = typer.Argument(help=f"{', '.join(BENCHES)}; or all."),
+    output: Path = typer.Option(Path("bench-out"), "--output", "-o", help="Folder for one JSON file per benchmark."),
+    data_root: Path = typer.Option(
+        None, envvar="FREEMOE_DATA", help="Folder with real benchmark files and models, for gain."
+    ),
+    model: str = typer.Option(
+        None, "--model", help="A base to measure on, for benchmarks that can take one; real needs it."
+    ),
+    cells: Path = typer.Option(
+        None, help=f"{_BY_CELLS}, hookmoe: folder of what is finished and never measured twice."
+    ),
+    only: str = typer.Option(None, help=_ONLY),
+    minutes: float = typer.Option(None, min=0, help=_MINUTES),
+    place: str = typer.Option(
+        "local", "--on", help=f"local, local:N, ray or ray://HOST:PORT; for {', '.join(SIDE_BY_SIDE)}."
+    ),
+    workers: int = typer.Option(1, min=1, help="Cells that are measured side by side (--on)."),
+    device: str = typer.Option("cpu", help=f"cpu, cuda, cuda:N or auto; for {', '.join(ON_DEVICES)}."),
+    listing: bool = typer.Option(False, "--list", help="real, rivals: name the cells with their time; do nothing."),
+    quick: bool = typer.Option(False, "--quick", help="Small sizes: shows that it runs, judges nothing."),
+    repeats: int = typer.Option(5, min=1, help="Times each side is measured."),
+    seed: int = typer.Option(0, min=0, help="Seed of shapes and draws."),
+    threads: int = typer.Option(None, min=1, help="CPU threads."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be measured; do nothing."),
+    as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
+    quiet: bool = QUIET,
+) -> None:
+    wanted = names_of(names, model)
+    if dry_run:
+        _tell_plan(wanted, as_json)
+        return
+    if data_root is not None and not data_root.expanduser().is_dir():
+        raise DataError(f"No folder at {data_root.expanduser().resolve()} (--data-root). Check the path.")
+    here = _side_by_side(place, workers, wanted)
+    where = _place(device, wanted)
+    calm_libraries()
+    _use_threads(threads)
+    from benchmarks.harness import Settings
+
+    settings = Settings(
+        quick=quick,
+        seed=seed,
+        repeats=repeats,
+        data_root=data_root.expanduser() if data_root else None,
+        model=model,
+        cells=cells.expanduser() if cells else None,
+        only=only,
+        minutes=minutes,
+        place=here,
+        device=where,
+        progress=progress_of(quiet),
+    )
+    if listing:
+        _list_cells(wanted, settings, as_json)
+    else:
+        _run(wanted, settings, output, as_json)
+
+
+def _use_threads(threads: int | None) -> None:
+    """Have so many CPU threads, here and in the processes that a benchmark starts."""
+    if threads:
+        from freemoe.core.environment import use_threads
+
+        use_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def _side_by_side(text: str, workers: int, wanted: list[str]) -> Place:
+    """Where cells are measured.
+
+    Raises:
+        RecipeError: It is no place, or benchmarks are asked for that run in this process.
+    """
+    place = read_place(text, workers)
+    others = [name for name in wanted if name not in SIDE_BY_SIDE]
+    if place.several and others:
+        raise RecipeError(
+            f"--on and --workers are for {' and '.join(SIDE_BY_SIDE)}, whose cells can be measured side by side; "
+            f"{', '.join(others)} would measure how workers disturb each other."
+        )
+    return place
+
+
+def _place(device: str, wanted: list[str]) -> str:
+    """The device by its own name.
+
+    Raises:
+        RecipeError: Unknown, not there, or for benchmarks that do not go there.
+    """
+    if device == "cpu":
+        return device
+    others = [name for name in wanted if name not in ON_DEVICES]
+    refusal = f"--device {device}: {', '.join(others)} run on a CPU only; on other devices: {', '.join(ON_DEVICES)}."
+    # Before anything is said of what the machine has, which does not matter to those.
+    if others and not device.startswith(("cpu", "auto")):
+        raise RecipeError(refusal)
+    from freemoe.models.checkpoints.placement import pick_device
+
+    place = pick_device(device)
+    if others and place.type != "cpu":
+        raise RecipeError(refusal)
+    if place.type not in ("cpu", "cuda"):
+        raise RecipeError(f"--device {device}: benchmarks run on cpu and cuda.")
+    return str(place)
+
+
+def _tell_plan(wanted: list[str], as_json: bool) -> None:
+    plan = {name: BENCHES.about(name) for name in wanted}
+    if as_json:
+        say(json.dumps({"benchmarks": plan}))
+    else:
+        for name, about in plan.items():
+            say(f"{name}: {about}")
+
+
+def _run(wanted: list[str], settings: Any, output: Path, as_json: bool) -> None:
+    from benchmarks.harness import missed, run_bench, save_result
+    from freemoe.core.ledger import keep_none
+    from freemoe.core.run.lock import alone
+
+    keep_none()
+    results: list[dict[str, Any]] = []
+    for name in wanted:
+        with alone(output / f"{name}.json"):
+            found = run_bench(name, settings)
+            save_result(found, output)
+        results.append(found)
+        for figure in () if as_json else found["figures"]:
+            say(figure["line"])
+    if as_json:
+        say(json.dumps({"results": results}))
+    raise typer.Exit(1 if missed(results) else 0)
+
+
+def _list_cells(wanted: list[str], settings: Any, as_json: bool) -> None:
+    from benchmarks.harness import listing
+
+    rows = [row for name in wanted for row in listing(name, settings)]
+    missing = sum(row["seconds"] for row in rows if not row["done"])
+    if as_json:
+        say(json.dumps({"cells": rows, "missing_seconds": missing}))
+        return
+    for row in rows:
+        say(f"{'done' if row['done'] else '-':4} {row['seconds'] / 60:7.1f} min  {row['name']}")
+    say(f"     {missing / 60:7.1f} min  missing, about")

@@ -1,0 +1,289 @@
+"""What every benchmark shares: figures with their targets, fair timing of two sides, the JSON that is kept.
+
+A benchmark measures both of its sides in one process, in turns, and takes the median of the repeats, because a
+machine's speed drifts by more than most differences. Figures are ratios; seconds stand beside them for the record.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from freemoe.core.environment import environment
+from freemoe.core.errors import FreeMoEError
+from freemoe.core.files import cache_folder, write_atomic
+from freemoe.core.registry import Registry
+from freemoe.core.run.places import Place
+from freemoe.core.run.progress import Progress, Quiet
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number and what it is held against.
+
+    Attributes:
+        name: What it is, in a few words.
+        value: The number; NaN where it could not be measured (``note`` says why), which misses every target.
+        target: What it is held against; None for a number that stands beside a target.
+        better: Whether the target is the least (``higher``) or the most (``lower``) that meets it.
+        unit: Printed behind the number, with its own space where one belongs: ``x``, `` %``, `` ms``.
+        digits: Decimals printed.
+        note: What else belongs beside the number: an interval, the rival's setting.
+    """
+
+    name: str
+    value: float
+    target: float | None = None
+    better: Literal["higher", "lower"] = "higher"
+    unit: str = "x"
+    digits: int = 2
+    note: str = ""
+
+    def verdict(self, quick: bool) -> str:
+        """``met`` or ``missed``; ``not judged`` without a target, or in a quick run, which measures too little."""
+        if self.target is None or quick:
+            return "not judged"
+        good = self.value >= self.target if self.better == "higher" else self.value <= self.target
+        return "met" if good else "missed"
+
+    def line(self, quick: bool = False) -> str:
+        """``name: value (target ...) met|missed``."""
+        shown = "not measured" if math.isnan(self.value) else f"{self.value:.{self.digits}f}{self.unit}"
+        text = f"{self.name}: {shown}"
+        if self.target is not None:
+            text += f" (target {'>=' if self.better == 'higher' else '<='} {self.target:g}{self.unit})"
+            text += f" {self.verdict(quick)}"
+        return text + (f"; {self.note}" if self.note else "")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a benchmark shall run.
+
+    Attributes:
+        quick: Small sizes and one repeat: it shows that the benchmark runs, not the figure.
+        seed: Of every random shape and draw.
+        repeats: How often each side is timed.
+        data_root: Folder with the real benchmark files and the real model, for the figures that need them.
+        model: A base to measure on, where a benchmark can take one, and the real LLM of `real`: folder, file or hub id.
+        cells: Where benchmarks that go cell by cell keep what is finished.
+        only: Pattern of the names of the parts that are measured: cells, masks of `tomoe-speed`, kinds of `fuzz`; or a file or
+            folder of its cases.
+        minutes: After so many no further cell is begun; how long `soak` takes.
+        place: Where cells of the benchmarks in `SIDE_BY_SIDE` are measured.
+        device: Where the models of the benchmarks in `ON_DEVICES` stand.
+        cache: Where bases that take long to train are kept.
+        progress: Where to report.
+    """
+
+    quick: bool = False
+    seed: int = 0
+    repeats: int = 5
+    data_root: Path | None = None
+    model: str | None = None
+    cells: Path | None = None
+    only: str | None = None
+    minutes: float | None = None
+    place: Place = field(default_factory=Place)
+    device: str = "cpu"
+    cache: Path = field(default_factory=lambda: cache_folder())
+    progress: Progress = field(default_factory=Quiet)
+
+    @property
+    def rounds(self) -> int:
+        """Repeats of a timing: one in a quick run."""
+        return 1 if self.quick else self.repeats
+
+    def wants(self, part: str) -> bool:
+        """Whether a part of a benchmark is asked for."""
+        return self.only is None or fnmatch.fnmatchcase(part, self.only)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a benchmark found: its figures, and anything else worth keeping."""
+
+    figures: tuple[Figure, ...]
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+Benchmark = Callable[[Settings], Outcome]
+
+# Name -> module with a function ``run(settings) -> Outcome``, loaded when asked for.
+BENCHES: Registry[str] = Registry("benchmark")
+BENCHES.add("scorer", "benchmarks.speed.scorer", "choice scoring against lm-eval's HF backend (T1)")
+BENCHES.add("sweep", "benchmarks.speed.sweep", "bands x clusters against the plain loop (T2)")
+BENCHES.add("calibrate", "benchmarks.speed.calibrate", "all domains and norms over a plain forward pass (T3)")
+BENCHES.add("artefact", "benchmarks.speed.artefact", "size of an expert against its base; regeneration (T4)")
+BENCHES.add("switch", "benchmarks.speed.switch", "switching an expert in memory against copying weights (T5)")
+BENCHES.add("null", "benchmarks.null", "where nothing is to be found: acceptance, coverage, power of the proofs (T29)")
+BENCHES.add("router", "benchmarks.speed.router", "accuracy and latency of the router (T11)")
+BENCHES.add("hookmoe", "benchmarks.hookmoe.benchmark", "fewer experts per token: speed, and what hooks win back (T10)")
+BENCHES.add("hookmoe-speed", "benchmarks.hookmoe.speed", "fewer experts per token: speed alone (part of T10)")
+BENCHES.add("gain", "benchmarks.gain.benchmark", "held-out gain, and against LoRA and full tuning (T7, T7b, T7c, T7d)")
+BENCHES.add("tomoe-speed", "benchmarks.tomoe.speed", "a converted model against its dense one (T8)")
+BENCHES.add("tomoe-quality", "benchmarks.tomoe.quality", "what a conversion keeps, beside its rivals (T9)")
+BENCHES.add(
+    "memory", "benchmarks.speed.memory", "peak memory of every stage above the base; at 7B and 70B by arithmetic"
+)
+BENCHES.add("streaming", "benchmarks.speed.streaming", "a model larger than memory, its layers on disk: what is held")
+BENCHES.add("purify-step", "benchmarks.speed.purify_step", "a step of learned switches against LoRA's (T18)")
+BENCHES.add("mixed", "benchmarks.serve.mixed", "one batch of several experts against the base and LoRA (T6)")
+BENCHES.add("large", "benchmarks.speed.large", "calibration and learned switches of a random base of 7B")
+BENCHES.add(
+    "real", "benchmarks.real_llm.running", "a real LLM: switches, LoRA and others, cell by cell (T13, T14, T17)"
+)
+BENCHES.add(
+    "rivals",
+    "benchmarks.rivals.running",
+    "LoRA, DoRA, LASER, wanda, SparseGPT and others, each a row, on equal terms",
+)
+BENCHES.add(
+    "sandbox",
+    "benchmarks.sandbox.benchmark",
+    "hostile programs inside the sandbox, and without it as a control (T20)",
+)
+BENCHES.add(
+    "scale",
+    "benchmarks.scale.benchmark",
+    "units of work here, in processes and on Ray: bytes, speed-up, overhead; 70B on 8 to 512 devices by simulation (T12)",
+)
+BENCHES.add("fuzz", "benchmarks.fuzz.running", "hostile recipes, files and artefacts: tracebacks, hangs, wrong answers")
+BENCHES.add("serve", "benchmarks.serve.benchmark", "the server at 1 to 32 clients against one request at a time (T19)")
+BENCHES.add(
+    "soak", "benchmarks.serve.soak", "the server for ten minutes: wrong answers, errors without a cause, leaks (T19)"
+)
+BENCHES.add(
+    "kill", "benchmarks.kill.benchmark", "SIGKILL at the writes of build, convert and trim; then the same bytes"
+)
+
+ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "mixed", "large")
+"""Benchmarks that ``--device`` moves; the others run where they always do."""
+
+
+SIDE_BY_SIDE = ("real", "rivals")
+"""Benchmarks whose cells ``--on`` lets workers measure."""
+
+
+def one_clock(threads: int) -> Callable[[], float]:
+    """The clock for so many threads: of one the processor's time, which others on the machine do not lengthen."""
+    return time.process_time if threads == 1 else time.perf_counter
+
+
+def in_turns(
+    sides: dict[str, Callable[[], Any]],
+    repeats: int,
+    warm: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Time each side ``repeats`` times, one after the other in every round, the first side changing.
+
+    Args:
+        sides: Name -> what to time; called without arguments.
+        repeats: Rounds.
+        warm: Call every side once beforehand, unmeasured.
+        clock: Seconds.
+
+    Returns:
+        Seconds of every round, by side.
+    """
+    from benchmarks.devices import wait
+
+    names = list(sides)
+    if warm:
+        for name in names:
+            sides[name]()
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(repeats):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            wait()
+            began = clock()
+            sides[name]()
+            wait()
+            seconds[name].append(clock() - began)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], over: str, under: str) -> float:
+    """Median over rounds of ``over``'s time divided by ``under``'s in the same round."""
+    return statistics.median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))
+
+
+def in_own_process(module: str, asked: Sequence[Any]) -> Any:
+    """What ``weigh(*asked)`` of a module returns in a process of its own; all of it plain data.
+
+    Raises:
+        FreeMoEError: The process failed; with the end of what it said.
+    """
+    code = (
+        "import importlib, json, sys; from freemoe.core.memory import keep_memory_low; keep_memory_low(); "
+        "print(json.dumps(importlib.import_module(sys.argv[1]).weigh(*json.loads(sys.argv[2]))))"
+    )
+    command = [sys.executable, "-c", code, module, json.dumps(asked)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FreeMoEError(f"The process that weighs {asked[0]!r} failed: {done.stderr.strip()[-800:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_bench(name: str, settings: Settings) -> dict[str, Any]:
+    """Run one benchmark; returns what is kept as JSON: figures, verdicts, machine, versions, seconds.
+
+    Raises:
+        UnknownNameError: When there is no such benchmark.
+    """
+    module = importlib.import_module(BENCHES.get(name))
+    began = time.perf_counter()
+    outcome: Outcome = module.run(settings)
+    from benchmarks.devices import about
+
+    return {
+        "bench": name,
+        "about": BENCHES.about(name),
+        "quick": settings.quick,
+        "seed": settings.seed,
+        "seconds": round(time.perf_counter() - began, 1),
+        "figures": [_record(f, settings.quick) for f in outcome.figures],
+        "details": outcome.details,
+        "environment": environment() | ({} if settings.device == "cpu" else {"device": about(settings.device)}),
+    }
+
+
+def _record(figure: Figure, quick: bool) -> dict[str, Any]:
+    record = asdict(figure)
+    # JSON knows no NaN.
+    record["value"] = None if math.isnan(figure.value) else figure.value
+    return {**record, "verdict": figure.verdict(quick), "line": figure.line(quick)}
+
+
+def missed(results: Sequence[dict[str, Any]]) -> int:
+    """How many figures of several benchmarks miss their target."""
+    return sum(f["verdict"] == "missed" for r in results for f in r["figures"])
+
+
+def listing(name: str, settings: Settings) -> list[dict[str, Any]]:
+    """A benchmark's cells in order: name, whether it is done, and the seconds that it took, or about will; none for most."""
+    module = importlib.import_module(BENCHES.get(name))
+    return module.listing(settings) if hasattr(module, "listing") else []
+
+
+def save_result(result: dict[str, Any], folder: Path) -> Path:
+    """Write ``NAME.json``, and the table and the picture of a benchmark whose module can ``draw`` them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result['bench']}.json"
+    write_atomic(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    module = importlib.import_module(BENCHES.get(result["bench"]))
+    if hasattr(module, "draw"):
+        module.draw(result["details"], folder)
+    return path

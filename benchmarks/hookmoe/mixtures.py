@@ -1,0 +1,264 @@
+"""Mixtures that nobody made for trimming: the shapes of OLMoE and of Qwen3-MoE, trained from a seed on real text.
+
+    python -m benchmarks.hookmoe.mixtures --data-root FOLDER --dry-run
+    python -m benchmarks.hookmoe.mixtures --data-root FOLDER --shape olmoe --steps 400
+
+25 million parameters of each stand in its experts, 0.3 million in its embeddings. What is trained on are passages of
+WikiText-2, TinyStories, C4 and GSM8K; one passage in seven is kept away from the model and written beside it, as the text that
+a trim reads. Both are kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    OlmoeConfig,
+    OlmoeForCausalLM,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from benchmarks.harness import cache_folder
+from freemoe.assets.tiny_base import END, PAD, WEIGHT_DECAY, provenance, save, train
+from freemoe.core.errors import DataError, RecipeError
+from freemoe.core.files import digest, write_atomic
+from freemoe.text.blocks import passages, split
+from freemoe.text.documents import read_documents
+
+SEED, STEPS = 21, 400
+SECONDS_PER_STEP = {"olmoe": 3.0, "qwen3_moe": 2.1}
+"""Of one thread of a server core with AVX-512, unshared; only for the estimate of --dry-run."""
+ROWS, LENGTH, VOCABULARY = 16, 256, 1024
+LEARNING_RATE, BALANCE = 3e-3, 0.02
+UNSEEN = 0.14
+"""Share of the passages that the mixture never sees."""
+TEXTS = (
+    "wikitext-2-raw/wikitext2_train_5k.txt",
+    "tinystories/tiny_stories_train_excerpt.txt",
+    "c4/c4_demo.jsonl",
+    "c4/c4_sample_200.jsonl",
+    "gsm8k/train.jsonl",
+)
+"""Below the data root; those that are there are read."""
+_ASKED = {"gsm8k/train.jsonl": "completion:"}
+
+_COMMON: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_experts_per_tok": 8,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    # As the released ones: 64 experts of half the hidden size, weights not renormalised; 128 finer ones, renormalised.
+    "olmoe": {
+        **_COMMON,
+        "num_key_value_heads": 4,
+        "num_experts": 64,
+        "intermediate_size": 128,
+        "norm_topk_prob": False,
+    },
+    "qwen3_moe": {
+        **_COMMON,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "num_experts": 128,
+        "moe_intermediate_size": 64,
+        "intermediate_size": 512,
+        "norm_topk_prob": True,
+    },
+}
+QUICK: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 4}
+"""Sizes and steps of a quick run, which shows that all of this works."""
+QUICK_STEPS = 3
+
+
+def read_text(data_root: Path) -> tuple[list[str], list[str], list[str]]:
+    """Passages that a mixture is trained on, passages that it never sees, and the names of the files that were there.
+
+    Raises:
+        DataError: None of the files is there.
+    """
+    found = [name for name in TEXTS if (data_root / name).is_file()]
+    if not found:
+        raise DataError(f"None of {', '.join(TEXTS)} is below {str(data_root)!r}; a mixture is trained on these.")
+    pieces = passages([d for name in found for d in read_documents(f"{_ASKED.get(name, '')}{data_root / name}")])
+    # A seed of its own: a trim divides what is unseen here by the same hash.
+    parts = split(pieces, held_out=UNSEEN / 2, test=UNSEEN / 2, seed=SEED)
+    return parts.train, parts.held_out + parts.test, found
+
+
+def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY) -> Any:
+    """Byte-level BPE; `encode` adds no special token by itself."""
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[END, PAD], initial_alphabet=alphabet, show_progress=False
+    )
+    raw.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        bos_token=END,
+        eos_token=END,
+        pad_token=PAD,
+        model_max_length=2048,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def new_mixture(shape: str, tokenizer: Any, seed: int, quick: bool = False) -> Any:
+    """A mixture of one of ``SHAPES`` with random weights."""
+    torch.manual_seed(seed)
+    config_type, model_type = {
+        "olmoe": (OlmoeConfig, OlmoeForCausalLM),
+        "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    }[shape]
+    config: PretrainedConfig = config_type(
+        **SHAPES[shape] | (QUICK if quick else {}),
+        vocab_size=len(tokenizer),
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        initializer_range=0.04,
+        router_aux_loss_coef=BALANCE,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return model_type(config)  # pyright: ignore[reportArgumentType]
+
+
+def batches(tokenizer: Any, texts: Sequence[str], seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Token ids and loss weights, (``ROWS``, ``LENGTH``) each: passages one behind the other, in an order of the seed."""
+    coded = tokenizer(list(texts), verbose=False)["input_ids"]
+    rng = random.Random(f"mixtures/{seed}")
+    while True:
+        rng.shuffle(coded)
+        ids = torch.tensor([t for passage in coded for t in (*passage, tokenizer.eos_token_id)])
+        rows = ids[: len(ids) // LENGTH * LENGTH].view(-1, LENGTH)
+        order = list(range(len(rows)))
+        rng.shuffle(order)
+        for start in range(0, max(1, len(order) - ROWS + 1), ROWS):
+            some = rows[order[start : start + ROWS]]
+            yield some, torch.ones_like(some, dtype=torch.float32)
+
+
+def recipe(shape: str, seed: int, steps: int, quick: bool, text: str) -> dict[str, object]:
+    """What decides a mixture, as it stands in PROVENANCE.json."""
+    return {
+        "mixture": shape,
+        "shape": SHAPES[shape] | (QUICK if quick else {}),
+        "seed": seed,
+        "steps": steps,
+        "tokens_per_step": ROWS * LENGTH,
+        "vocabulary": VOCABULARY,
+        "learning_rate": LEARNING_RATE,
+        "weight_decay": WEIGHT_DECAY,
+        "balance": BALANCE,
+        "unseen": UNSEEN,
+        "text": text,
+    }
+
+
+def folder_of(cache: Path, shape: str, seed: int = SEED, steps: int = STEPS, quick: bool = False) -> Path:
+    """Where a mixture is kept: ``model/``, and ``unseen.jsonl``, the text that it never saw."""
+    return cache / "bench" / f"mixture-{shape}-seed{seed}-steps{steps}{'-quick' if quick else ''}"
+
+
+def kept(folder: Path) -> dict[str, Any] | None:
+    """The provenance of a mixture that is there; None where there is none."""
+    record = folder / "model" / "PROVENANCE.json"
+    if not record.is_file() or not (folder / "unseen.jsonl").is_file():
+        return None
+    return json.loads(record.read_text(encoding="utf-8"))
+
+
+def best_kept(cache: Path, shape: str, quick: bool = False) -> Path | None:
+    """The folder of the mixture of a shape that was trained longest; None where none is kept."""
+    found = [
+        (record, folder)
+        for folder in sorted((cache / "bench").glob(f"mixture-{shape}-seed*"))
+        if (record := kept(folder))
+    ]
+    found = [(record, folder) for record, folder in found if folder.name.endswith("-quick") == quick]
+    return max(found, key=lambda pair: pair[0]["steps"])[1] if found else None
+
+
+def make_mixture(
+    folder: Path, data_root: Path, shape: str, seed: int = SEED, steps: int = STEPS, quick: bool = False
+) -> Path:
+    """Train a mixture on the threads that torch has and write it, unless the folder holds that very one.
+
+    The model is written last, whole or not at all.
+
+    Returns:
+        ``folder``.
+
+    Raises:
+        DataError: No text below the data root.
+        RecipeError: No such shape.
+    """
+    if shape not in SHAPES:
+        raise RecipeError(f"shape is {shape!r}; allowed: {', '.join(SHAPES)}.")
+    began = time.monotonic()
+    seen, unseen, names = read_text(data_root)
+    wanted = recipe(shape, seed, steps, quick, digest([names, seen, unseen]))
+    old = kept(folder)
+    if old is not None and all(old.get(key) == value for key, value in json.loads(json.dumps(wanted)).items()):
+        return folder
+    tokenizer = train_tokenizer(seen)
+    model = new_mixture(shape, tokenizer, seed, quick)
+    tokens = train(model, batches(tokenizer, seen, seed), steps, LEARNING_RATE, BALANCE)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in unseen)
+    write_atomic(folder / "unseen.jsonl", lines.encode())
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    embeddings = model.get_input_embeddings().weight.numel()
+    record = provenance(wanted, model, tokens, began) | {
+        "files": names,
+        "expert_parameters": experts,
+        "embedding_parameters": embeddings,
+    }
+    save(model, tokenizer, record, folder / "model", run_in="float32")
+    return folder
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Train one mixture, or all, into the cache folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-root", type=Path, required=True, help="folder of the benchmark files")
+    parser.add_argument("--shape", choices=[*SHAPES, "all"], default="all", help="default %(default)s")
+    parser.add_argument("--seed", type=int, default=SEED, help="weights and order (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps (default %(default)s)")
+    parser.add_argument("--cache", type=Path, default=cache_folder(), help="default: the user's cache folder")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a tiny one, to see that this works")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    args = parser.parse_args(given)
+    for name in ("steps", "threads"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} is {getattr(args, name)}; it must be 1 or more")
+    torch.set_num_threads(args.threads)
+    for shape in SHAPES if args.shape == "all" else [args.shape]:
+        folder = folder_of(args.cache, shape, args.seed, args.steps, args.quick)
+        minutes = args.steps * SECONDS_PER_STEP[shape] / 60
+        tokens = args.steps * ROWS * LENGTH / 1e6
+        print(f"{shape}: {args.steps} steps, {tokens:.1f}M tokens, about {minutes:.0f} min -> {folder}", flush=True)
+        if not args.dry_run:
+            make_mixture(folder, args.data_root, shape, args.seed, args.steps, args.quick)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,89 @@
+"""Rows of the quality benchmark that are measured already: one file each, so that a run that was stopped goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.real_llm.protocol import model_digest
+from freemoe.core.environment import DECIDING, versions
+from freemoe.core.files import digest, write_atomic
+from freemoe.hookmoe.material import TextParts
+from freemoe.hookmoe.measure import Quality
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One rival on the test part and on the benchmark.
+
+    Attributes:
+        quality: On text, per block.
+        wrong: (documents,) 1 for a wrong answer, over its domain's documents and the number of domains: the sum is one minus
+            the mean accuracy of the domains. Without documents (blocks,): wrong next tokens, over all tokens.
+        parameters: Trained ones.
+    """
+
+    quality: Quality
+    wrong: Tensor
+    parameters: int = 0
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over the benchmark's domains of the share of right answers, or the share of right next tokens."""
+        return 1 - float(self.wrong.sum())
+
+    def losses(self, what: str) -> Tensor:
+        """Per block ``ce`` or ``kl``, or per document ``accuracy``, as something to lose."""
+        return self.wrong if what == "accuracy" else getattr(self.quality, what)
+
+    def describe(self) -> dict[str, float]:
+        """As JSON."""
+        return {**self.quality.describe(), "accuracy": self.accuracy, "parameters": self.parameters}
+
+
+@dataclass(frozen=True)
+class Records:
+    """Where the rows of one mixture are kept.
+
+    Attributes:
+        folder: Holds one JSON file per row.
+        decided: Digest of what decides every row: mixture, text, plan, schedule, versions.
+    """
+
+    folder: Path
+    decided: str
+
+    def row(self, name: str, seed: int, measured: Callable[[], Row]) -> Row:
+        """A row that is kept, or that is measured now."""
+        key = digest([self.decided, name, seed])
+        path = self.folder / f"{key}.json"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            row = measured()
+            values = {f.name: getattr(row.quality, f.name).tolist() for f in fields(Quality)}
+            record = {"row": name, "seed": seed, **values, "wrong": row.wrong.tolist(), "parameters": row.parameters}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, json.dumps(record).encode())
+            return row
+        quality = Quality(*(torch.tensor(found[f.name], dtype=torch.float64) for f in fields(Quality)))
+        return Row(quality, torch.tensor(found["wrong"], dtype=torch.float64), found["parameters"])
+
+
+def records_of(folder: Path, model: str, text: TextParts, decided: Any) -> Records:
+    """The records of a mixture.
+
+    Args:
+        folder: Of all mixtures.
+        model: The mixture: a name or a folder.
+        text: What is trained and measured on.
+        decided: What else decides a row, as plain data.
+    """
+    ids = [part.ids.tolist() for part in (text.train, text.held_out, text.test)]
+    return Records(folder, digest([model_digest(model), digest(ids), decided, versions(DECIDING)]))

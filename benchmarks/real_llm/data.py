@@ -1,0 +1,291 @@
+"""Materials (plain text) and tasks (questions): which files, which part is reference, which is reported.
+
+Reference comes from train splits where there are any. Text is cut into blocks of 256 tokens as `text_tasks` does it;
+questions are rendered by lm-eval, as `freemoe build` has them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.gain.materials import needed
+from benchmarks.real_llm.protocol import Protocol
+from freemoe.core.errors import DataError
+from freemoe.domain_experts.select.choice import shares
+from freemoe.evals.tasks.benchmarks import BENCHMARKS, find_benchmark
+from freemoe.evals.tasks.documents import Document, FrozenChoice, content_key
+from freemoe.evals.tasks.domains import join_tasks, load_domain
+from freemoe.evals.tasks.harness.rows import MBPP_IDS
+from freemoe.evals.tasks.splits import draw
+from freemoe.evals.tasks.task import DomainData, Grader, Response, grade_choice
+from freemoe.evals.tasks.text_tasks import TextTask
+from freemoe.recipes import SaliencySection
+from freemoe.text.documents import read_documents
+from freemoe.text.files import read_json_lines, read_text_file
+
+Texts = tuple[list[str], list[str] | None]
+
+# As the questions of GSM8K are cut for matching: enough of each to tell whose answer it is.
+_QUESTION, _ANSWER, _CHOICES = 250, 160, 4
+
+
+@dataclass(frozen=True)
+class Material:
+    """One material or task.
+
+    Attributes:
+        name: Its name.
+        kind: ``text`` or ``task``.
+        files: Patterns of its files below the data folder.
+        about: Where reference and reported documents come from.
+        load: Reads it: data folder, tokenizer, protocol, few-shot examples -> the two splits.
+    """
+
+    name: str
+    kind: Literal["text", "task"]
+    files: tuple[str, ...]
+    about: str
+    load: Callable[[Path, Any, Protocol, int], DomainData]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A material's documents in their roles.
+
+    Attributes:
+        kind: ``text`` or ``task``.
+        gradient: Reference documents that train.
+        stop: Reference documents that stop.
+        guard: Reference documents that neither trained nor stopped.
+        reported: Documents that chose nothing.
+        graders: By the name of their task.
+        notes: How the splits were made.
+    """
+
+    kind: str
+    gradient: list[Document]
+    stop: list[Document]
+    guard: list[Document]
+    reported: list[Document]
+    graders: dict[str, Grader]
+    notes: tuple[str, ...]
+
+
+def parts_of(material: Material, data: DomainData, protocol: Protocol, seed: int) -> Parts:
+    """Part a material's reference as a build does it, and take its reported documents."""
+    reference = list(data.reference.documents)
+    if material.kind == "task":
+        reference = _drawn(reference, protocol.reference)
+    section = SaliencySection()
+    keys = [d.key for d in reference]
+    groups = shares(keys, [section.gradient_share, section.stop_share], seed)
+    gradient, stop, guard = ([reference[i] for i in part] for part in groups)
+    # Nothing is chosen by what stands in a record, so its reported part may be opened.
+    reported = list(data.reported.open(FrozenChoice("bench real")))
+    if material.kind == "task":
+        reported = _drawn(reported, protocol.questions)
+    return Parts(material.kind, gradient, stop, guard, reported, data.graders, data.notes)
+
+
+def _drawn(documents: Sequence[Document], limit: int) -> list[Document]:
+    taken = draw([d.id for d in documents], [d.field for d in documents], limit)
+    return [documents[i] for i in taken]
+
+
+def load_parts(name: str, root: Path, tokenizer: Any, protocol: Protocol, seed: int, shots: int = 0) -> Parts:
+    """Read a material and part it.
+
+    Raises:
+        UnknownNameError, DataError: When there is no such material, or its files are not there.
+    """
+    material = find_material(name)
+    return parts_of(material, material.load(root, tokenizer, protocol, shots), protocol, seed)
+
+
+# -------------------------------------------------------------------------------------------- text
+
+
+def text_material(name: str, files: tuple[str, ...], about: str, read: Callable[[Path], Texts]) -> Material:
+    """A material of text: ``read`` gives its reference and its reported documents from the data folder."""
+
+    def load(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> DomainData:
+        reference, reported = read(root)
+        caps = {"reference": protocol.reference, "reported": protocol.blocks}
+        task = TextTask(name, reference, reported, about, tokenizer, given=protocol.given, caps=caps)
+        return join_tasks(name, {name: task})
+
+    return Material(name, "text", files, about, load)
+
+
+def _wikitext(root: Path) -> Texts:
+    folder = root / "wikitext-2-raw"
+    return read_documents(folder / "wikitext2_train_5k.txt"), read_documents(folder / "wiki.test.raw")
+
+
+def _gsm8k(root: Path) -> Texts:
+    train, test = ([f"{r['question']}\n{r['answer']}" for r in _rows(root, f"gsm8k/{s}.jsonl")] for s in _SPLITS)
+    return train, test
+
+
+def _c4(root: Path) -> Texts:
+    joined = [f"{r['input']} {r['output']}" for r in _list(root, "c4/c4_ref_gumbelsoft.json")]
+    return joined + read_documents(root / "c4/c4_demo.jsonl"), read_documents(root / "c4/c4_sample_200.jsonl")
+
+
+def _code(root: Path) -> Texts:
+    rows = _rows(root, "mbpp/mbpp.jsonl")
+
+    def of(*splits: str) -> list[str]:
+        wanted = {i for s in splits for i in MBPP_IDS[s]}
+        return [f"# {r['text']}\n{r['code'].replace(chr(13), '')}" for r in rows if r["task_id"] in wanted]
+
+    return of("train", "validation"), of("test")
+
+
+def _stories(root: Path) -> Texts:
+    folder = root / "tinystories"
+    return (
+        read_documents(folder / "tiny_stories_train_excerpt.txt"),
+        read_documents(folder / "TinyStories-valid_excerpt.txt"),
+    )
+
+
+_SPLITS = ("train", "test")
+
+
+def _rows(root: Path, name: str) -> list[dict[str, Any]]:
+    return [row for _, row in read_json_lines(needed(root, name))]
+
+
+def _list(root: Path, name: str) -> list[dict[str, Any]]:
+    import json
+
+    return json.loads(read_text_file(needed(root, name)))
+
+
+# ------------------------------------------------------------------------------------------- tasks
+
+
+def _named(name: str, spec: str, about: str) -> Material:
+    """A benchmark of the table that `freemoe build` knows; ``spec`` without its count of few-shot examples."""
+    row = BENCHMARKS[find_benchmark(spec)[0].name]
+    files = tuple(dict.fromkeys(path.replace("{subject}", "*") for path in row.paths.values()))
+
+    def load(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> DomainData:
+        limit = max(protocol.reference, protocol.questions)
+        return load_domain(name, [spec], tokenizer=tokenizer, data_root=root, limit=limit, num_fewshot=shots)
+
+    return Material(name, "task", files, about, load)
+
+
+@dataclass
+class MatchingTask:
+    """Which of four worked solutions belongs to the question; the other three are other questions'.
+
+    Args:
+        root: The data folder.
+        limit: Questions of each split at most.
+    """
+
+    root: Path
+    limit: int
+    name: str = "gsm8k-matching"
+    metric: str = "acc"
+    runs_code: bool = False
+    note: str = "gsm8k-matching: reference train, reported test; the other answers are other questions' of the split"
+
+    def _documents(self, split: str) -> list[Document]:
+        rows = _rows(self.root, f"gsm8k/{split}.jsonl")
+        texts = [(r["question"][-_QUESTION:] + "\n", r["answer"][:_ANSWER]) for r in rows]
+        generator = random.Random(f"gsm8k matching/{split}")
+        found = []
+        for i, (question, answer) in enumerate(texts):
+            others = [texts[j][1] for j in generator.sample([j for j in range(len(texts)) if j != i], _CHOICES - 1)]
+            gold = generator.randrange(_CHOICES)
+            answers = (*others[:gold], answer, *others[gold:])
+            identity = f"{split}:{i}"
+            key = content_key(rows[i]["question"])
+            found.append(
+                Document(self.name, identity, key, "choice", question, answers, gold, reference=answer, index=i)
+            )
+        return _drawn(found, self.limit)
+
+    def reference(self) -> list[Document]:
+        """Questions of the train split."""
+        return self._documents("train")
+
+    def reported(self) -> list[Document]:
+        """Questions of the test split."""
+        return self._documents("test")
+
+    def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
+        """Accuracy, plain and per character."""
+        return grade_choice(document, responses, [len(a) for a in document.answers])
+
+
+def _matching(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> DomainData:
+    task = MatchingTask(root, max(protocol.reference, protocol.questions))
+    data = join_tasks(task.name, {task.name: task})
+    if not shots:
+        return data
+    # Examples from the train split that are no reference documents.
+    taken = {d.key for d in data.reference.documents}
+    pool = [d for d in replace_limit(task)._documents("train") if d.key not in taken][:shots]
+    before = "".join(f"{d.prompt}{d.reference}\n\n" for d in pool)
+
+    def prompted(documents: Sequence[Document]) -> tuple[Document, ...]:
+        return tuple(replace(d, prompt=before + d.prompt) for d in documents)
+
+    reported = prompted(data.reported.open(FrozenChoice("few-shot prompts")))
+    return replace(
+        data,
+        reference=replace(data.reference, documents=prompted(data.reference.documents)),
+        reported=replace(data.reported, _documents=reported),
+    )
+
+
+def replace_limit(task: MatchingTask) -> MatchingTask:
+    """The same task with all of its questions."""
+    return replace(task, limit=10**9)
+
+
+TEXTS = (
+    text_material("wikitext", ("wikitext-2-raw/wikitext2_train_5k.txt", "wikitext-2-raw/wiki.test.raw"),
+          "WikiText-2: reference from train, reported from test", _wikitext),
+    text_material("gsm8k", ("gsm8k/train.jsonl", "gsm8k/test.jsonl"),
+          "GSM8K, question and worked solution: reference from train, reported from test", _gsm8k),
+    text_material("c4", ("c4/*.json", "c4/*.jsonl"),
+          "C4: reference two samples of it, reported a third", _c4),
+    text_material("code", ("mbpp/mbpp.jsonl",),
+          "MBPP's sentences and solutions: reference its train and validation ids, reported its test ids", _code),
+)  # fmt: skip
+HOME_TEXT = text_material(
+    "tinystories", ("tinystories/*.txt",), "TinyStories: reference from train, reported from validation", _stories
+)
+TASKS = (
+    _named("arc-easy", "arc_easy+train", "reference train and validation, reported test"),
+    _named("arc-challenge", "arc_challenge+train", "reference train and validation, reported test"),
+    _named("openbookqa", "openbookqa+train", "reference train and validation, reported test"),
+    _named("hellaswag", "hellaswag", "no train split here: 1,000 validation questions carved in two"),
+    _named("mathqa", "mathqa", "no train split here: reference validation, reported test"),
+    _named("mmlu", "mmlu", "answer letters; no train split: reference validation, reported test"),
+    _named("rte", "rte", "no train split here: 277 validation questions carved in two by premise"),
+    Material("gsm8k-matching", "task", ("gsm8k/train.jsonl", "gsm8k/test.jsonl"),
+             "reference train, reported test", _matching),
+)  # fmt: skip
+MATERIALS: dict[str, Material] = {m.name: m for m in (*TEXTS, *TASKS, HOME_TEXT)}
+
+
+def find_material(name: str) -> Material:
+    """The material of that name.
+
+    Raises:
+        DataError: When there is none.
+    """
+    if name not in MATERIALS:
+        raise DataError(f"No material {name!r}; known: {', '.join(MATERIALS)}.")
+    return MATERIALS[name]

@@ -1,0 +1,229 @@
+"""The compact tables of the benchmark: what is committed, without the scores of single documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.real_llm.cells import BASE, Cell
+from benchmarks.real_llm.data import MATERIALS
+from benchmarks.real_llm.figures.rows import (
+    Finished,
+    Row,
+    as_numbers,
+    base_of,
+    gain,
+    gains,
+    pick,
+    rows_of,
+    share,
+    tokens,
+    verdict,
+)
+from freemoe.evals.statistics import mean_interval, over_seeds
+
+RIVAL = "lora-r1"
+SHOWN = ("learned-1%", RIVAL)
+"""What every base is given on every text."""
+
+
+def tables_of(finished: Finished) -> dict[str, Any]:
+    """Every table that the finished cells allow."""
+    found: dict[str, Any] = {}
+    for family in ("text", "task", "count", "home"):
+        rows = rows_of(finished, family)
+        if rows:
+            found[family] = table(rows)
+    points = [p for family in ("text", "home") for p in points_of(rows_of(finished, family))]
+    extra = {"forgetting": forgetting(finished), "null": null_table(finished), "home_or_far": points}
+    for name, made in extra.items():
+        if made:
+            found[name] = made
+    return found
+
+
+def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One entry per row that has a base, the base first."""
+    found = []
+    for row in rows:
+        base = base_of(row, rows)
+        if base is None:
+            continue
+        entry: dict[str, Any] = {"material": row.cell.material, "method": row.cell.treatment, **_setting(row)}
+        entry["reference"] = MATERIALS[row.cell.material].about
+        entry |= _level(row)
+        if row is not base:
+            entry |= _against(row, base, rows)
+        found.append(entry | _cost(row))
+    return found
+
+
+def _setting(row: Row) -> dict[str, Any]:
+    cell = row.cell
+    extra = {"base": cell.base, "reference_documents": cell.documents}
+    return {k: v for k, v in extra.items() if v}
+
+
+def _level(row: Row) -> dict[str, float]:
+    if row.text:
+        return {"perplexity": round(math.exp(-row.values().sum() / tokens(row)), 4)}
+    return {"accuracy": round(100 * float(row.values().mean()), 2), "items": len(row.keys)}
+
+
+def _against(row: Row, base: Row, rows: Sequence[Row]) -> dict[str, Any]:
+    entry: dict[str, Any] = {"gain": as_numbers(gain(row, base)), "unit": "nats per token" if row.text else "points"}
+    rivals = [r for r in rows if r.cell.treatment == RIVAL and base_of(r, rows) is base]
+    if rivals and rivals[0] is not row:
+        entry["share_of_lora_r1"] = as_numbers(share(row, rivals[0], base))
+    tested = verdict(row, base)
+    if tested is not None:
+        entry["guard"] = {"gain": round(tested.gain, 5), "p": round(tested.p, 5), "documents": tested.tested}
+    if len(row.records) > 1:
+        each = [gain(replace(row, records=(r,)), base).mean for r in row.records]
+        entry["over_seeds"] = {"seeds": [round(g, 4) for g in each], "interval": as_numbers(over_seeds(each))}
+    first = row.first
+    if "oracle" in first:
+        shown = replace(row, records=({**first, **first["oracle"]},))
+        entry["band"] = first["band"]
+        entry["oracle"] = {"band": first["oracle_band"], "gain": as_numbers(gain(shown, base))}
+    return entry
+
+
+def _cost(row: Row) -> dict[str, Any]:
+    first = row.first
+    cost: dict[str, Any] = {
+        "share_off": row.mean("share_off"),
+        "numbers": row.mean("numbers"),
+        "bytes": row.mean("bytes"),
+        "seconds": round(row.mean("seconds") or 0.0, 1),
+        "memory_mb": round((row.mean("memory_bytes") or 0.0) / 1e6),
+        "tokens_trained": row.mean("tokens_trained"),
+        **_speed(first["speed"]),
+        "units": first.get("units"),
+        "stopping_losses": [round(v, 4) for v in first["losses"]],
+        "formats": first.get("formats"),
+    }
+    if first["cell"]["rate"]:
+        cost |= {"rate": [r["cell"]["rate"] for r in row.records], "rates_tried": row.rates}
+    return {k: v for k, v in cost.items() if v not in (0, 0.0, None, [])}
+
+
+def _speed(speed: dict[str, Any]) -> dict[str, Any]:
+    """Tokens per second; of a model that was cut also those of the whole one, measured in turns with it."""
+    if not speed:
+        return {}
+    found = {f"{k}_tokens_per_second": round(speed[k], 2) for k in ("prefill", "decode")}
+    if "dense" in speed:
+        found |= {f"{k}_against_dense": round(speed[k] / speed["dense"][k], 3) for k in ("prefill", "decode")}
+    return found
+
+
+# -------------------------------------------------------------------------------------- forgetting
+
+
+def forgetting(finished: Finished) -> list[dict[str, Any]]:
+    """Rows: experts and unions of two; columns: materials. The expert's own column is its gain, the others its harm.
+
+    Gains are in nats per token (text) or points (questions), with their 95 % intervals; ``routed`` is 0 by definition
+    wherever the router keeps the expert out of another domain.
+    """
+    found = []
+    own = {f: rows_of(finished, f) for f in ("text", "task")}
+    on_base: dict[str, Any] = {}
+    for record in finished.values():
+        if record["cell"]["family"] == "cross" and record["cell"]["method"] == BASE:
+            on_base = record["columns"]
+    for record in finished.values():
+        cell = Cell.read(record["cell"])
+        if cell.family not in ("cross", "union") or cell.method == BASE:
+            continue
+        columns: dict[str, list[float | None]] = {}
+        if cell.family == "cross":
+            rows = own[MATERIALS[cell.material].kind]
+            mine, base = (pick(rows, cell.material, t) for t in (cell.treatment, BASE))
+            if mine is not None and base is not None:
+                columns[cell.material] = as_numbers(gain(mine, base))
+        for name, scored in record["columns"].items():
+            difference = _elsewhere(name, scored, on_base.get(name), own)
+            if difference is not None:
+                columns[name] = difference
+        label = "+".join(filter(None, (cell.material, cell.other)))
+        found.append({"expert": label, "method": cell.treatment, "kind": cell.family, "gains": columns})
+    return found
+
+
+def _elsewhere(
+    name: str, scored: dict[str, Any], known: dict[str, Any] | None, own: dict[str, list[Row]]
+) -> list[float | None] | None:
+    """Gain on a column's documents over the base on the same documents; None where the base was not measured on them.
+
+    Args:
+        name: Of the column: a material, with the number of examples in its prompts behind an ``@``.
+        scored: What the expert did there.
+        known: What the base did there in its own ``cross`` cell.
+        own: Rows of texts and tasks, where the base is known on all reported documents.
+    """
+    sign, entry = (-1.0, "nll") if scored["kind"] == "text" else (1.0, "right")
+    before = _of_base(name, scored["kind"], entry, known, own)
+    if any(i not in before for i in scored["ids"]):
+        return None
+    differences = [sign * (v - before[i]) for i, v in zip(scored["ids"], scored[entry], strict=True)]
+    if scored["kind"] != "text":
+        return as_numbers(mean_interval(differences, scored["keys"]).scaled(100))
+    return as_numbers(
+        mean_interval(np.divide(differences, scored["tokens"]).tolist(), scored["keys"], scored["tokens"])
+    )
+
+
+def _of_base(
+    name: str, kind: str, entry: str, known: dict[str, Any] | None, own: dict[str, list[Row]]
+) -> dict[str, float]:
+    """By document what the base did in a column."""
+    material, _, shots = name.partition("@")
+    row = pick(own[kind], material, "fewshot" if shots else BASE)
+    found = dict(zip(row.first["ids"], row.first[entry], strict=True)) if row is not None else {}
+    return found | (dict(zip(known["ids"], known[entry], strict=True)) if known is not None else {})
+
+
+# -------------------------------------------------------------------------------------------- null
+
+
+def null_table(finished: Finished) -> dict[str, Any]:
+    """How many builds on permuted answers accepted anything, over all of them and by the number of documents."""
+    batches = [r for r in finished.values() if r["cell"]["family"] == "null"]
+    if not batches:
+        return {}
+    counts: dict[int, list[bool]] = {}
+    for batch in batches:
+        counts.setdefault(batch["reference"], []).extend(b["accepted"] for b in batch["builds"])
+    builds = [b for r in batches for b in r["builds"]]
+    return {
+        "builds": len(builds),
+        "accepted": sum(b["accepted"] for b in builds),
+        "by_reference_documents": {str(n): [sum(taken), len(taken)] for n, taken in sorted(counts.items())},
+        "smallest_p": sorted(round(b["p"], 4) for b in builds)[:5],
+        "what": batches[0]["what"],
+    }
+
+
+def points_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Base perplexity and gain, one entry per text, base and method of `SHOWN`: whether the base is at home or far."""
+    found = []
+    for row in rows:
+        base = base_of(row, rows)
+        if base is not None and row.cell.treatment in SHOWN and row.text:
+            nats = -base.values().sum() / tokens(base)
+            found.append(
+                {
+                    "material": row.cell.material,
+                    "base": row.cell.base or "",
+                    "method": row.cell.treatment,
+                    "base_perplexity": round(math.exp(nats), 3),
+                    "gain": round(float(gains(row, base).sum() / tokens(base)), 4),
+                }
+            )
+    return found

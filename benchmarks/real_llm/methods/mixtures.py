@@ -1,0 +1,197 @@
+"""Mixtures of the real model: `freemoe convert` with its rivals, and `freemoe trim` on a mixture that was split from it.
+
+Both commands run whole, on WikiText-2's training text, which they divide by content: what they report stands in none of
+what trained. A split mixture's routers learn from another file.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from benchmarks.real_llm.data import find_material
+from benchmarks.real_llm.methods.splitting import Split, divide, mixture, train_routers
+from benchmarks.real_llm.work import Job
+from freemoe.core.files import write_atomic
+from freemoe.core.memory import peak_memory_bytes
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.checkpoints.saving import save_checkpoint
+from freemoe.recipes import ConvertRecipe, TrimRecipe, recipe_from
+from freemoe.text.blocks import Blocks, pack_blocks, passages
+from freemoe.text.documents import read_documents
+from freemoe.tomoe.measure import score_text
+
+BLOCK = 256
+CONVERSION = {"steps": 60, "batch_tokens": 1024, "block": BLOCK, "save_every": 15, "evaluation_tokens": 8192}
+EXPERTS = 8
+"""Of every MLP, in a conversion."""
+ROUTERS = {"steps": 40, "rows": 4, "rate": 0.05}
+_SHOWN_ROWS = 32
+
+
+class Sizes(NamedTuple):
+    """Experts of a split mixture: all, those of a token, and those of a token after trimming (mean over layers)."""
+
+    experts: int
+    full: int
+    leaner: int
+
+
+SIZES, QUICK_SIZES = Sizes(8, 4, 2), Sizes(2, 2, 1)
+HOOKS = {"steps": 36, "rows": 4, "every": 12, "block": BLOCK, "limit": 144, "held_out": 4, "test": 32}
+_QUICK_STEPS = {"steps": 2, "save_every": 2, "evaluation_tokens": 512, "batch_tokens": 256, "block": 64}
+_QUICK_HOOKS = {"steps": 2, "rows": 2, "every": 2, "block": 64, "limit": 8, "held_out": 2, "test": 2}
+
+
+def _quick(job: Job) -> bool:
+    return job.protocol.schedule.steps < 10
+
+
+def _sizes(job: Job) -> Sizes:
+    return QUICK_SIZES if _quick(job) else SIZES
+
+
+def _files(job: Job) -> tuple[Path, Path]:
+    """The text that a command divides, and another that it does not see."""
+    own, other = find_material(job.cell.material).files
+    return Path(job.root) / own, Path(job.root) / other
+
+
+def _common(job: Job, output: Path) -> dict[str, Any]:
+    return {"output": str(output), "seed": job.cell.seed, "dtype": "float32", "device": "cpu"}
+
+
+# ----------------------------------------------------------------------------------------- convert
+
+
+def converted(job: Job) -> dict[str, Any]:
+    """Convert to the cell's share of active weights; rivals see the same text.
+
+    Returns:
+        ``scores``: by name per reported block ``nll``, ``right`` and ``tokens``; ``curve``: held-out loss by step.
+    """
+    from freemoe.tomoe.convert import convert
+
+    with tempfile.TemporaryDirectory() as scratch:
+        recipe = recipe_from(
+            {
+                "command": "convert",
+                "model": job.model,
+                "text": [str(_files(job)[0])],
+                "active": job.cell.budget,
+                "experts": EXPERTS,
+                "train": _QUICK_STEPS if _quick(job) else CONVERSION,
+                **_common(job, Path(scratch) / "out"),
+            },
+            "The benchmark",
+        )
+        assert isinstance(recipe, ConvertRecipe)
+        result = json.loads((convert(recipe) / "result.json").read_text(encoding="utf-8"))
+    names = ("nll", "right", "tokens")
+    return {
+        "scores": {name: {n: score[n] for n in names} for name, score in result["scores"].items()},
+        "rivals": result["rivals"],
+        "curve": result["held_out_curve"],
+        "parameters": result["parameters"],
+        "training": recipe.train.model_dump(),
+        "experts": EXPERTS,
+        "seconds": result["cost"]["wall_seconds"],
+        "memory_bytes": result["cost"]["peak_memory_bytes"],
+    }
+
+
+# -------------------------------------------------------------------------------------------- trim
+
+
+def split(job: Job) -> dict[str, Any]:
+    """Split the model into a mixture and train its routers; kept is how it was split.
+
+    Returns:
+        ``scores``: of the dense model, and of the mixture with the routers it begins with and with those trained, at k of
+        the cell; ``divergence``: of every step in nats per token.
+    """
+    began = time.perf_counter()
+    model, tokenizer = load_base(job.model, dtype="float32", device="cpu")
+    train, shown = _router_text(job, tokenizer)
+    sizes = _sizes(job)
+    splits = divide(model, train, sizes.experts, job.cell.seed)
+    sparse = mixture(model, splits, sizes.full)
+    scores = {"dense": score_text(model, shown), "untrained": score_text(sparse, shown)}
+    divergence: list[float] = []
+    settings = {**ROUTERS, "steps": 2} if _quick(job) else ROUTERS
+    routers = train_routers(sparse, model, train, **settings, on_step=divergence.append)
+    scores["mixture"] = score_text(sparse, shown)
+    kept = {
+        f"{name}|{n}": t for n, s in enumerate(splits) for name, t in (("shared", s.shared), ("neurons", s.neurons))
+    }
+    kept |= {f"router|{n}": r for n, r in enumerate(routers)}
+    write_atomic(Path(job.tensors), save({name: t.contiguous() for name, t in kept.items()}))
+    return {
+        "scores": {n: {"nll": s.nll, "right": s.right, "tokens": s.tokens} for n, s in scores.items()},
+        "divergence": divergence,
+        "experts": sizes.experts,
+        "k": sizes.full,
+        "routers": settings,
+        "what": f"half of every MLP's neurons shared, the others divided among {sizes.experts} experts, {sizes.full} per token; "
+        "routers alone were trained",
+        "seconds": time.perf_counter() - began,
+        "memory_bytes": peak_memory_bytes(),
+    }
+
+
+def _router_text(job: Job, tokenizer: Any) -> tuple[Blocks, Blocks]:
+    """Blocks that routers learn from, and others of the same file that show what they learned."""
+    texts = passages(read_documents(_files(job)[1]))
+    blocks = pack_blocks(tokenizer, texts, BLOCK, "the routers' text")
+    last = min(_SHOWN_ROWS, len(blocks) // 2) if not _quick(job) else 1
+    return blocks.rows(range(len(blocks) - last)), blocks.rows(range(len(blocks) - last, len(blocks)))
+
+
+def kept_splits(tensors: dict[str, Tensor]) -> list[Split]:
+    """What `split` kept, layer by layer."""
+    count = sum(name.startswith("router|") for name in tensors)
+    return [Split(*(tensors[f"{name}|{n}"] for name in ("shared", "neurons", "router"))) for n in range(count)]
+
+
+def trimmed(job: Job) -> dict[str, Any]:
+    """Trim the split mixture to fewer experts per token, with hooks, and measure it beside what costs nothing.
+
+    Returns:
+        ``rows``: of the trim's own table; ``plan``; ``mixture``: what was trimmed.
+    """
+    from freemoe.hookmoe.trim import trim
+
+    ((_, path),) = job.needs
+    with tempfile.TemporaryDirectory() as scratch:
+        model, tokenizer = load_base(job.model, dtype="float32", device="cpu")
+        folder = Path(scratch) / "mixture"
+        save_checkpoint(mixture(model, kept_splits(load_file(path)), _sizes(job).full), folder)
+        tokenizer.save_pretrained(folder)
+        del model
+        recipe = recipe_from(
+            {
+                "command": "trim",
+                "model": str(folder),
+                "text": str(_files(job)[0]),
+                "plan": {"act": _sizes(job).leaner},
+                "training": _QUICK_HOOKS if _quick(job) else HOOKS,
+                **_common(job, Path(scratch) / "out"),
+            },
+            "The benchmark",
+        )
+        assert isinstance(recipe, TrimRecipe)
+        result = json.loads((trim(recipe) / "result.json").read_text(encoding="utf-8"))
+    return {
+        "rows": result["test"]["rows"],
+        "tokens": result["test"]["tokens"],
+        "plan": result["plan"],
+        "training": recipe.training.model_dump(),
+        "seconds": result["cost"]["wall_seconds"],
+        "memory_bytes": result["cost"]["peak_memory_bytes"],
+    }

@@ -1,0 +1,97 @@
+"""The null test: builds on questions whose right answers were drawn at random. Whatever they accept is a mistake.
+
+The whole of `freemoe build` runs, with its search, its purification, its guard and Holm's correction, on a tiny base,
+because it is the guard that is tested, and the guard knows nothing of the base's size.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.real_llm.cells import Cell
+from benchmarks.real_llm.protocol import Protocol
+from freemoe.domain_experts.build import build
+from freemoe.evals.tasks.benchmark_files import arc_jsonl
+from freemoe.recipes import BuildRecipe, recipe_from
+
+BUILDS = 10
+_REFERENCE, _REPORTED = 120, 16
+_FILES = ("arc/ARC-Easy/ARC-Easy-Train.jsonl", "arc/ARC-Easy/ARC-Easy-Dev.jsonl")
+
+
+def null_builds(model: str, root: str, cell: Cell, protocol: Protocol) -> dict[str, Any]:
+    """Build a batch of times, each on other questions with other drawn answers.
+
+    Args:
+        model: The base.
+        root: The data folder.
+        cell: Its material and seed number the batch.
+        protocol: A quick one makes one short build.
+    """
+    rows = [row for name in _FILES for row in arc_jsonl(Path(root) / name)]
+    quick = protocol.schedule.steps < 10
+    found = []
+    reference = 40 if quick else cell.documents or _REFERENCE
+    for number in range(1 if quick else BUILDS):
+        generator = random.Random(f"{cell.name}/{number}")
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as scratch:
+            paths = _questions(rows, generator, Path(scratch), reference)
+            result = _built(model, paths, Path(scratch) / "out", number, quick)
+        found.append({**outcome(result), "build_seconds": time.perf_counter() - began})
+    what = (
+        f"{Path(model).name} as base; {reference} ARC-Easy questions, the right choice drawn at random; two subdomains, two "
+        "metrics, guard at 0.05"
+    )
+    return {"builds": found, "reference": reference, "what": what}
+
+
+def _questions(rows: list[dict[str, Any]], generator: random.Random, folder: Path, reference: int) -> str:
+    drawn = generator.sample(rows, reference + _REPORTED)
+    paths = []
+    for name, part in (("reference", drawn[:reference]), ("test", drawn[reference:])):
+        lines = []
+        for row in part:
+            choices = list(dict.fromkeys(row["choices"]["text"]))
+            answer = generator.randrange(len(choices))
+            lines.append(json.dumps({"question": row["question"], "choices": choices, "answer": answer}))
+        paths.append(folder / f"{name}.jsonl")
+        paths[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "::".join(map(str, paths))
+
+
+def _built(model: str, spec: str, output: Path, seed: int, quick: bool) -> dict[str, Any]:
+    recipe = recipe_from(
+        {
+            "command": "build",
+            "model": model,
+            "domains": {"null": (spec,)},
+            "output": str(output),
+            "seed": seed,
+            "dtype": "float32",
+            "device": "cpu",
+            "subdomains": {"count": 1 if quick else 2},
+            "bands": {"step": 0.2},
+            "saliency": {"budget": 0.001 if quick else 0.01, "patience": 3},
+            "evidence": {"controls": 0, "oracle": False},
+        },
+        "The null test",
+    )
+    assert isinstance(recipe, BuildRecipe)
+    return json.loads((build(recipe) / "result.json").read_text(encoding="utf-8"))
+
+
+def outcome(result: dict[str, Any]) -> dict[str, Any]:
+    """Whether a build accepted anything, and the smallest adjusted p-value of its tests."""
+    subdomains = [s for domain in result["domains"] for s in domain["subdomains"]]
+    adjusted = [v["holm"] for s in subdomains for v in s["verdicts"]]
+    return {
+        "accepted": any(s["chosen"] != "base" for s in subdomains),
+        "p": min(adjusted, default=1.0),
+        "tests": len(adjusted),
+    }

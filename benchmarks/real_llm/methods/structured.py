@@ -1,0 +1,246 @@
+"""Methods that switch off whole neurons; importing this module registers them.
+
+Structured purification, the same with single switches, rivals at equal counts, and LoRA after a cut.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.real_llm.cells import Cell
+from benchmarks.real_llm.methods.weights import METHODS, Stand, Trained, lora, purify, trained_in
+from freemoe.domain_experts.expert import Expert, unit_expert
+from freemoe.domain_experts.structured.fitting import multiple_of
+from freemoe.domain_experts.structured.measure import cost
+from freemoe.domain_experts.structured.ranking import worth
+from freemoe.domain_experts.structured.rivals import rival_scores
+from freemoe.domain_experts.structured.shrink import shrink
+from freemoe.domain_experts.structured.training import train_units
+from freemoe.domain_experts.structured.units import Units, UnitsOff, find_units, lowest, numbers_off
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.models.mask import Mask
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import find_weights
+from freemoe.recipes import UnitSection
+
+KIND = "neuron"
+_NAME = "units"
+SINGLES = 0.01
+"""Share of all weights that may go off as single switches inside what the neurons leave."""
+ALONE, JOINT, FREE = "structured", "structured-switches", "structured-free-switches"
+RIVALS = ("wanda", "taylor", "activation")
+SHARES = (0.1, 0.2, 0.3)
+TARGET = 0.2
+
+SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
+    ALONE: tuple({"budget": b} for b in SHARES),
+    **{f"units-{name}": tuple({"budget": b} for b in SHARES) for name in RIVALS},
+    JOINT: tuple({"budget": b} for b in SHARES),
+    "wanda-lora": tuple({"budget": TARGET, "rank": 1, "rate": r} for r in (5e-3, 2e-3, 8e-4)),
+}
+"""The settings that every text is measured at, in this order."""
+
+
+def tiny_cells(base: str) -> list[Cell]:
+    """T15b: a tiny base and two texts far from it, neurons and single switches off together."""
+    wikitext, gsm8k = Cell("home", "wikitext", base=base), Cell("home", "gsm8k", base=base)
+    return [
+        wikitext,
+        Cell("home", "wikitext", FREE, TARGET, base=base),
+        gsm8k,
+        Cell("home", "gsm8k", JOINT, 0.25, base=base),
+    ]
+
+
+def passes(method: str, stop: float, gradient: float, looks: float, trained: float) -> float | None:
+    """About what a method of this module takes, in tokens' forward passes; None for the others.
+
+    Args:
+        method: Its name.
+        stop: Of a look at the stopping documents.
+        gradient: Of a pass over the documents that give gradients.
+        looks: Of all looks of a training.
+        trained: Of all its steps.
+    """
+    if method not in (*SETTINGS, FREE):
+        return None
+    if method.startswith("units-"):
+        return gradient
+    if method == "wanda-lora":
+        return looks + trained
+    neurons = gradient + 5 * stop + 2 * looks + trained
+    inside = gradient + looks + trained
+    return {ALONE: neurons, FREE: neurons + inside}.get(method, inside)
+
+
+def begins_with(cell: Cell) -> Cell | None:
+    """The cell whose result one of a text begins with: neurons for switches beside them, one pass for all rivals' scores."""
+    if cell.method == JOINT:
+        return replace(cell, method=ALONE)
+    first = replace(cell, method=f"units-{RIVALS[0]}", budget=SHARES[0], rank=0, rate=0.0)
+    ranked = cell.method == "wanda-lora" or cell.method.startswith("units-")
+    return first if ranked and cell != first else None
+
+
+# ------------------------------------------------------------------------------------------ neurons
+
+
+def structured(stand: Stand, *, layout: str = "even", singles: bool = False) -> Trained:
+    """Neurons that training found, exactly the cell's budget of them; with ``singles`` single switches inside the rest.
+
+    Where the cell stands on one that found the neurons alone, single switches begin with those.
+    """
+    units = find_units(stand.model, KIND)
+    if stand.found:
+        off = units.of_lines(Expert.from_parts({"name": _NAME, "kind": "unit", "unit": KIND}, stand.found).lines)
+        losses, facts = [], {"layout": layout}
+    else:
+        off, losses, facts = _train(stand, units, layout)
+    inside = Mask()
+    if singles:
+        with switched_off(stand.weights, units.mask(off)):
+            found = purify(stand, "learned", SINGLES)
+        inside, losses = found.mask, [*losses, *found.losses[1 if losses else 0 :]]
+    return _cut(stand, units, off, inside, losses, facts)
+
+
+def _train(stand: Stand, units: Units, layout: str) -> tuple[UnitsOff, list[float], dict[str, Any]]:
+    """Neurons for the cell's budget, the stopping losses before and after, and what the record says of the training."""
+    schedule = stand.schedule
+    with trained_in(stand):
+        curve = train_units(
+            stand.model,
+            units,
+            stand.batches(stand.data.gradient),
+            stand.batches(stand.data.stop),
+            budgets=(stand.cell.budget,),
+            layout=layout,
+            multiple=_multiple(stand),
+            steps=schedule.steps,
+            step_tokens=schedule.step_tokens,
+            every=schedule.every,
+            patience=schedule.patience,
+            seed=stand.cell.seed,
+        )
+    (point,) = curve.points
+    facts = {
+        "start": curve.start,
+        "stopping_loss_of_base": curve.base,
+        "stopping_loss_of_units": point.loss,
+        "looks": [list(look) for look in curve.looks],
+        "layout": layout,
+    }
+    return point.off, [curve.base, point.loss], facts
+
+
+def ranked(stand: Stand, rival: str) -> Trained:
+    """A rival's neurons, as many in every layer as `structured` switches off, from one pass over the same documents."""
+    units = find_units(stand.model, KIND)
+    off, measured = _ranked(stand, units, rival)
+    found = _cut(stand, units, off, Mask(), [], {"layout": "even", "speed": {}})
+    found.tensors |= measured
+    return found
+
+
+def wanda_lora(stand: Stand) -> Trained:
+    """LoRA on the smaller model that is left once the neurons least by wanda's score are cut out."""
+    units = find_units(stand.model, KIND)
+    off, _ = _ranked(stand, units, "wanda")
+    cut = _cut(stand, units, off, Mask(), [], {"layout": "even"})
+    dense = stand.model
+    stand.model = shrink(dense, units, off)
+    # One table of embeddings for both: it is not trained, and tokens are counted where they enter it.
+    stand.model.set_input_embeddings(dense.get_input_embeddings())
+    stand.weights = find_weights(stand.model)
+    stand.scorer = Scorer(stand.model, stand.tokenizer, batch_tokens=stand.protocol.batch_tokens)
+    tuned = lora(stand)
+    tuned.bytes += cut.bytes
+    tuned.share_off = cut.share_off
+    tuned.facts |= cut.facts
+    return tuned
+
+
+def _multiple(stand: Stand) -> int:
+    return multiple_of(UnitSection(unit=KIND), stand.model.device)
+
+
+def _ranked(stand: Stand, units: Units, rival: str) -> tuple[UnitsOff, dict[str, Tensor]]:
+    """A rival's neurons for the cell's budget; and all rivals' scores, where no other cell has measured them."""
+    key, measured = "score|{}|{}".format, {}
+    if not stand.found:
+        with trained_in(stand):
+            scores = rival_scores(units, worth(stand.model, units, stand.batches(stand.data.gradient)))
+        for name, layers in scores.items():
+            measured |= {key(name, layer.number): s for layer, s in zip(units.layers, layers, strict=True)}
+    known = stand.found or measured
+    number = numbers_off(units, stand.cell.budget, "even", _multiple(stand))
+    return lowest(units, [known[key(rival, layer.number)] for layer in units.layers], number), measured
+
+
+def _cut(
+    stand: Stand, units: Units, off: UnitsOff, singles: Mask, losses: list[float], facts: dict[str, Any]
+) -> Trained:
+    """What neurons (and single weights) off ship, and how fast the model is without them."""
+    kept = unit_expert(_NAME, KIND, units.lines(off), singles).to_tensors()
+    inside = sum(len(off[layer.number]) * layer.weights_of_one for layer in units.layers if layer.number in off)
+    weights = inside + singles.count
+    facts = {"units": {"off": units.number_off(off), "of": units.total, "share": units.share_off(off)}, **facts}
+    if "speed" not in facts:
+        facts["speed"] = cut_speed(stand, units, off)
+
+    @contextmanager
+    def applied() -> Any:
+        with ExitStack() as stack:
+            stack.enter_context(switched_off(stand.weights, units.mask(off).union(singles)))
+            yield
+
+    return Trained(
+        applied,
+        losses,
+        numbers=units.number_off(off) + singles.count,
+        bytes=sum(t.numel() * t.element_size() for t in kept.values()),
+        share_off=weights / sum(w.size for w in stand.weights),
+        tensors=kept,
+        facts=facts,
+    )
+
+
+def cut_speed(stand: Stand, units: Units, off: UnitsOff) -> dict[str, Any]:
+    """Tokens per second of the smaller plain checkpoint and of the dense model, in turns, in the scoring format and in fp32.
+
+    Returns:
+        ``prefill`` and ``decode`` of the smaller one in the scoring format; ``dense``: the same of the whole one; ``float32``:
+        all of that once more; ``prompt``, its tokens; ``parameters`` and ``operations`` per token of both.
+    """
+    score, seen = stand.protocol.score, {}
+    for number_format in dict.fromkeys(("float32", score)):
+        # Copies: casting weights anew for every token is no part of a checkpoint's speed.
+        dense = copy.deepcopy(stand.model).to(getattr(torch, number_format))
+        seen[number_format] = cost(dense, shrink(dense, units, off, pad=True))
+    speeds = {
+        number_format: {
+            "prefill": both["prefill"][1],
+            "decode": both["decode"][1],
+            "dense": {"prefill": both["prefill"][0], "decode": both["decode"][0]},
+        }
+        for number_format, both in seen.items()
+    }
+    sizes = {"prompt": seen[score]["prefill_tokens"], **{k: seen[score][k] for k in ("parameters", "operations")}}
+    return {**speeds[score], "float32": speeds["float32"], **sizes}
+
+
+_SINGLES: Callable[[Stand], Trained] = partial(structured, singles=True)
+METHODS.add(ALONE, structured, "neurons off, as many in every layer")
+METHODS.add(JOINT, _SINGLES, "the same, then single switches inside what is left")
+METHODS.add(FREE, partial(structured, layout="free", singles=True), "the same, layers left with different numbers")
+for _name in RIVALS:
+    METHODS.add(f"units-{_name}", partial(ranked, rival=_name), f"neurons lowest by {_name}, as many in every layer")
+METHODS.add("wanda-lora", wanda_lora, "neurons lowest by wanda cut out, then LoRA")

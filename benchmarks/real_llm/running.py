@@ -1,0 +1,273 @@
+"""`python -m benchmarks real`: run the cells that are missing, and make figures and tables of all that are there."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from benchmarks.harness import Outcome, Settings
+from benchmarks.real_llm.apart import run_side_by_side
+from benchmarks.real_llm.cells import Cell, Store
+from benchmarks.real_llm.data import MATERIALS, TASKS, find_material
+from benchmarks.real_llm.dispatch import run_cell
+from benchmarks.real_llm.figures.mixtures import mixture_tables
+from benchmarks.real_llm.figures.tables import tables_of
+from benchmarks.real_llm.figures.text_and_tasks import figures_of
+from benchmarks.real_llm.plan import cells, estimates, needs
+from benchmarks.real_llm.protocol import (
+    Protocol,
+    faster_format,
+    files_digest,
+    identity,
+    model_digest,
+    quick_protocol,
+)
+from benchmarks.real_llm.work import Job
+from freemoe.core.errors import DataError, LockedError
+from freemoe.core.run.lock import alone
+from freemoe.core.run.places import Place
+from freemoe.core.run.processes import end_with_parent
+from freemoe.core.run.progress import Progress
+from freemoe.distributed.executors import pool
+
+
+@dataclass(eq=False)
+class Bench:
+    """The plan of one model on one data folder, and what of it is done.
+
+    Args:
+        model: The base: folder, file or name.
+        root: The data folder.
+        store: Where records lie.
+        protocol: The terms.
+        wanted: Every cell, in order.
+
+    Attributes:
+        function: What measures a cell.
+        finished: Records by their cells' names.
+        failed: What went wrong in this run, by the cell's name.
+    """
+
+    model: str
+    root: Path
+    store: Store
+    protocol: Protocol
+    wanted: list[Cell]
+    function: ClassVar[str] = "benchmarks.real_llm.dispatch:run_cell"
+    finished: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    _digests: dict[str, str] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Read every record that still counts."""
+        for cell in self.wanted:
+            # Files that are gone: the cell cannot be told stale, nor run again; `run_missing` says which.
+            with contextlib.suppress(DataError):
+                record = self._record(cell)
+                if record is not None:
+                    self.finished[cell.name] = record
+
+    def _record(self, cell: Cell) -> dict[str, Any] | None:
+        if not self.store.path(cell).exists():
+            return None
+        known = self.identity(cell)
+        return self.store.load(cell, known) if known is not None else None
+
+    def base(self, cell: Cell) -> str:
+        """The model that a cell takes."""
+        if not cell.base:
+            return self.model
+        inside = self.root / cell.base
+        return str(inside) if inside.exists() else cell.base
+
+    def terms(self, cell: Cell) -> Protocol:
+        """The protocol, in fp32 for the tiny bases: casting their weights takes longer than it saves."""
+        return replace(self.protocol, train="float32", score="float32") if cell.base else self.protocol
+
+    def identity(self, cell: Cell) -> dict[str, Any] | None:
+        """What decides a cell's record; None while a cell that it stands on is missing."""
+        below = needs(cell, self.finished, self.wanted)
+        if below is None:
+            return None
+        known = {c.name: self.finished[c.name]["identity"] for c in below}
+        return identity(cell, self.terms(cell), self._model(self.base(cell)), self._data(cell), known)
+
+    def digest(self, key: str, work: Callable[[], str]) -> str:
+        """A digest that is made once."""
+        if key not in self._digests:
+            self._digests[key] = work()
+        return self._digests[key]
+
+    def _model(self, model: str) -> str:
+        return self.digest(f"model|{model}", lambda: model_digest(model))
+
+    def _data(self, cell: Cell) -> str:
+        if cell.family == "null":
+            names: list[str] = ["arc-easy"]
+        elif cell.family == "route":
+            names = [t.name for t in TASKS]
+        elif cell.family == "cross":
+            names = [m for m in MATERIALS if m != "tinystories"]
+        else:
+            names = [n for n in (cell.material, cell.other) if n]
+        return self.digest(
+            "data|" + ",".join(names),
+            lambda: ",".join(files_digest(self.root, find_material(n).files) for n in names),
+        )
+
+    def measured(self, job: Job) -> dict[str, Any]:
+        """Run a cell in a fresh process."""
+        return in_own_process(job)
+
+    def run(self, cell: Cell, known: dict[str, Any]) -> None:
+        """Measure one cell in a fresh process and write its record.
+
+        Raises:
+            FreeMoEError: What went wrong in the process.
+        """
+        self.store.folder.mkdir(parents=True, exist_ok=True)
+        job = self.job(cell)
+        began = time.perf_counter()
+        record = self.measured(job)
+        record["wall_seconds"] = time.perf_counter() - began
+        self.finished[cell.name] = self.store.save(cell, known, record)
+
+    def job(self, cell: Cell) -> Job:
+        """A cell with all that its process needs."""
+        below = needs(cell, self.finished, self.wanted) or []
+        paths = tuple((c, str(self.store.tensors(c))) for c in below)
+        return Job(cell, self.terms(cell), self.base(cell), str(self.root), str(self.store.tensors(cell)), paths)
+
+    def due(self, cell: Cell) -> dict[str, Any] | None:
+        """What decides a cell's record, if it is missing and can be measured now."""
+        record = self._record(cell)
+        if record is not None:
+            self.finished[cell.name] = record
+        return None if cell.name in self.finished else self.identity(cell)
+
+    def run_missing(
+        self, only: str | None, minutes: float | None, progress: Progress, place: Place | None = None
+    ) -> None:
+        """Run, in order, what is not there yet.
+
+        Args:
+            only: Pattern (as of file names) that a cell's name must match.
+            minutes: After so many no further cell is begun.
+            progress: Where to report.
+            place: Where cells are measured side by side; here, one after the other, if None.
+        """
+        end = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
+        chosen = [c for c in self.wanted if matches(c, only)]
+        if place is not None and place.several:
+            read = [path for path in (self.model, str(self.root)) if path]
+            with pool(place, threads=torch.get_num_threads(), needs=read) as workers:
+                run_side_by_side(self, chosen, end, progress, workers)
+            return
+        with progress.stage("cells", len(chosen)) as advance:
+            for cell in chosen:
+                if time.monotonic() < end:
+                    self._try(cell, progress)
+                advance(1)
+
+    def _try(self, cell: Cell, progress: Progress) -> None:
+        """Run a cell unless it is there by now, perhaps from another process, or a cell that it stands on is missing."""
+        began = time.perf_counter()
+        try:
+            record = self._record(cell)
+            if record is not None:
+                self.finished[cell.name] = record
+            known = self.identity(cell)
+            if cell.name in self.finished or known is None:
+                return
+            with alone(self.store.path(cell)):
+                self.run(cell, known)
+        except LockedError as error:
+            progress.say(f"{cell.name}: left to another run ({error})")
+            return
+        # One cell's trouble (no memory, a killed process, a NaN, a fault of another package's method) must not cost the
+        # cells behind it.
+        except Exception as error:
+            self.failed[cell.name] = f"{type(error).__name__}: {error}"
+            progress.say(f"{cell.name}: failed ({self.failed[cell.name]})")
+            return
+        progress.say(f"{cell.name}: {time.perf_counter() - began:.0f} s")
+
+
+def in_own_process(job: Job, work: Callable[[Job], dict[str, Any]] = run_cell) -> dict[str, Any]:
+    """Run a cell in a fresh process, so that its time and memory are its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as pool:
+        return pool.submit(work, job).result()
+
+
+def matches(cell: Cell, only: str | None) -> bool:
+    """Whether a cell is asked for."""
+    return only is None or any(fnmatch(cell.name, pattern) for pattern in only.split(","))
+
+
+def bench_of(settings: Settings) -> Bench:
+    """The plan that the settings ask for, with every record that is there.
+
+    Raises:
+        DataError: Without a model or a data folder.
+    """
+    if settings.model is None or settings.data_root is None:
+        absent = "a model: --model PATH" if settings.model is None else "the benchmarks' files: --data-root FOLDER"
+        raise DataError(f"`python -m benchmarks real` needs {absent}.")
+    folder = settings.cells or settings.cache / "real-cells"
+    protocol = quick_protocol() if settings.quick else Protocol()
+    if not settings.quick:
+        format_name = faster_format(folder, settings.model)
+        protocol = replace(protocol, train=format_name, score=format_name)
+    wanted = [replace(c, seed=c.seed + settings.seed) for c in cells(settings.quick)]
+    bench = Bench(settings.model, settings.data_root, Store(folder), protocol, wanted)
+    bench.look()
+    return bench
+
+
+def listing(settings: Settings) -> list[dict[str, Any]]:
+    """Every cell in order: its name, whether it is done, and the seconds that it took, or about will."""
+    bench = bench_of(settings)
+    return listed(bench, estimates(bench.wanted, bench.protocol, bench.finished), settings.only)
+
+
+def listed(bench: Bench, seconds: Mapping[str, float], only: str | None) -> list[dict[str, Any]]:
+    """A plan's cells that are asked for: name, whether it is done, and the seconds that it took, or by ``seconds`` will."""
+    rows = []
+    for cell in bench.wanted:
+        if matches(cell, only):
+            done = cell.name in bench.finished
+            took = bench.finished[cell.name]["wall_seconds"] if done else seconds[cell.name]
+            rows.append({"name": cell.name, "done": done, "seconds": took})
+    return rows
+
+
+def run(settings: Settings) -> Outcome:
+    """Run what is missing, then make figures and tables of all that is there."""
+    bench = bench_of(settings)
+    bench.run_missing(settings.only, settings.minutes, settings.progress, settings.place)
+    spent = sum(r["wall_seconds"] for r in bench.finished.values())
+    details = {
+        "model": Path(bench.model).name,
+        "cells": {"done": len(bench.finished), "planned": len(bench.wanted), "hours": round(spent / 3600, 2)},
+        "failed": bench.failed,
+        "protocol": asdict(bench.protocol),
+        **tables_of(bench.finished),
+    }
+    mixtures = mixture_tables(bench.finished)
+    if mixtures:
+        details["mixtures"] = mixtures
+    figures = figures_of(bench.finished)
+    if settings.only is not None:
+        # Whoever asks for some cells need not read about all others.
+        figures = [figure for figure in figures if not math.isnan(figure.value)]
+    return Outcome(tuple(figures), details)

@@ -1,0 +1,221 @@
+"""One cell measured, in a process of its own: so that its time and its memory are its own."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from benchmarks.real_llm.cells import BASE, EVERYTHING, Cell
+from benchmarks.real_llm.data import MATERIALS, TEXTS, Parts, load_parts
+from benchmarks.real_llm.methods.structured import METHODS
+from benchmarks.real_llm.methods.weights import (
+    OFF,
+    SHOTS,
+    Stand,
+    Trained,
+    per_document,
+    with_adapter,
+)
+from benchmarks.real_llm.protocol import Protocol
+from freemoe.core.errors import DataError
+from freemoe.core.files import write_atomic
+from freemoe.core.memory import peak_memory_bytes
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.hooks import before
+from freemoe.models.mask import Mask
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import Weight, find_weights
+
+_PREFILL, _DECODE, _TIMED = 512, 16, 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell with all that its process needs.
+
+    Attributes:
+        cell: What is measured.
+        protocol: The terms.
+        model: The base: folder, file or name.
+        root: The data folder.
+        tensors: Where what is found is kept.
+        needs: Cells that it stands on, and where their tensors lie.
+    """
+
+    cell: Cell
+    protocol: Protocol
+    model: str
+    root: str
+    tensors: str
+    needs: tuple[tuple[Cell, str], ...] = ()
+
+
+def measure_cell(job: Job) -> dict[str, Any]:
+    """Measure a cell of a method, or of kept experts on other documents; returns its record."""
+    began = time.perf_counter()
+    model, tokenizer = load_base(job.model, dtype="float32", device="cpu")
+    if tokenizer is None:
+        raise DataError(f"The base {job.model!r} has no tokenizer, and documents are text.")
+    protocol = replace(job.protocol, reference=job.cell.documents or job.protocol.reference)
+    shots = SHOTS if job.cell.method == "fewshot" else 0
+    # The base on everything has no material of its own.
+    material = TEXTS[0].name if job.cell.material == EVERYTHING else job.cell.material
+    data = load_parts(material, Path(job.root), tokenizer, protocol, job.cell.seed, shots)
+    stand = Stand(job.cell, protocol, model, tokenizer, find_weights(model), data)
+    if job.cell.family == "text":
+        stand.found = {k: v for _, path in job.needs for k, v in load_file(path).items()}
+    loaded = peak_memory_bytes()
+    facts = {"load_seconds": time.perf_counter() - began, "loaded_memory_bytes": loaded, "notes": data.notes}
+    if job.cell.family in ("cross", "union"):
+        return {**facts, **_elsewhere(job, stand)}
+    return {**facts, **_trained(job, stand)}
+
+
+def _trained(job: Job, stand: Stand) -> dict[str, Any]:
+    tokens = _Seen()
+    with before(stand.model.get_input_embeddings(), tokens.count):
+        began = time.perf_counter()
+        found = METHODS.get(job.cell.method)(stand)
+        seconds = time.perf_counter() - began
+        memory = peak_memory_bytes()
+    path = Path(job.tensors)
+    if found.tensors:
+        write_atomic(path, _blob(found.tensors))
+    else:
+        path.unlink(missing_ok=True)  # an older record's
+    began = time.perf_counter()
+    with found.applied():
+        record = measured(stand, found)
+    return {
+        **record,
+        "losses": list(found.losses),
+        "numbers": found.numbers,
+        "bytes": found.bytes,
+        "share_off": found.share_off,
+        "seconds": seconds,
+        "score_seconds": time.perf_counter() - began,
+        "memory_bytes": memory,
+        "tokens_trained": tokens.trained,
+        "tokens_looked_at": tokens.looked_at,
+        "documents": {"gradient": len(stand.data.gradient), "stop": len(stand.data.stop)},
+        "formats": {"train": stand.protocol.train, "score": stand.protocol.score, "weights": "float32"},
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _blob(tensors: dict[str, Tensor]) -> bytes:
+    return save({k: v.contiguous() for k, v in tensors.items()})
+
+
+def measured(stand: Stand, found: Trained) -> dict[str, Any]:
+    """Scores on reported and guarding documents, and the speed, of the model as it stands."""
+    data = stand.data
+    reported = stand.scores(data.reported)
+    # The base is known on every reference document, so that any seed's split finds its pairs.
+    whole = [*data.gradient, *data.stop, *data.guard]
+    held = whole if stand.cell.method == BASE else [] if stand.cell.method == "fewshot" else data.guard
+    guard = stand.scores(held) if held else []
+    return {
+        "kind": data.kind,
+        "ids": [d.id for d in data.reported],
+        "keys": [d.key for d in data.reported],
+        **per_document(data.kind, reported),
+        "guard": {"ids": [d.id for d in held], "keys": [d.key for d in held], "values": [s.value for s in guard]},
+        "speed": found.facts["speed"] if "speed" in found.facts else speed(stand),
+        **{k: v for k, v in found.facts.items() if k != "speed"},
+    }
+
+
+@torch.no_grad()
+def speed(stand: Stand) -> dict[str, float]:
+    """Tokens per second of the model as it stands, as a plain checkpoint in the scoring format.
+
+    Reading a prompt of 512 tokens, and writing 16 more one by one; medians of three.
+    """
+    model, number_format = stand.model, getattr(torch, stand.protocol.score)
+    if number_format != torch.float32:
+        # A copy with weights in that format: casting them anew for every token is no part of a checkpoint's speed.
+        model = copy.deepcopy(model).to(number_format)
+    length = min(_PREFILL, stand.scorer.max_length - _DECODE - 1)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(10, stand.model.config.vocab_size, (1, length), generator=generator)
+    read, written = [], []
+    for _ in range(_TIMED):
+        began = time.perf_counter()
+        out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+        read.append(length / (time.perf_counter() - began))
+        began = time.perf_counter()
+        for _ in range(_DECODE):
+            token = out.logits[:, -1].argmax(-1, keepdim=True)
+            out = model(input_ids=token, past_key_values=out.past_key_values, use_cache=True)
+        written.append(_DECODE / (time.perf_counter() - began))
+    return {"prefill": sorted(read)[_TIMED // 2], "decode": sorted(written)[_TIMED // 2], "prompt": length}
+
+
+class _Seen:
+    """Counts the tokens that go into the model, with and without gradients."""
+
+    def __init__(self) -> None:
+        self.trained = self.looked_at = 0
+
+    def count(self, module: Any, arguments: tuple[Any, ...]) -> None:
+        """Hook before the table of embeddings."""
+        if torch.is_grad_enabled():
+            self.trained += arguments[0].numel()
+        else:
+            self.looked_at += arguments[0].numel()
+
+
+# ---------------------------------------------------------------------------------------- elsewhere
+
+
+def _elsewhere(job: Job, stand: Stand) -> dict[str, Any]:
+    """Kept experts on documents of other materials: one on all others (the base on all), or two at once on both of theirs."""
+    own = job.cell.material
+    if job.cell.family == "union":
+        columns = [own, job.cell.other]
+    else:
+        columns = [m for m in MATERIALS if m not in (own, "tinystories")]
+        columns += [f"{own}@{SHOTS}"] if own == "mmlu" else []
+    found: dict[str, Any] = {}
+    with ExitStack() as stack:
+        if job.cell.method == "lora":
+            ((cell, path),) = job.needs
+            with_adapter(stand, load_file(path), cell.rank)
+        elif job.needs:
+            stack.enter_context(
+                switched_off(
+                    stand.weights, joined(stand.weights, [load_file(p) for _, p in job.needs if Path(p).exists()])
+                )
+            )
+        for column in columns:
+            found[column] = _column(job, stand, column)
+    return {"columns": found, "memory_bytes": peak_memory_bytes()}
+
+
+def _column(job: Job, stand: Stand, column: str) -> dict[str, Any]:
+    name, _, shots = column.partition("@")
+    root, protocol = Path(job.root), job.protocol
+    data: Parts = load_parts(name, root, stand.tokenizer, protocol, 0, int(shots or 0))
+    if job.cell.family == "union" or shots:
+        documents = data.reported
+    else:
+        documents = data.reported[:: max(1, len(data.reported) // protocol.crossed)]
+    scores = stand.scores(documents, data.graders)
+    ids, keys = [d.id for d in documents], [d.key for d in documents]
+    return {"kind": data.kind, "ids": ids, "keys": keys, **per_document(data.kind, scores)}
+
+
+def joined(weights: Sequence[Weight], experts: Sequence[dict[str, Tensor]]) -> Mask:
+    """What any of several kept experts switches off."""
+    codes = ({k.removeprefix(OFF): code for k, code in found.items() if k.startswith(OFF)} for found in experts)
+    return Mask().union(*(Mask.decode(own, weights) for own in codes))

@@ -1,0 +1,1 @@
+"""`python -m benchmarks rivals`: what else fits or shrinks a model, one row each, on equal terms."""

@@ -1,0 +1,80 @@
+"""Rivals that train values: LoRA and DoRA (PEFT), and full tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from benchmarks.rivals.fits.masks import lowest, mask_bytes
+from benchmarks.rivals.rival import Fitted, Materials, Terms, restored
+from benchmarks.rivals.training import train_lora, tune
+from freemoe.compat.peft import unwrapped
+from freemoe.models.switching import switched_off
+
+# As a checkpoint in bfloat16 ships them, though they were trained in float32.
+VALUE_BYTES = 2
+
+
+@contextmanager
+def low_rank(model: Any, materials: Materials, terms: Terms, *, lengths: bool = False) -> Iterator[Fitted]:
+    """A pair of one rank beside every linear, trained, then merged; ``lengths`` is DoRA's further vector."""
+    gradient, stop = materials.batches(materials.gradient), materials.batches(materials.stop)
+    with restored(model, materials.weights):
+        tuned, parameters, losses = train_lora(
+            model,
+            materials.weights,
+            gradient,
+            stop,
+            terms.rank,
+            terms.rate,
+            terms.schedule,
+            terms.seed,
+            number_format=terms.number_format,
+            lengths=lengths,
+        )
+        yield _values(losses, parameters, tuned.merge_and_unload())
+
+
+@contextmanager
+def after_a_cut(model: Any, materials: Materials, terms: Terms, *, metric: str) -> Iterator[Fitted]:
+    """The weights that a metric puts lowest off, then LoRA beside what is left; the pairs stay apart, so that they stay off."""
+    gradient, stop = materials.batches(materials.gradient), materials.batches(materials.stop)
+    weights, mask = materials.weights, lowest(model, materials, terms, metric)
+    # The stopping losses begin with the cut: nothing goes back to the base.
+    with restored(model, []), switched_off(weights, mask):
+        tuned, parameters, losses = train_lora(
+            model,
+            weights,
+            gradient,
+            stop,
+            terms.rank,
+            terms.rate,
+            terms.schedule,
+            terms.seed,
+            number_format=terms.number_format,
+        )
+        try:
+            fitted = _values(losses, parameters, unwrapped(tuned))
+            fitted.bytes += mask_bytes(mask)
+            fitted.share_off = mask.share(weights)
+            yield fitted
+        finally:
+            tuned.unload()
+
+
+@contextmanager
+def full(model: Any, materials: Materials, terms: Terms) -> Iterator[Fitted]:
+    """All linears of the decoder's layers, trained in float32."""
+    gradient, stop = materials.batches(materials.gradient), materials.batches(materials.stop)
+    parameters = [w.parameter for w in materials.weights]
+    with restored(model, materials.weights):
+        losses = tune(model, parameters, gradient, stop, terms.rate, terms.schedule, terms.seed)
+        yield _values(losses, parameters, None)
+
+
+def _values(losses: list[float], parameters: Sequence[nn.Parameter], model: Any) -> Fitted:
+    numbers = sum(p.numel() for p in parameters)
+    return Fitted(model, losses=losses, numbers=numbers, bytes=VALUE_BYTES * numbers)

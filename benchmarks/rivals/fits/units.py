@@ -1,0 +1,108 @@
+"""Rivals that switch whole neurons or experts off: ours, Taylor's, NAEE, REAP, and drawn ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks.rivals.fits.expert_drop import naee_scores, reap_scores
+from benchmarks.rivals.fits.masks import mask_bytes
+from benchmarks.rivals.rival import Fitted, Materials, Terms
+from freemoe.domain_experts.structured.ranking import worth
+from freemoe.domain_experts.structured.rivals import random_scores, taylor_scores
+from freemoe.domain_experts.structured.training import train_units
+from freemoe.domain_experts.structured.units import Units, UnitsOff, find_units, lowest
+from freemoe.models.switching import switched_off
+
+
+def _taylor(model: Any, units: Units, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
+    return [taylor_scores(w.gain) for w in worth(model, units, materials.batches(materials.gradient))]
+
+
+def _random(model: Any, units: Units, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
+    return random_scores(units, terms.seed)
+
+
+def _naee(model: Any, units: Units, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
+    return naee_scores(model, units, materials.batches(materials.gradient), counts)
+
+
+def _reap(model: Any, units: Units, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
+    return reap_scores(model, materials.weights, units, materials.batches(materials.gradient))
+
+
+SCORES: dict[str, Callable[[Any, Units, Materials, Terms, list[int]], list[Tensor]]] = {
+    "taylor": _taylor,
+    "random": _random,
+    "naee": _naee,
+    "reap": _reap,
+}
+"""Scores (count,) per layer; low ones go off first."""
+
+
+def counts_for(units: Units, share: float, size: int) -> list[int]:
+    """Units off in every layer, the same share of each, that come nearest to a share of ``size`` weights.
+
+    Every layer keeps what it must.
+    """
+    inside = sum(layer.count * layer.weights_of_one for layer in units.layers)
+    part = min(1.0, share * size / inside)
+    return [min(layer.count - layer.least, math.floor(part * layer.count + 0.5)) for layer in units.layers]
+
+
+@contextmanager
+def ranked(model: Any, materials: Materials, terms: Terms, *, kind: str, by: str) -> Iterator[Fitted]:
+    """The lowest units by a score, as many in every layer."""
+    units = find_units(model, kind)
+    counts = counts_for(units, terms.share, materials.size)
+    with _off(materials, units, lowest(units, SCORES[by](model, units, materials, terms, counts), counts)) as fitted:
+        yield fitted
+
+
+@contextmanager
+def trained(model: Any, materials: Materials, terms: Terms, *, kind: str) -> Iterator[Fitted]:
+    """The units that straight-through training found, as many in every layer."""
+    units = find_units(model, kind)
+    counts = counts_for(units, terms.share, materials.size)
+    if not any(counts):
+        with _off(materials, units, {}) as fitted:
+            yield fitted
+        return
+    schedule = terms.schedule
+    curve = train_units(
+        model,
+        units,
+        materials.batches(materials.gradient),
+        materials.batches(materials.stop),
+        # The layers of a family have one width, so one share means these counts.
+        budgets=(counts[0] / units.layers[0].count,),
+        layout="even",
+        multiple=1,
+        steps=schedule.steps,
+        step_tokens=schedule.step_tokens,
+        every=schedule.every,
+        patience=schedule.patience,
+        seed=terms.seed,
+    )
+    (point,) = curve.points
+    with _off(materials, units, point.off) as fitted:
+        fitted.losses = [curve.base, point.loss]
+        yield fitted
+
+
+@contextmanager
+def _off(materials: Materials, units: Units, off: UnitsOff) -> Iterator[Fitted]:
+    mask, number = units.mask(off), units.number_off(off)
+    with switched_off(materials.weights, mask):
+        # Which units they are is all that ships.
+        shipped = min(mask_bytes(mask), (units.total + 7) // 8)
+        yield Fitted(
+            numbers=number,
+            bytes=shipped,
+            share_off=mask.share(materials.weights),
+            facts={"units": {"kind": units.kind, "off": number, "of": units.total}},
+        )

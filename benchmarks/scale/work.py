@@ -1,0 +1,36 @@
+"""Units that `python -m benchmarks scale` hands out."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from freemoe.models.checkpoints.loading import BUNDLED, load_base
+
+
+def nothing() -> None:
+    """What takes no time: all that is left is what handing it out costs."""
+
+
+def score(documents: int, length: int, times: int) -> list[float]:
+    """Sums of log-likelihoods of made-up documents under the bundled model, which is loaded once.
+
+    Args:
+        documents: How many.
+        length: Tokens of each.
+        times: How often all of them are scored.
+    """
+    model = _model()
+    vocabulary = model.config.vocab_size
+    ids = torch.tensor([[(7 * n + 3 * i) % vocabulary for i in range(length)] for n in range(documents)])
+    with torch.inference_mode():
+        for _ in range(times):
+            scores = model(ids[:, :-1]).logits.log_softmax(-1).gather(2, ids[:, 1:, None]).sum((1, 2))
+    return scores.tolist()
+
+
+@functools.lru_cache(maxsize=1)
+def _model() -> Any:
+    return load_base(BUNDLED, device="cpu")[0]

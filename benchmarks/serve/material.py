@@ -1,0 +1,71 @@
+"""A base with random experts, prompts for it, and a server on it in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.harness import Settings
+from benchmarks.serve.experts import random_experts
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.evals.engine.tokens import context_length
+from freemoe.models.checkpoints.loading import BUNDLED, load_base
+from freemoe.serve.engine.engine import Engine
+from freemoe.serve.engine.requests import Limits
+from freemoe.serve.http.app import make_app
+from freemoe.serve.http.metrics import Metrics
+from freemoe.serve.http.server import Server
+
+NAMES = ("one", "two", "three", "four")
+
+
+def open_base(settings: Settings) -> FreeMoE:
+    """The base that is asked for, or the bundled one, with four experts; no token ends its answers."""
+    model, tokenizer = load_base(settings.model or BUNDLED, None, "float32", "cpu")
+    # Both sides write as many tokens as they are asked for.
+    model.generation_config.eos_token_id = None
+    return FreeMoE(model, random_experts(model, NAMES, settings.seed), None, tokenizer)
+
+
+def write_experts(folder: Path, moe: FreeMoE, names: Sequence[str], seed: int) -> Path:
+    """Random experts as an artefact that the server can load."""
+    held = FreeMoE(moe.model, random_experts(moe.model, names, seed), None, moe.tokenizer)
+    return held.save_pretrained(folder, base=BUNDLED)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One request: whose answer to which tokens, and how long at most."""
+
+    expert: str
+    prompt: tuple[int, ...]
+    tokens: int
+
+
+def wishes(moe: FreeMoE, count: int, tokens: int, experts: Sequence[str], seed: int) -> list[Wish]:
+    """Requests with random prompts of 8 to 64 tokens."""
+    rng = random.Random(seed)
+    special = set(moe.tokenizer.all_special_ids)
+    usual = [t for t in range(len(moe.tokenizer)) if t not in special]
+    longest = min(64, context_length(moe.model, moe.tokenizer) - tokens)
+    lengths = [rng.randint(min(8, longest), longest) for _ in range(count)]
+    return [
+        Wish(experts[i % len(experts)], tuple(rng.choice(usual) for _ in range(n)), tokens)
+        for i, n in enumerate(lengths)
+    ]
+
+
+@contextlib.contextmanager
+def serving(
+    moe: FreeMoE, slots: int, roots: Sequence[Path] = (), batch_invariant: bool = False
+) -> Iterator[tuple[str, Engine]]:
+    """A server; its address, and its engine."""
+    metrics = Metrics()
+    context = min(1024, context_length(moe.model, moe.tokenizer))
+    engine = Engine(moe, Limits(context, batch=slots, batch_invariant=batch_invariant), metrics).start()
+    server = Server(make_app(engine, metrics, roots=roots), engine, "127.0.0.1", 0)
+    with server.running() as url:
+        yield url, engine

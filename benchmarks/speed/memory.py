@@ -1,0 +1,248 @@
+"""Peak memory of every stage above the loaded base, at two sizes of a random bf16 Llama, and at 7B and 70B by arithmetic.
+
+Every stage runs in a process of its own. What it holds above the base is held against the table of `docs/hardware.md`
+and against what ``build --dry-run`` says for the same model.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.harness import Figure, Outcome, Settings, in_own_process
+from benchmarks.speed.artefact import PUBLISHED, stand_in
+from benchmarks.speed.scorer import word_tokenizer
+from benchmarks.speed.shapes import random_model
+from freemoe.core.memory import free_now, peak_memory_bytes, reset_peak_memory, used_memory_bytes
+from freemoe.domain_experts.cost.memory import STAGES, Peaks, stage_peaks
+from freemoe.domain_experts.expert import Expert, switch_expert
+from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, gold_rows
+from freemoe.domain_experts.purify.greedy import purify
+from freemoe.domain_experts.purify.learned import learn
+from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.domain_experts.rank.calibrate import Norms, calibrate
+from freemoe.domain_experts.rank.random_mask import random_mask
+from freemoe.evals.engine.evaluator import Evaluator
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.tasks.documents import Document
+from freemoe.models.mask import Mask
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import Weight, find_weights
+
+# 1.1 G parameters, and a second one half as deep.
+SHAPE = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+}
+LAYERS = (11, 22)
+QUICK = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+}
+QUICK_LAYERS = (1, 2)
+ELSEWHERE = ("Llama-2-7B", "Llama-2-70B")
+# Tokens of a batch, in documents of this length; a sum of gradients takes two batches.
+TOKENS, LENGTH = 1024, 256
+WIDTH = 0.1
+BUDGET = 0.01
+# One round of greedy cuts, as the recipe has it by default.
+CUT = 5e-5
+AGREES = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A loaded base and what the stages are given; documents are text of random words."""
+
+    model: Any
+    weights: list[Weight]
+    scorer: Scorer
+    documents: Sequence[Document]
+
+    @property
+    def batches(self) -> list[AnswerBatch]:
+        """The documents in batches of `TOKENS`."""
+        rows = gold_rows(self.scorer, self.documents)
+        return answer_batches(rows, [0] * len(rows), TOKENS, self.model.device)
+
+    @property
+    def norms(self) -> Norms:
+        """Of one calibration."""
+        return calibrate(self.model, self.weights, ((b.ids, b.mask, b.labels) for b in self.batches), 1)
+
+    def score(self, mask: Mask) -> None:
+        """Score all documents with a mask off."""
+        with switched_off(self.weights, mask):
+            Evaluator(self.scorer, {}).score(self.documents)
+
+
+def run(settings: Settings) -> Outcome:
+    """Weigh every stage at both sizes, and compute the others."""
+    layers = QUICK_LAYERS if settings.quick else LAYERS
+    found: dict[str, dict[str, Any]] = {}
+    with settings.progress.stage("memory", len(layers) * len(STAGES)) as advance:
+        for number in layers:
+            for stage in STAGES:
+                row = in_own_process(__name__, [stage, number, settings.quick, settings.seed])
+                found.setdefault(stage, {})[str(number)] = row
+                advance(1)
+    figures = [figure for stage in STAGES for figure in _figures(stage, found[stage])]
+    elsewhere = {} if settings.quick else {name: _computed(stand_in(*PUBLISHED[name])) for name in ELSEWHERE}
+    details = {
+        "threads": torch.get_num_threads(),
+        "tokens": TOKENS,
+        "layers": list(layers),
+        "measured": found,
+        "computed": elsewhere,
+    }
+    return Outcome(tuple(figures), details)
+
+
+def _figures(stage: str, rows: dict[str, Any]) -> list[Figure]:
+    """The larger model's peak against the table and against the dry run, and the slope between the two."""
+    small, large = rows.values()
+    slope = (large["peak"] - small["peak"]) / (large["weights"] - small["weights"])
+    note = f"{large['peak'] / large['weights']:.2f} bytes per weight, {slope:.2f} between the two sizes"
+    off = large["peak"] / large["said"] - 1
+    most = round(large["most"] / 2**30, 2)
+    return [
+        Figure(f"{stage}: peak above the base", large["peak"] / 2**30, most, "lower", " GiB", note=note),
+        Figure(
+            f"{stage}: how far from what the dry run says",
+            100 * abs(off),
+            100 * AGREES,
+            "lower",
+            " %",
+            0,
+            f"{off:+.0%}",
+        ),
+    ]
+
+
+def _computed(model: Any) -> dict[str, Any]:
+    weights = find_weights(model)
+    peaks = stage_peaks(model, weights, TOKENS, WIDTH, BUDGET)
+    base = sum(p.numel() * p.element_size() for p in model.parameters())
+    return {"base": base, **{stage: _row(peak, weights) for stage, peak in peaks.items()}}
+
+
+def _row(peak: Peaks, weights: Sequence[Weight]) -> dict[str, float]:
+    size = sum(w.size for w in weights)
+    return {"said": peak.said, "most": peak.most, "bytes_per_weight": round(peak.said / size, 3)}
+
+
+def weigh(stage: str, layers: int, quick: bool, seed: int) -> dict[str, Any]:
+    """Peak of a stage above the base in this process, and what was said of it."""
+    bench = _bench(layers, quick, seed)
+    # Libraries and buffers that a first pass makes, whatever its size.
+    bench.score(Mask())
+    work = prepared(stage, bench)
+    peaks = stage_peaks(bench.model, bench.weights, TOKENS, WIDTH, BUDGET)[stage]
+    free_now()
+    before = used_memory_bytes()
+    reset_peak_memory()
+    work()
+    return {
+        "peak": peak_memory_bytes() - before,
+        "said": peaks.said,
+        "most": peaks.most,
+        "weights": sum(w.size for w in bench.weights),
+        "parameters": sum(p.numel() for p in bench.model.parameters()),
+    }
+
+
+def _bench(layers: int, quick: bool, seed: int) -> Bench:
+    shape = QUICK if quick else SHAPE
+    model = random_model("llama", seed, torch.bfloat16, num_hidden_layers=layers, **shape)
+    return bench_of(model, shape["vocab_size"], seed)
+
+
+def bench_of(model: Any, vocabulary: int, seed: int) -> Bench:
+    """A base with documents of random words."""
+    scorer = Scorer(model, word_tokenizer(vocabulary), batch_tokens=TOKENS)
+    return Bench(model, find_weights(model), scorer, documents_of(vocabulary, seed))
+
+
+def prepared(stage: str, bench: Bench) -> Callable[[], Any]:
+    """What a stage does, after what it needs was made."""
+    return _STAGES[stage](bench)
+
+
+def documents_of(vocabulary: int, seed: int) -> list[Document]:
+    """Two batches of random words."""
+    rng = random.Random(seed)
+    texts = [" ".join(f"w{rng.randrange(3, vocabulary)}" for _ in range(LENGTH)) for _ in range(2 * TOKENS // LENGTH)]
+    return [Document("text", str(i), str(i), "text", "", (t,), 0, index=i) for i, t in enumerate(texts)]
+
+
+def _scoring(bench: Bench) -> Callable[[], None]:
+    return lambda: bench.score(Mask())
+
+
+def _calibration(bench: Bench) -> Callable[[], Any]:
+    return lambda: bench.norms
+
+
+def _search(bench: Bench) -> Callable[[], None]:
+    norms = bench.norms
+
+    def search() -> None:
+        bands = [Band("wanda", i * WIDTH, (i + 1) * WIDTH) for i in range(2)]
+        rankings = Rankings(bench.weights, lambda tap: norms.norm(tap, 0, 2), bands)
+        for band in bands:
+            bench.score(rankings.mask(band))
+
+    return search
+
+
+def _greedy(bench: Bench) -> Callable[[], Any]:
+    batches = bench.batches
+    return lambda: purify(
+        bench.model, bench.weights, batches[:1], batches[1:], step=CUT, budget=CUT, checkpointing="auto"
+    )
+
+
+def _learned(bench: Bench) -> Callable[[], Any]:
+    # It stops on what it learns from, so that it finds something even in random weights: a forecast is made of that.
+    batches = bench.batches[:1]
+    return lambda: learn(
+        bench.model, bench.weights, batches, batches, budget=BUDGET, steps=3, step_tokens=TOKENS, every=3,
+        checkpointing="auto",
+    )  # fmt: skip
+
+
+def _report(bench: Bench) -> Callable[[], None]:
+    """Accepted experts are kept as they are written; their masks, the controls' and the oracle's are made one at a time."""
+    norms = bench.norms
+    band = Band("wanda", 0.4, 0.4 + WIDTH)
+    rankings = Rankings(bench.weights, lambda tap: norms.norm(tap, 0, 2), [band])
+    expert: Expert = switch_expert("expert", random_mask(_first(bench.weights), 0))
+
+    def report() -> None:
+        for mask in (lambda: expert.mask(bench.weights), lambda: rankings.mask(band)):
+            bench.score(mask())
+            bench.score(random_mask(mask(), 1))
+
+    return report
+
+
+def _first(weights: Sequence[Weight]) -> Mask:
+    return Mask.of_indices({w.name: torch.arange(math.ceil(BUDGET * w.size)) for w in weights}, weights)
+
+
+_STAGES: dict[str, Callable[[Bench], Callable[[], Any]]] = dict(
+    zip(STAGES, (_scoring, _calibration, _search, _greedy, _learned, _report), strict=True)
+)

@@ -1,0 +1,194 @@
+"""The conversions that T9 stands on: each done once, in a process of its own, and kept as a record.
+
+A record is one JSON file whose name is the conversion's; it counts while everything that decided it is as it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gain.contest import side_by_side
+from benchmarks.harness import Settings
+from benchmarks.real_llm.protocol import file_sum, model_digest
+from freemoe.assets import DOMAINS
+from freemoe.core.environment import DECIDING, versions
+from freemoe.core.errors import LockedError
+from freemoe.core.files import digest, write_atomic
+from freemoe.core.run.lock import alone
+from freemoe.core.run.skeleton import NOT_DECIDING
+from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
+
+# Asked for once per job that may be kept.
+_model_digest = functools.cache(model_digest)
+
+EXPERTS = 64
+STEPS = 120
+JUDGED_SHARE = 0.5
+TRAIN = {"steps": STEPS, "batch_tokens": 1024, "block": 256, "save_every": 60, "evaluation_tokens": 16384}
+QUICK = {**TRAIN, "steps": 2, "batch_tokens": 256, "save_every": 2, "evaluation_tokens": 1024}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One conversion.
+
+    Attributes:
+        base: What the base is called.
+        model: The base.
+        text: Files that are divided into parts.
+        active: Share of the weights that a token uses.
+        steps: Of training.
+        seed: Of the division and of the training.
+        record: File of its record.
+        quick: Small parts and items.
+        until: When it is too late to begin, in seconds since the epoch; None: never.
+    """
+
+    base: str
+    model: str
+    text: tuple[str, ...]
+    active: float
+    steps: int
+    seed: int
+    record: str
+    quick: bool = False
+    until: float | None = None
+
+    @property
+    def name(self) -> str:
+        """``stories260k/50%/120/s0``."""
+        return name_of(self.base, self.active, self.steps, self.seed)
+
+    @property
+    def train(self) -> dict[str, Any]:
+        """Its section of the recipe; about eight states of a long training are scored."""
+        every = QUICK["save_every"] if self.quick else max(TRAIN["save_every"], self.steps // 8)
+        return {**(QUICK if self.quick else TRAIN), "steps": self.steps, "save_every": every}
+
+
+def name_of(base: str, active: float, steps: int, seed: int) -> str:
+    """A conversion's name, as ``--only`` has it."""
+    return f"{base}/{active:.0%}/{steps}/s{seed}"
+
+
+def run_all(jobs: Sequence[Job], settings: Settings) -> list[dict[str, Any]]:
+    """The records of all jobs that are done, or that ``--only`` and ``--minutes`` let be done now, one per core at a time."""
+    wanted = [j for j in jobs if settings.only is None or any(fnmatch(j.name, p) for p in settings.only.split(","))]
+    if wanted:
+        side_by_side(measured, wanted, settings.progress, "conversions")
+    return [found for job in jobs if (found := kept(job)) is not None]
+
+
+def measured(job: Job) -> dict[str, Any] | None:
+    """The job's record, made now unless it is there; None where it is too late, or another process is making it."""
+    found = kept(job)
+    if found is not None or (job.until is not None and time.time() > job.until):
+        return found
+    try:
+        with alone(Path(job.record)), tempfile.TemporaryDirectory() as scratch:
+            found = {**converted(job, Path(scratch) / "converted"), "identity": identity(job)}
+            write_atomic(Path(job.record), json.dumps(found).encode())
+    except LockedError:
+        return None
+    return found
+
+
+def kept(job: Job) -> dict[str, Any] | None:
+    """The job's record; None where there is none, or one of another recipe, model, text or version."""
+    try:
+        found = json.loads(Path(job.record).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if found.get("identity") == identity(job) else None
+
+
+def identity(job: Job) -> str:
+    """Digest of all that decides a record."""
+    decided = recipe_of(job, Path("converted")).model_dump(
+        mode="json", exclude={"model", "text", "output", *NOT_DECIDING}
+    )
+    text = [file_sum(Path(name)) for name in job.text]
+    return digest([decided, text, _model_digest(job.model), versions(DECIDING), job.quick])
+
+
+def recipe_of(job: Job, output: Path) -> ConvertRecipe:
+    """The job's conversion."""
+    recipe = recipe_from(
+        {
+            "command": "convert",
+            "model": job.model,
+            "text": job.text,
+            "output": str(output),
+            "active": job.active,
+            "experts": EXPERTS,
+            "seed": job.seed,
+            "dtype": "float32",
+            "device": "cpu",
+            "threads": 1,
+            "train": job.train,
+        },
+        "The benchmark",
+    )
+    assert isinstance(recipe, ConvertRecipe)
+    return recipe
+
+
+def converted(job: Job, output: Path) -> dict[str, Any]:
+    """Convert; what the result says, and for the bundled model its accuracy on its test items."""
+    import torch
+
+    from freemoe.tomoe.convert import convert
+
+    torch.set_num_threads(1)
+    result = json.loads((convert(recipe_of(job, output)) / "result.json").read_text(encoding="utf-8"))
+    curve = result["held_out_curve"]
+    found = {
+        "name": job.name,
+        "base": job.base,
+        "active": job.active,
+        "steps": job.steps,
+        "seed": job.seed,
+        "share": result["parameters"]["active_share"],
+        "share_at_run_time": result["parameters"]["active_share_at_run_time"],
+        "nll": {n: sum(s["nll"]) / sum(s["tokens"]) for n, s in result["scores"].items()},
+        "accuracy": {n: sum(s["right"]) / sum(s["tokens"]) for n, s in result["scores"].items()},
+        "held_out": math.log(min(p[k] for p in curve for k in ("perplexity", "mean_perplexity") if k in p)),
+        "curve": curve,
+        "seconds": result["cost"]["wall_seconds"],
+    }
+    if job.base == "demo" and job.active == JUDGED_SHARE and job.steps in (STEPS, QUICK["steps"]):
+        tasks = {"dense": job.model, "converted": str(output)}
+        found["tasks"] = {name: task_accuracy(model, job.quick) for name, model in tasks.items()}
+    return found
+
+
+def task_accuracy(model: str, quick: bool) -> float:
+    """Mean accuracy over the bundled domains' test items."""
+    from freemoe.evals.evaluation import evaluate
+
+    recipe = recipe_from(
+        {
+            "command": "eval",
+            "artefact": model,
+            "domains": {domain: f"demo:{domain}" for domain in DOMAINS},
+            "dtype": "float32",
+            "device": "cpu",
+            "threads": 1,
+            "seed": 0,  # the same items for the base and for every conversion
+            "data": {"limit": 16 if quick else 200},
+        },
+        "The benchmark",
+    )
+    assert isinstance(recipe, EvalRecipe)
+    return float(np.mean([d["rows"]["base"]["score"] for d in evaluate(recipe)["domains"]]))

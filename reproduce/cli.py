@@ -1,0 +1,178 @@
+"""The command line of `python -m reproduce`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import typer
+from rich.table import Table as Printed
+
+from freemoe.cli.common import calm_libraries, print_table, progress_of, say
+from freemoe.cli.flags import CODE, JSON, QUIET, WithCode, allowed_code
+from freemoe.core.errors import DataError, RecipeError
+from freemoe.core.registry import unknown_name
+from freemoe.recipes import dump
+from reproduce.running import FAILED, Records, measure, run_of
+from reproduce.table import PAPERS, SCALES, ScaleName, Scene, Table, all_tables, find
+from reproduce.writing import grid, heading, notes, save
+
+HELP = """Run a paper's table or figure: the paper's numbers and ours side by side, and how the protocols differ.
+
+Every row is measured once and kept below --output; what was stopped goes on when the command is given again. --list
+says what there is, what is approximated and what is not there. Exit code 1 when a row fails; the other rows are measured.
+
+Examples:
+
+\b
+  python -m reproduce mode/table03
+  python -m reproduce all --scale tiny --minutes 60
+  python -m reproduce mode --scale small --model model.gguf --data-root ./data
+  python -m reproduce mode/table03 --scale paper --dry-run
+"""
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command(help=HELP, cls=WithCode)
+def command(  # noqa: D103
+    names: list[str] = typer.Argument(
+        None,
+        help=f"Tables, e.g. mode/table03; {', '.join(PAPERS)} for all of a paper; all.",
+    ),
+    listing: bool = typer.Option(False, "--list", help="Name every table, and what of it runs; do nothing."),
+    scale: str = typer.Option(
+        "tiny",
+        help="; ".join(f"{name}: {about}" for name, about in SCALES.items()) + ".",
+    ),
+    model: str = typer.Option(None, "--model", help="Base: folder, GGUF file or hub id; small needs one."),
+    data_root: Path = typer.Option(None, envvar="FREEMOE_DATA", help="Folder with real benchmark files."),
+    output: Path = typer.Option(Path("reproduce-out"), "--output", "-o", help="Folder for runs and filled tables."),
+    limit: int = typer.Option(None, min=1, help="Documents or blocks per task; the scale's own number if absent."),
+    minutes: float = typer.Option(None, min=0, help="Begin no further table after so many minutes."),
+    allow_code_execution: str = typer.Option(
+        None,
+        CODE,
+        help="Run programs that the model writes, in the sandbox; =unsafe: even where bubblewrap does not start.",
+    ),
+    keep: bool = typer.Option(False, "--keep", help="Keep what every run wrote: artefacts and reports."),
+    seed: int = typer.Option(0, min=0, help="Of splits, masks and training."),
+    threads: int = typer.Option(None, min=1, help="CPU threads."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would run and what is done; measure nothing."),
+    print_recipes: bool = typer.Option(False, "--print-recipes", help="Print the recipe of every row; do nothing."),
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    if listing:
+        _tell_all(as_json)
+        return
+    if not names:
+        raise RecipeError(f"Which tables? One by its name (--list names them), {', '.join(PAPERS)}, or all.")
+    if scale not in SCALES:
+        raise unknown_name("scale", scale, list(SCALES))
+    if data_root is not None and not data_root.expanduser().is_dir():
+        raise DataError(f"No folder at {data_root.expanduser().absolute()} (--data-root). Check the path.")
+    tables = find(names)
+    scene = Scene(
+        cast(ScaleName, scale),
+        model,
+        data_root.expanduser() if data_root else None,
+        limit,
+        seed,
+        threads,
+        allowed_code(allow_code_execution),
+    )
+    if print_recipes:
+        _print_recipes(tables, scene)
+        return
+    from freemoe.core.ledger import keep_none
+
+    calm_libraries()
+    keep_none()
+    needs = {t.name: t.needs.line(len(t.runs)) for t in tables if t.needs} if scale == "paper" else {}
+    for name, line in {} if as_json else needs.items():
+        say(f"{name} takes {line}")
+    _reproduce(tables, scene, Records(output.expanduser() / "runs", keep), needs, minutes, dry_run, as_json, quiet)
+
+
+def _tell_all(as_json: bool) -> None:
+    rows = [{"name": t.name, "about": t.title, "what_runs": t.status()} for t in all_tables().values()]
+    if as_json:
+        say(json.dumps({"tables": rows}))
+        return
+    printed = Printed(box=None, pad_edge=False)
+    for column in rows[0]:
+        printed.add_column(column.replace("_", " "))
+    for row in rows:
+        printed.add_row(*row.values())
+    print_table(printed)
+
+
+def _print_recipes(tables: list[Table], scene: Scene) -> None:
+    shown: set[str] = set()
+    for table in tables:
+        for row in table.runs:
+            run = run_of(row, table.way_of(row), scene)
+            if run.key not in shown:
+                shown.add(run.key)
+                say(f"# {table.name}: {row.label}\n{dump(run.recipe)}---")
+
+
+def _reproduce(
+    tables: list[Table],
+    scene: Scene,
+    records: Records,
+    needs: dict[str, str],
+    minutes: float | None,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    filled: list[dict[str, Any]] = []
+    files: dict[str, dict[str, str]] = {}
+    for table in tables:
+        late = end is not None and time.monotonic() > end
+        found = measure(table, scene, records, progress_of(quiet), only_finished=dry_run or late)
+        filled.append(found)
+        if not dry_run and not table.absent:
+            files[table.name] = {kind: str(path) for kind, path in save(found, table, records.folder.parent).items()}
+        if not as_json:
+            _tell(found, table, files.get(table.name, {}))
+    if as_json:
+        say(json.dumps({"tables": filled, "needs": needs, "files": files}))
+    else:
+        _tell_sum(filled)
+    raise typer.Exit(1 if any(row["status"] == FAILED for found in filled for row in found["rows"]) else 0)
+
+
+def _tell(found: dict[str, Any], table: Table, files: dict[str, str]) -> None:
+    if table.absent:
+        say(f"{heading(found)}: not there: {table.absent}")
+        return
+    if table.picture_alone:
+        say(heading(found))
+    else:
+        header, rows = grid(found, brief=True)
+        printed = Printed(title=heading(found), title_justify="left")
+        for number, column in enumerate(header):
+            printed.add_column(column, no_wrap=number == 0)
+        for row in rows:
+            printed.add_row(*row)
+        print_table(printed)
+    for line in notes(found):
+        say(line)
+    for kind, path in files.items():
+        if kind != "json":
+            say(f"{kind}: {path}")
+
+
+def _tell_sum(filled: list[dict[str, Any]]) -> None:
+    whole = sum(all(row["status"] != FAILED for row in table["rows"]) for table in filled)
+    rows = [row for table in filled for row in table["rows"]]
+    counts = {status: sum(r["status"] == status for r in rows) for status in dict.fromkeys(r["status"] for r in rows)}
+    said = ", ".join(f"{count} {status}" for status, count in counts.items())
+    say(f"{len(filled)} tables and figures, {whole} without a failure; rows: {said or 'none'}")

@@ -1,0 +1,260 @@
+"""How a row of HookMoE's tables is measured: a plan or a whole trim, on tasks and on text that chose nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from freemoe.assets import benchmark_path
+from freemoe.core.errors import DataError
+from freemoe.core.files import digest, write_atomic
+from freemoe.core.run.progress import Progress
+from freemoe.recipes import TrimRecipe
+from reproduce.scoring import scored
+from reproduce.table import Measured, Row, Scene, Way
+
+# Column of the paper -> the benchmark's name here.
+TASKS = {
+    "ARC-c": "arc_challenge",
+    "ARC-e": "arc_easy",
+    "BoolQ": "boolq",
+    "HellaSwag": "hellaswag",
+    "MMLU": "mmlu",
+    "OBQA": "openbookqa",
+    "RTE": "rte",
+    "WinoGrande": "winogrande",
+}
+DOMAIN = "Math"
+"""The column of the domain-specific task, which does not count in the mean over the general ones."""
+
+GROUPS = 8
+"""Groups of layers of the paper's sweep."""
+
+TINY: Mapping[str, Any] = {"blocks": 48, "block": 128, "steps": 60, "documents": 60, "shorter": 16}
+SMALL: Mapping[str, Any] = {"blocks": 256, "block": 256, "steps": 300, "documents": 200, "shorter": 4}
+TINY_TASKS = {name: [f"demo:{name}"] for name in ("math", "code", "general")} | {DOMAIN: ["demo:math"]}
+SMALL_TASKS = {n: [t] for n, t in TASKS.items() if t not in ("boolq", "winogrande")} | {DOMAIN: ["mathqa"]}
+NO_MODEL = (
+    "The scale small needs a mixture model: --model with its folder. scripts/make_mixtures.py trains two of 25M parameters on real "
+    "text; any mixture that freemoe trim takes will do."
+)
+NO_DATA = (
+    "The scale small needs the real data: --data-root with the folder that holds wikitext-2-raw, arc and the others."
+)
+
+
+def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
+    """A paper's trim cut down to a scale: other mixture and text, fewer and shorter blocks and steps; the method stays.
+
+    Its tasks are beside it, as ``arguments``: at ``tiny`` the three bundled domains, else the paper's eight, and a task of
+    mathematics.
+
+    Raises:
+        DataError: At ``small`` without a model or data.
+    """
+    data: dict[str, Any] = {} if scene.limit is None else {"limit": scene.limit}
+    if scene.data_root is not None and scene.scale != "tiny":
+        data["root"] = str(scene.data_root)
+    if scene.scale == "paper":
+        tasks = {name: [task] for name, task in TASKS.items()} | {DOMAIN: ["gsm8k"]}
+        tasks = {} if "timing" in recipe else tasks
+        return {**recipe, "model": scene.model or recipe["model"], "arguments": {"tasks": tasks, "data": data}}
+    of_math = recipe["text"].startswith("math")
+    if scene.scale == "tiny":
+        sizes, model, tasks = TINY, scene.model or "freemoe-demo-moe", dict(TINY_TASKS)
+        text = str(benchmark_path("math", "reference")) if of_math else "demo:"
+    elif scene.model is None or scene.data_root is None:
+        raise DataError(NO_MODEL if scene.model is None else NO_DATA)
+    else:
+        sizes, model, tasks = SMALL, scene.model, dict(SMALL_TASKS)
+        text = str(scene.data_root / ("gsm8k/train.jsonl" if of_math else "wikitext-2-raw/wiki.train.raw"))
+    given = recipe.get("training", {})
+    blocks = max(2, int((sizes["blocks"] if scene.limit is None else scene.limit) * given.get("limit", 512) / 512))
+    steps = min(sizes["steps"] if scene.limit is None else 8, given.get("steps", 1000))
+    training = {
+        **given,
+        "block": sizes["block"],
+        "limit": blocks,
+        "held_out": max(4, blocks // 4),
+        "test": max(8, blocks // 2),
+        "steps": steps,
+        "every": max(1, steps // 4),
+        "rate": None,
+        "control": False,
+    }
+    hooks = {**recipe.get("hooks", {}), "units": None}
+    plan = dict(recipe["plan"])
+    if str(plan.get("given", "")).startswith("uniform:") and scene.scale == "tiny":
+        plan["given"] = "uniform:1"  # the bundled mixture runs two
+    if "timing" in recipe:
+        prompts = [n // sizes["shorter"] for n in recipe["timing"]["prompts"]]
+        recipe = {**recipe, "timing": {"prompts": prompts, "new_tokens": 17, "rounds": 5}}
+        tasks = {}
+    arguments = {"tasks": tasks, "data": {"limit": sizes["documents"], **data}}
+    return {
+        **recipe,
+        "model": model,
+        "text": text,
+        "plan": plan,
+        "training": training,
+        "hooks": hooks,
+        "arguments": arguments,
+    }
+
+
+def trim_record(
+    recipe: TrimRecipe, folder: Path, progress: Progress, tasks: dict[str, list[str]], data: dict[str, Any]
+) -> dict[str, Any]:
+    """Trim, then score the full mixture, the plan alone and the artefact on tasks.
+
+    Args:
+        recipe: Of the trim; its output is below ``folder``.
+        folder: Holds the artefact until the record is written.
+        progress: Where to report.
+        tasks: Name -> tasks.
+        data: Of the evaluation.
+
+    Returns:
+        ``tasks``: name -> row -> score, gain; ``text``: row -> ce, kl, act and shares won back; ``cost``, ``speed``,
+        ``losses``.
+    """
+    from freemoe.hookmoe.evaluation import trimmed_of
+    from freemoe.hookmoe.trim import trim
+
+    file = Path(recipe.output) / "result.json"
+    if not file.is_file():
+        trim(recipe, progress=progress)
+    result = json.loads(file.read_text(encoding="utf-8"))
+    return {
+        "tasks": scored(recipe.output, trimmed_of, recipe, tasks, data, progress, {DOMAIN}),
+        "text": result["test"]["rows"],
+        "cost": result["cost_of_a_token"],
+        "act": {"full": result["base"]["act"], "plan": result["plan"]["act"]},
+        "speed": result["speed"],
+        "losses": result["hooks"]["losses"],
+    }
+
+
+def plans_record(
+    recipe: TrimRecipe,
+    folder: Path,
+    progress: Progress,
+    tasks: dict[str, list[str]],
+    data: dict[str, Any],
+    plans: dict[str, str],
+) -> dict[str, Any]:
+    """Score the full mixture and several plans, or rules that choose k per token, without hooks.
+
+    Args:
+        recipe: Its model and text.
+        folder: Holds the plans that are scored until the record is written.
+        progress: Where to report.
+        tasks: Name -> tasks.
+        data: Of the evaluation.
+        plans: Name -> as ``freemoe trim --compare`` has it, or ``groups:A,B``: one expert fewer in the groups A to B of eight equal
+            groups of layers.
+
+    Returns:
+        Name -> ``tasks``: name -> row -> score and gain, for ``full`` and ``plan``; ``text``: their rows of `compare_plans`.
+    """
+    from freemoe.evals.evaluation import Subject, under
+    from freemoe.hookmoe.compare import calibration_weights, compare_plans, opened, read_ways
+    from freemoe.hookmoe.material import prepare
+
+    model, tokenizer, text = prepare(recipe)
+    ways = {name: read_ways([_spelled(plan, model)], model)[0] for name, plan in plans.items()}
+    weights = calibration_weights(model, list(ways.values()), text.train)
+    found: dict[str, Any] = {}
+    with progress.stage("plans", len(plans)) as advance:
+        for name, way in ways.items():
+            # Groups of few layers are the same plan.
+            file = folder / f"{digest(way.name)}.json"
+            if not file.is_file():
+                full, own = compare_plans(model, text.test, [way.name], calibration=text.train)
+                rows = {
+                    "full": under(contextlib.nullcontext),
+                    "plan": under(functools.partial(opened, model, way, weights)),
+                }
+                subject = Subject(model, tokenizer, rows)
+                on_tasks = scored(recipe.model, lambda _, s=subject: s, recipe, tasks, data, progress, {DOMAIN})
+                write_atomic(file, json.dumps({"text": {"full": full, "plan": own}, "tasks": on_tasks}).encode())
+            found[name] = json.loads(file.read_text(encoding="utf-8"))
+            advance(1)
+    return found
+
+
+def _spelled(plan: str, model: Any) -> str:
+    """A plan as ``freemoe trim`` reads it; ``groups:A,B`` by the layers of a model."""
+    from freemoe.hookmoe.plans.apply import plan_of
+
+    if not plan.startswith("groups:"):
+        return plan
+    first, last = (int(g) for g in plan.removeprefix("groups:").split(","))
+    base = plan_of(model)
+    layers, k = len(base.ks), max(k for k in base.ks if k is not None)
+    return f"expert_n:{k},{first * layers // GROUPS},{-(-(last + 1) * layers // GROUPS) - 1}"
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def scores(record: Mapping[str, Any], way: str) -> dict[str, Measured]:
+    """Every task, and their average, of a row."""
+    return {name: Measured.of(rows[way], way == "full") for name, rows in record["tasks"].items()}
+
+
+def trimmed_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
+    """``full``, ``plan`` or ``hooks``: parameters in millions, Act, tasks, loss and divergence on text."""
+    cost, way = record["cost"], row.pick
+    if way == "full":
+        sizes = cost["full"]
+    else:
+        sizes = dict(cost["trimmed"])
+        if way == "plan":
+            sizes = {k: sizes[k] - sizes["hooks"] for k in ("active", "total")}
+    found = {
+        "active M": Measured(sizes["active"] / 1e6),
+        "total M": Measured(sizes["total"] / 1e6),
+        "Act": Measured(record["act"]["full" if way == "full" else "plan"]),
+        "loss": Measured(record["text"][way]["ce"]),
+        "KL": Measured(record["text"][way]["kl"]),
+    }
+    if way == "hooks" and (won := record["text"]["hooks"].get("recovered_kl")) and won[0] is not None:
+        found["KL won back %"] = Measured(100 * won[0], None, *(None if v is None else 100 * v for v in won[1:]))
+    return found | scores(record, way)
+
+
+def training_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
+    """The held-out loss of the hooks at a share of training, ``row.pick``."""
+    losses = record["losses"].get("hooks", [])
+    return {"loss": Measured(losses[round(float(row.pick) * (len(losses) - 1))])} if losses else {}
+
+
+def speed_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
+    """Time of the full mixture over that of the trimmed one at a prompt length, as this machine was loaded."""
+    one = record["speed"]["lengths"][int(row.pick)]
+    full, trimmed = one["full"], one["trimmed"]
+    return {name: Measured(full[key] / trimmed[key]) for name, key in (("TTFT", "ttft"), ("ITL", "itl"))}
+
+
+def planned_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
+    """A plan of the record, or ``full``: Act, every layer's experts, tasks, loss and divergence on text."""
+    own = next(iter(record.values())) if row.pick == "full" else record[row.pick]
+    way = "full" if row.pick == "full" else "plan"
+    text = own["text"][way]
+    found = {"loss": Measured(text["loss"]), "KL": Measured(text["kl"])}
+    if way == "plan":
+        found["Act"] = Measured(text["act"])
+        found |= {f"layer {n}": Measured(act) for n, act in text["act_per_layer"].items()}
+    return found | scores(own, way)
+
+
+_HERE = "reproduce.hookmoe.work"
+TRIMS = Way(f"{_HERE}:at_scale", f"{_HERE}:trim_record", f"{_HERE}:trimmed_rows")
+CURVES = Way(f"{_HERE}:at_scale", f"{_HERE}:trim_record", f"{_HERE}:training_rows")
+SPEEDS = Way(f"{_HERE}:at_scale", f"{_HERE}:trim_record", f"{_HERE}:speed_rows")
+PLANS = Way(f"{_HERE}:at_scale", f"{_HERE}:plans_record", f"{_HERE}:planned_rows")

@@ -1,0 +1,131 @@
+"""The pictures of MoDE's and Free-MoE's figures: the paper's numbers, where it prints them, beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from freemoe.report.figures.paper_figures import Words, as_file, bars, boxes, curves, radars, tallies
+from reproduce.drawing import value
+from reproduce.mode.work import FIVE
+
+ASCENDING = "share of the ascending importance ranking, 0 = least important; the middle of each band"
+THEIRS = "band as the papers name it, % of a ranking that ends at the least important weight"
+WHO = ("paper", "ours")
+
+
+def _words(filled: Mapping[str, Any]) -> Words:
+    """The table's name and title, and every number of it as text."""
+    said = []
+    for row in filled["rows"]:
+        for column in filled["columns"]:
+            cells = [f"paper {row['paper'][column]:.2f}"] if column in row["paper"] else []
+            cells += [f"ours {row['ours'][column]['value']:.2f}"] if column in row["ours"] else []
+            if cells:
+                said.append(f"{row['label']}, {column}: {', '.join(cells)}")
+    name = filled["table"].replace("/", "-")
+    return Words(name, f"{filled['table']}: {filled['title']}", "; ".join(said))
+
+
+def sensitivity(filled: Mapping[str, Any]) -> str:
+    """Figure 1: accuracy over the bands of the ranking, one curve per width."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    base = None
+    for row in filled["rows"]:
+        shown = value(row, "accuracy")
+        width, comma, band = row["label"].partition(", ")
+        if shown is None:
+            continue
+        if not comma:
+            base = shown
+            continue
+        start, end = (float(part) / 100 for part in band.removesuffix(" %").split("-"))
+        found.setdefault(width, []).append(((start + end) / 2, shown))
+    level = {} if base is None else {"ours": base}
+    return as_file(curves({"ours": found}, ASCENDING, "accuracy, %", level), _words(filled))
+
+
+def tally(filled: Mapping[str, Any]) -> str:
+    """Figure 2: how many tasks each band improves."""
+    rows = []
+    for row in filled["rows"]:
+        better, worse = (value(row, c) for c in ("improved", "worse"))
+        if better is not None and worse is not None:
+            start, end = (float(part) / 100 for part in row["label"].removesuffix(" %").split("-"))
+            rows.append((start, end, better, worse))
+    return as_file(tallies({"ours": rows}, ASCENDING.partition(";")[0]), _words(filled))
+
+
+def gain_boxes(filled: Mapping[str, Any]) -> str:
+    """MoDE Figure 4: the spread of a model's gains over tasks."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for who in WHO:
+        for row in filled["rows"]:
+            values = [v for column in FIVE if (v := value(row, column, who)) is not None]
+            if len(values) == len(FIVE):
+                found.setdefault(who, {})[row["label"]] = values
+    return as_file(boxes(found, "gain over the baseline, points"), _words(filled))
+
+
+def accuracy(filled: Mapping[str, Any]) -> str:
+    """MoDE Figure 5, Free-MoE Figure 6: each task under every band, as difference to its base."""
+    bases: dict[tuple[str, str], float] = {}
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in filled["rows"]:
+        task, _, band = row["label"].partition(", ")
+        for who in WHO:
+            shown = value(row, "accuracy", who)
+            if shown is None:
+                continue
+            if band == "no band":
+                bases[task, who] = shown
+            else:
+                start, end = (float(part) for part in band.removesuffix(" %").split("-"))
+                own = found.setdefault(task, {}).setdefault(who, [])
+                own.append(((start + end) / 2, shown - bases[task, who]))
+    level = dict.fromkeys(found, 0.0)
+    return as_file(curves(found, THEIRS, "points over the base", level), _words(filled))
+
+
+def _by_model(filled: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Model -> series -> row."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in filled["rows"]:
+        model, _, series = row["label"].partition(", ")
+        found.setdefault(model, {})[series] = row
+    return found
+
+
+def radar(filled: Mapping[str, Any]) -> str:
+    """Free-MoE Figure 4: every model's scores, baseline beside experts and mixture."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for model, series in _by_model(filled).items():
+        for who in WHO:
+            panel = {}
+            for name, row in series.items():
+                own = {c: v for c in filled["columns"] if (v := value(row, c, who)) is not None}
+                if len(own) == len(filled["columns"]):
+                    panel[name] = own
+            if panel and panel not in found.values():  # one model of ours may stand for several
+                found[f"{who}: {model}"] = panel
+    return as_file(radars(found), _words(filled))
+
+
+def improvement(filled: Mapping[str, Any]) -> str:
+    """Free-MoE Figure 5: gains over the baseline, ours with their intervals."""
+    found: dict[str, dict[str, dict[str, tuple[float, float, float]]]] = {}
+    for model, series in _by_model(filled).items():
+        for who in WHO:
+            panel: dict[str, dict[str, tuple[float, float, float]]] = {}
+            for name, row in series.items():
+                for column in filled["columns"]:
+                    shown = value(row, column, who)
+                    if shown is None:
+                        continue
+                    own = row["ours"].get(column, {}) if who == "ours" else {}
+                    low, high = own.get("low"), own.get("high")
+                    ends = (shown if low is None else low, shown if high is None else high)
+                    panel.setdefault(column, {})[name] = (shown, *ends)
+            if panel and panel not in found.values():
+                found[f"{who}: {model}"] = panel
+    return as_file(bars(found, "gain, points"), _words(filled))

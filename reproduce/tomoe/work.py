@@ -1,0 +1,276 @@
+"""How a row of ToMoE's tables is measured: one conversion, on text and on tasks that chose nothing, beside the dense model."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from freemoe.assets import DOMAINS, benchmark_path
+from freemoe.core.errors import DataError
+from freemoe.core.run.progress import Progress
+from freemoe.recipes import ConvertRecipe
+from reproduce.mode.work import SMALL_MODEL
+from reproduce.scoring import scored
+from reproduce.table import Scene, Way
+
+if TYPE_CHECKING:
+    from freemoe.evals.evaluation import Subject
+
+DENSE, OURS = "dense", "converted"
+
+ZERO_SHOT = {
+    "ARC-e": "arc_easy",
+    "ARC-c": "arc_challenge",
+    "PIQA": "piqa",
+    "WinoG.": "winogrande",
+    "HellaS.": "hellaswag",
+}
+"""Column -> task, without examples."""
+
+TABLE05 = {
+    "BoolQ": "boolq@32",
+    "SciQ": "sciq",
+    "PIQA": "piqa",
+    "WinoG.": "winogrande@5",
+    "ARC-c": "arc_challenge@25",
+    "HellaS.": "hellaswag@10",
+}
+TABLE06 = {
+    "BoolQ": "boolq@32",
+    "SciQ": "sciq",
+    "PIQA": "piqa",
+    "ARC-c": "arc_challenge@25",
+    "TruthfulQA": "truthfulqa_mc2",
+    "HellaS.": "hellaswag@10",
+    "MMLU": "mmlu@5",
+}
+MMLU = {"MMLU": "mmlu@5"}
+
+BUNDLED_TASKS = {domain: f"demo:{domain}" for domain in DOMAINS}
+IN_DATA = ("arc_easy", "arc_challenge", "hellaswag", "mmlu")
+"""Tasks whose files are in the data folder of ``small``."""
+
+TINY = {
+    "steps": 40,
+    "batch_tokens": 1024,
+    "block": 256,
+    "save_every": 20,
+    "evaluation_tokens": 16384,
+    "statistics_tokens": 16384,
+}
+SMALL = TINY | {"steps": 60}
+SHORT = {"steps": 4, "batch_tokens": 256, "save_every": 2, "evaluation_tokens": 1024, "statistics_tokens": 2048}
+"""Of a run with ``--limit``."""
+
+TINY_DOCUMENTS, SMALL_DOCUMENTS = 60, 100
+BATCHES = {"tiny": (4, 8, 12), "small": (4, 8, 12), "paper": (512, 1024, 1536)}
+"""Sequences in one call of the table of speed, of `SPEED_TOKENS` tokens each."""
+
+SPEED_TOKENS = 64
+NO_DATA = "The scale small needs the real data: --data-root with the folder that holds wikitext-2-raw, alpaca, code_alpaca and arc."
+TEXTS = {
+    "prose": "The harbour was quiet in the morning. Two boats came back from the night, and the men on the quay counted the "
+    "baskets, wrote a number on a slate and carried them up to the market hall before the first train left.",
+    "mathematics": "A line passes through the points (2, 3) and (6, 11). Its slope is (11 - 3) / (6 - 2) = 8 / 4 = 2. With "
+    "y = 2x + b and the first point, 3 = 2 * 2 + b, so b = -1. The line is y = 2x - 1.",
+}
+"""What the tables of tokens show; ours, as the paper's are Wikipedia's."""
+
+
+def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
+    """A paper's conversion cut down to a scale, with the zero-shot tasks beside it as ``arguments``.
+
+    Below ``paper`` the project's own default profile trains it: the paper's begins at random masks and needs its 10,000 steps.
+    What a row changes stays.
+
+    Raises:
+        DataError: At ``small`` without a model or data.
+    """
+    return scaled(recipe, scene, ZERO_SHOT)
+
+
+def few_shot(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
+    """The same with the tasks of Table 5."""
+    return scaled(recipe, scene, TABLE05)
+
+
+def few_shot_and_truth(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
+    """The same with the tasks of Table 6."""
+    return scaled(recipe, scene, TABLE06)
+
+
+def mmlu(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
+    """The same with MMLU alone."""
+    return scaled(recipe, scene, MMLU)
+
+
+def for_speed(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
+    """The same without tasks; its speed in batches instead."""
+    found = scaled(recipe, scene, {})
+    found["arguments"] |= {"tasks": {}, "batches": list(BATCHES[scene.scale])}
+    return found
+
+
+def scaled(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[str, Any]:
+    """See `at_scale`."""
+    data: dict[str, Any] = {} if scene.limit is None else {"limit": scene.limit}
+    if scene.data_root is not None and scene.scale != "tiny":
+        data["root"] = str(scene.data_root)
+    if scene.scale == "paper":
+        root = {} if scene.data_root is None else {"data_root": str(scene.data_root)}
+        own = {**recipe, **root, "model": scene.model or recipe["model"]}
+        return own | {"arguments": {"tasks": tasks, "data": data}}
+    if scene.scale == "small" and (scene.model is None or scene.data_root is None):
+        raise DataError(SMALL_MODEL if scene.model is None else NO_DATA)
+    tiny = scene.scale == "tiny"
+    short = {} if scene.limit is None else SHORT
+    found = {k: v for k, v in recipe.items() if k not in ("profile", "mix", "text")}
+    found["train"] = {**recipe.get("train", {}), **(TINY if tiny else SMALL), **short}
+    gates = dict(recipe.get("gates", {}))
+    if gates.get("attention") == "heads":
+        # The statistics of the default's start rank dimensions, not heads.
+        gates |= {"budget": "loss", "start": "random"}
+    found |= {"gates": gates, "dtype": "float32", "device": "auto"}
+    if tiny:
+        # One of three texts stands for one of three data sets.
+        domains = DOMAINS[-1:] if recipe.get("text") else DOMAINS
+        found |= {
+            "model": scene.model or "freemoe-demo",
+            "text": [str(benchmark_path(d, "reference")) for d in domains],
+        }
+        own = BUNDLED_TASKS
+    else:
+        root = scene.data_root
+        assert root is not None
+        text = {"text": [str(root / "wikitext-2-raw/wiki.train.raw")]} if recipe.get("text") else {"mix": "paper"}
+        found |= {"model": scene.model, "data_root": str(root), **text}
+        own = {name: task for name, task in tasks.items() if task.partition("@")[0] in IN_DATA}
+    return found | {"arguments": {"tasks": own, "data": {"limit": TINY_DOCUMENTS if tiny else SMALL_DOCUMENTS, **data}}}
+
+
+# ------------------------------------------------------------------------------------------- the run
+
+
+def conversion_record(
+    recipe: ConvertRecipe,
+    folder: Path,
+    progress: Progress,
+    tasks: dict[str, str],
+    data: dict[str, Any],
+    batches: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Convert, then score the dense and the converted model on tasks.
+
+    Args:
+        recipe: Of the conversion; its output is below ``folder``.
+        folder: Holds the converted model until the record is written.
+        progress: Where to report.
+        tasks: Column -> task.
+        data: Of the evaluation.
+        batches: Sequences of the calls whose speed is measured; none by default.
+
+    Returns:
+        ``text``: way (dense, converted, the rivals) -> perplexity and its interval over blocks; ``tasks``: column -> way ->
+        score and gain; ``parameters``, ``layers``, ``boxes``, ``similarity``, ``usage``, ``dynamics``, ``tokens``, ``speed``.
+    """
+    from freemoe.tomoe.convert import convert
+    from freemoe.tomoe.structures.structure import read_structure
+    from freemoe.tomoe.usage import expert_similarity, expert_widths, layer_widths, training_dynamics
+
+    file = Path(recipe.output) / "result.json"
+    if not file.is_file():
+        convert(recipe, progress=progress)
+    result = json.loads(file.read_text(encoding="utf-8"))
+    similarity = [_off_diagonal(layer) for layer in expert_similarity(read_structure(recipe.output))]
+    return {
+        "text": {way: _perplexity(score, recipe.seed) for way, score in result["scores"].items()},
+        "tasks": scored(
+            recipe.output, lambda _: _both(recipe), recipe, {c: [t] for c, t in tasks.items()}, data, progress
+        ),
+        "parameters": result["parameters"],
+        "layers": layer_widths(result),
+        "boxes": [
+            {**box, "dense": layer["width"]} for box, layer in zip(expert_widths(result), result["layers"], strict=True)
+        ],
+        "similarity": similarity,
+        "usage": result["usage"],
+        "dynamics": training_dynamics(result),
+        **_seen_in(recipe, batches),
+    }
+
+
+def _perplexity(score: dict[str, Any], seed: int) -> dict[str, float]:
+    """Of all tokens, and its 95 % interval over blocks."""
+    from freemoe.evals.verdict import perplexity_against
+
+    found = perplexity_against(score["nll"], [0.0] * len(score["nll"]), score["tokens"])
+    return {"value": found.pop("mean"), **found}
+
+
+def _off_diagonal(shares: list[list[float]]) -> dict[str, float]:
+    others = [v for i, row in enumerate(shares) for j, v in enumerate(row) if i != j]
+    return {"least": min(others), "mean": statistics.fmean(others), "most": max(others)}
+
+
+def _both(recipe: ConvertRecipe) -> Subject:
+    """The dense model, and under the conversion's masks: what the folder computes, in one model's memory."""
+    from freemoe.evals.evaluation import Subject, under
+    from freemoe.models.checkpoints.loading import load_base
+    from freemoe.tomoe.structures.masked import masked
+    from freemoe.tomoe.structures.structure import read_structure
+
+    model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
+    structure = read_structure(recipe.output)
+
+    return Subject(model, tokenizer, {DENSE: under(nullcontext), OURS: under(partial(masked, model, structure))})
+
+
+def _seen_in(recipe: ConvertRecipe, batches: Sequence[int]) -> dict[str, Any]:
+    """What the written folder itself shows: the experts of two short texts' tokens, and its speed beside the dense model's."""
+    from freemoe.models.checkpoints.loading import load_base
+    from freemoe.tomoe.usage import token_experts
+
+    new, tokenizer = load_base(recipe.output, device=recipe.device)
+    layers = sorted({0, len(new.config.tomoe["layers"]) // 2, len(new.config.tomoe["layers"]) - 1})
+    tokens = {name: token_experts(new, tokenizer, text, layers) for name, text in TEXTS.items()}
+    speed = {}
+    if batches:
+        dense, _ = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
+        speed = {str(batch): _tokens_per_second(dense, new, batch, recipe.seed) for batch in batches}
+    return {"tokens": {"layers": layers, **tokens}, "speed": speed}
+
+
+def _tokens_per_second(dense: Any, new: Any, batch: int, seed: int, rounds: int = 3) -> dict[str, float]:
+    """Tokens per second of both, in turns: a prompt of `SPEED_TOKENS` tokens in every row, the logits of the last one."""
+    import torch
+
+    ids = torch.randint(
+        3, dense.config.vocab_size, (batch, SPEED_TOKENS), generator=torch.Generator().manual_seed(seed)
+    )
+    seconds: dict[str, list[float]] = {DENSE: [], OURS: []}
+    with torch.no_grad():
+        for number in range(rounds + 1):
+            for way, model in ((DENSE, dense), (OURS, new)):
+                began = time.perf_counter()
+                logits = model(ids.to(model.device), use_cache=False, logits_to_keep=1).logits
+                # Reading a number waits for the device.
+                assert math.isfinite(float(logits[0, -1, 0]))
+                if number:
+                    seconds[way].append(time.perf_counter() - began)
+    return {way: ids.numel() / statistics.median(values) for way, values in seconds.items()}
+
+
+_HERE = "reproduce.tomoe.work"
+_READ = "reproduce.tomoe.reading"
+
+
+def way(read: str, scale: str = "at_scale") -> Way:
+    """A conversion at a scale, read by a function of `reading`."""
+    return Way(f"{_HERE}:{scale}", f"{_HERE}:conversion_record", f"{_READ}:{read}")

@@ -1,0 +1,115 @@
+"""A filled table in words: Markdown, lines for the terminal, the picture; everything from plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from freemoe.core import neutral
+from freemoe.core.files import write_atomic
+from reproduce.running import DONE
+from reproduce.table import Table, load_function
+
+
+def number(value: float) -> str:
+    """As tables print it: two decimals, one above a hundred, none above a thousand."""
+    return f"{value:,.{2 if abs(value) < 100 else 1 if abs(value) < 1e3 else 0}f}"
+
+
+def ours(measured: Mapping[str, Any]) -> str:
+    """Our figure with its interval: ``61.20, +1.20 [+0.10, +2.30]; oracle 63.00``."""
+    text = number(measured["value"])
+    low, high, gain = measured["low"], measured["high"], measured["gain"]
+    if gain is not None:
+        text += f", {gain:+.2f}"
+    if low is not None and high is not None:
+        sign = "+" if gain is not None else ""
+        text += f" [{low:{sign}.2f}, {high:{sign}.2f}]"
+    return text + (f"; oracle {number(measured['oracle'])}" if measured["oracle"] is not None else "")
+
+
+def grid(filled: Mapping[str, Any], brief: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Header and lines of a filled table: the paper's number and ours side by side; what nobody fills is left out.
+
+    A line is a row of the table; where it has far more columns than rows, a line is a column of it.
+
+    Args:
+        filled: What `measure` returns.
+        brief: Only the columns that ours fills, if it fills any.
+    """
+    rows, units = filled["rows"], filled["columns"]
+    known = [c for c in units if any(c in row["ours"] for row in rows)]
+    columns = known if brief and known else list(units)
+    labels, heads = [_label(row) for row in rows], [column + units[column] for column in columns]
+    pairs = [[_pair(row, column) for column in columns] for row in rows]
+    if len(columns) > 2 * len(rows):
+        labels, heads, pairs = heads, labels, [list(line) for line in zip(*pairs, strict=True)]
+    header, lines = [""], [[label] for label in labels]
+    for n, head in enumerate(heads):
+        for side, who in enumerate(("paper", "ours")):
+            cells = [line[n][side] for line in pairs]
+            if any(cells):
+                header.append(f"{head}: {who}")
+                for line, cell in zip(lines, cells, strict=True):
+                    line.append(cell)
+    return header, lines
+
+
+def unfilled(filled: Mapping[str, Any]) -> list[str]:
+    """Columns of the paper that ours does not fill at this scale."""
+    rows = filled["rows"]
+    ours = {c for row in rows for c in row["ours"]}
+    return [c for c in filled["columns"] if c not in ours and any(c in row["paper"] for row in rows)]
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return row["label"] if row["status"] == DONE else f"{row['label']} ({row['status']})"
+
+
+def _pair(row: Mapping[str, Any], column: str) -> tuple[str, str]:
+    paper, own = row["paper"].get(column), row["ours"].get(column)
+    return "" if paper is None else number(paper), ours(own) if own else ""
+
+
+def heading(filled: Mapping[str, Any]) -> str:
+    """Name and title."""
+    return f"{filled['table']}: {filled['title']} (scale {filled['scale']})"
+
+
+def notes(filled: Mapping[str, Any]) -> list[str]:
+    """What belongs under the table: the difference in protocol, what stands in for what, what ours does not fill, and why."""
+    reasons: dict[str, list[str]] = {}
+    for row in filled["rows"]:
+        if row["why"]:
+            reasons.setdefault(f"{row['status']}: {row['why']}", []).append(row["label"])
+    lines = [f"Protocol: {filled['protocol']}."] if filled["protocol"] else []
+    if filled["approximated"]:
+        lines.append(f"In place of the paper's: {filled['approximated']}.")
+    if (missing := unfilled(filled)) and any(row["ours"] for row in filled["rows"]):
+        lines.append(f"The paper's alone at this scale: {', '.join(missing)}.")
+    every = len(filled["rows"])
+    return lines + [f"{'Every row' if len(of) == every else '; '.join(of)}: {why}" for why, of in reasons.items()]
+
+
+def markdown(filled: Mapping[str, Any]) -> str:
+    """The table as Markdown."""
+    header, rows = grid(filled)
+    lines = [f"### {heading(filled)}", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(neutral.markdown(cell) for cell in row) + " |" for row in rows]
+    return "\n".join([*lines, "", *map(neutral.markdown, notes(filled)), ""])
+
+
+def save(filled: dict[str, Any], table: Table, folder: Path) -> dict[str, Path]:
+    """Write ``PAPER/TABLE.SCALE.json``, ``.md`` and, of a figure, ``.svg``; returns what is where."""
+    stem = folder / f"{table.name}.{filled['scale']}"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    texts = {"json": json.dumps(filled, indent=1), "md": markdown(filled)}
+    if table.picture and any(row["ours"] for row in filled["rows"]):
+        texts["svg"] = load_function(table.picture)(filled)
+    written = {}
+    for kind, text in texts.items():
+        written[kind] = stem.with_name(f"{stem.name}.{kind}")
+        write_atomic(written[kind], text.encode())
+    return written

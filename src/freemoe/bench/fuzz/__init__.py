@@ -1,1 +1,0 @@
-"""`freemoe bench fuzz`: hostile recipes, flags, task files, artefacts, base models and results, and what becomes of them."""

@@ -1,1 +1,0 @@
-"""`freemoe bench kill`: runs that are killed at every kind of write, and what becomes of them."""

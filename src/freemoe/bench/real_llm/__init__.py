@@ -1,1 +1,0 @@
-"""`freemoe bench real`: a real LLM purified, tuned and prompted on the same documents, cell by cell."""

@@ -1,1 +1,0 @@
-"""`freemoe bench rivals`: what else fits or shrinks a model, one row each, on equal terms."""

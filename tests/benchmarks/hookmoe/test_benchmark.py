@@ -1,0 +1,191 @@
+"""The bundled mixture, and `python -m benchmarks hookmoe` at small sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.harness import Settings, run_bench
+from benchmarks.hookmoe import speed as trim_speed
+from benchmarks.hookmoe.quality import share
+from benchmarks.hookmoe.records import Records, Row, records_of
+from benchmarks.hookmoe.rivals import LowRank
+from freemoe.assets import demo_model_path, demo_moe_path, tiny_moe
+from freemoe.core.errors import RecipeError
+from freemoe.hookmoe.adapter import Trimmed
+from freemoe.hookmoe.material import TextParts
+from freemoe.hookmoe.measure import Quality
+from freemoe.hookmoe.plans.plan import Plan
+from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
+from freemoe.text.blocks import Blocks
+from tests.hookmoe.conftest import logits
+
+needs_mixture = pytest.mark.skipif(
+    not (tiny_moe.ASSETS / "demo_moe").is_dir(), reason="no bundled mixture yet: python scripts/make_demo_moe.py"
+)
+
+
+@needs_mixture
+def test_the_bundled_mixture_is_small_and_says_where_it_comes_from() -> None:
+    folder = demo_moe_path()
+    assert sum(f.stat().st_size for f in folder.iterdir()) <= 2_000_000
+    record = json.loads((folder / "PROVENANCE.json").read_text())
+    wanted = json.loads(json.dumps(tiny_moe.recipe(tiny_moe.SEED, tiny_moe.STEPS)))
+    assert {key: record[key] for key in wanted} == wanted
+    # One tokenizer for both bundled models.
+    assert (folder / "tokenizer.json").read_bytes() == (demo_model_path() / "tokenizer.json").read_bytes()
+
+
+@needs_mixture
+def test_the_bundled_mixture_loads_under_its_name_and_knows_its_world() -> None:
+    model, tokenizer = load_base(BUNDLED_MOE, dtype="float32", device="cpu")
+    assert model.config.model_type == "mixtral"
+    ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer.encode("next: 123,125,127,", add_special_tokens=False)]])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
+    assert tokenizer.decode(out[0, ids.shape[1] :]).startswith("1")
+
+
+@needs_mixture
+@pytest.mark.slow
+def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run_bench("hookmoe", Settings(quick=True, cache=tmp_path))
+    figures = {f["name"]: f for f in found["figures"]}
+    assert {f["verdict"] for f in found["figures"]} == {"not judged"}
+    undone = [f["value"] for n, f in figures.items() if n.startswith("logits that differ")]
+    assert undone == [0.0, 0.0]
+    gap = next(f for n, f in figures.items() if n.startswith("Act of dynamic rules"))
+    assert gap["value"] <= 0.01
+    assert {"TTFT", "ITL"} <= {n.split(",")[0] for n in figures}
+    rows = (
+        "one hook",
+        "several hooks",
+        "the paper's hook, lm",
+        "LoRA",
+        "control: full k, lm",
+        "scale and bias",
+        "kept mass",
+    )
+    for row in rows:
+        assert f"lost loss won back: {row}" in figures
+    assert "KL won back, lower end: several hooks" in figures
+    # No text, no mixture: said, and not judged.
+    assert {f["value"] for n, f in figures.items() if n.endswith(("olmoe", "qwen3_moe"))} == {None}
+    json.dumps(found, allow_nan=False)
+
+    # What is trained is kept: a second run trains nothing and says the same.
+    def untrained(*_: object, **__: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr("benchmarks.hookmoe.quality.train", untrained)
+    again = run_bench("hookmoe", Settings(quick=True, cache=tmp_path, only="bundled"))
+    assert [f for f in again["figures"] if "won back" in f["name"]] == [
+        f for n, f in figures.items() if "won back" in n and not n.endswith(("olmoe", "qwen3_moe"))
+    ]
+
+
+def test_parts_are_asked_for_by_name(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"'nothing' names no part of hookmoe: speed, bundled, olmoe"):
+        run_bench("hookmoe", Settings(quick=True, cache=tmp_path, only="nothing"))
+
+
+def test_a_row_is_measured_once_while_what_decided_it_stands(tmp_path: Path) -> None:
+    row = Row(Quality(*(torch.rand(3, dtype=torch.float64) for _ in range(4))), torch.rand(2, dtype=torch.float64), 7)
+    asked = []
+
+    def measured() -> Row:
+        asked.append(1)
+        return row
+
+    records = Records(tmp_path, "one")
+    records.row("LoRA", 0, measured)
+    kept = records.row("LoRA", 0, measured)
+    assert len(asked) == 1
+    assert kept.parameters == 7
+    for what in ("ce", "kl", "accuracy"):
+        assert torch.equal(kept.losses(what), row.losses(what))
+    for other, name, seed in ((records, "LoRA", 1), (records, "one hook", 0), (Records(tmp_path, "two"), "LoRA", 0)):
+        other.row(name, seed, measured)
+    assert len(asked) == 4
+
+
+def test_another_text_makes_other_records(tmp_path: Path) -> None:
+    def parts(first: int) -> TextParts:
+        blocks = Blocks(torch.tensor([[first, 2]]), torch.tensor([[0, 1]]))
+        return TextParts(blocks, blocks, blocks, (1, 1, 1))
+
+    model = str(demo_moe_path())
+    found = [
+        records_of(tmp_path, model, parts(first), decided).decided for first, decided in ((1, "a"), (3, "a"), (1, "b"))
+    ]
+    assert len({*found, records_of(tmp_path, model, parts(1), "a").decided}) == 3
+
+
+def test_ceilings_are_what_flops_and_bytes_allow() -> None:
+    model = trim_speed.shaped("Mixtral shape", Settings(quick=True))
+    first, further = trim_speed.ceilings(model, Trimmed(Plan((1, 1))), 64)
+    # Half of the experts' work is gone, attention and head are not.
+    assert 1 < first < 2
+    assert 1 < further < 2
+    assert trim_speed.ceilings(model, Trimmed(Plan((2, 2))), 64) == (1.0, 1.0)
+    assert trim_speed.ceilings(model, Trimmed(Plan((1, 1))), 512)[0] < first
+
+
+def test_what_is_reachable_beside_time_without_weights() -> None:
+    # A millisecond of calls and two of reading; half of the reading is left, and half a millisecond of calls is new.
+    assert trim_speed.reachable(3.0, 1.0, 1.0, 2.0) == pytest.approx(1.5)
+    assert trim_speed.reachable(3.0, 1.0, 1.5, 2.0) == pytest.approx(1.2)
+    assert trim_speed.reachable(3.0, 0.0, 0.0, 1.6) == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize("name", [*trim_speed.SHAPES])
+def test_the_shapes_are_large_enough_and_halved(name: str) -> None:
+    with torch.device("meta"):
+        model = trim_speed.shaped(name, Settings())
+        trimmed = trim_speed.halved(model)
+    assert sum(p.numel() for p in model.parameters()) >= 25_000_000
+    assert trimmed.plan.act == model.config.num_experts_per_tok / 2
+    first, further = trim_speed.ceilings(model, trimmed, 256)
+    assert min(first, further) > 1.3
+
+
+def test_both_sides_of_a_request_are_timed() -> None:
+    outcome = trim_speed.run(Settings(quick=True))
+    names = [figure.name for figure in outcome.figures]
+    assert len(names) == len(set(names)) == 4 * (len(trim_speed.SHAPES) + 1)
+    assert all(figure.value > 0 for figure in outcome.figures)
+    # The trim's gain is judged with both sides run in the same way.
+    assert all("both" in figure.name for figure in outcome.figures if figure.target is not None)
+
+
+def test_lora_begins_as_nothing_and_has_at_least_the_size() -> None:
+    model = trim_speed.shaped("Mixtral shape", Settings(quick=True))
+    lora = LowRank(model, 5000, seed=0)
+    size = sum(p.numel() for p in lora.parameters())
+    assert 5000 <= size < 5000 + size / lora.rank
+    before = logits(model)
+    with lora.attached(model):
+        assert torch.equal(logits(model), before)
+        with torch.no_grad():
+            for b in lora.b:
+                b.fill_(0.1)
+        assert not torch.equal(logits(model), before)
+    assert torch.equal(logits(model), before)
+
+
+def _row(wrong: list[float]) -> Row:
+    blocks = torch.ones(4)
+    return Row(Quality(blocks * len(wrong), blocks * 0, blocks, blocks), torch.tensor(wrong, dtype=torch.float64))
+
+
+def test_shares_are_of_what_was_lost() -> None:
+    full, plan = _row([0.1, 0.0, 0.1, 0.0]), _row([0.2, 0.1, 0.2, 0.1])
+    seeds = [_row([0.15, 0.05, 0.15, 0.05]), plan]
+    assert full.accuracy == pytest.approx(0.8)
+    won, each = share(full, plan, seeds, "accuracy")
+    assert (won.mean, each) == (pytest.approx(25.0), [pytest.approx(50.0), pytest.approx(0.0)])
+    # A control that is no better than the full model has won nothing.
+    won, _ = share(full, plan, [full], "accuracy", control=True)
+    assert won.mean == pytest.approx(0.0)

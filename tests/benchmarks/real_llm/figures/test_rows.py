@@ -1,0 +1,138 @@
+"""Rows, gains, shares and the guard, on made-up records whose answers are known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.real_llm.cells import EVERYTHING, Cell
+from benchmarks.real_llm.figures import rows as joined
+from benchmarks.real_llm.figures.rows import accepted, base_of, gain, pick, rows_of, share
+from benchmarks.real_llm.figures.tables import forgetting, null_table, points_of, table
+from freemoe.evals.statistics import mean_interval
+from tests.benchmarks.real_llm.records import finished, task_record, text_record
+
+BASE = Cell("text", "wikitext")
+LORA = replace(BASE, method="lora", rank=1, rate=1e-3)
+LEARNED = replace(BASE, method="learned", budget=0.01)
+
+
+def test_a_rate_is_chosen_by_the_stopping_loss_alone() -> None:
+    good = text_record(LORA, [1.0, 1.0], [3.0, 2.9])
+    chosen = text_record(replace(LORA, rate=2e-3), [9.0, 9.0], [3.0, 2.5])
+    (row,) = rows_of(finished(good, chosen), "text")
+    assert row.records == (chosen,)
+    assert row.rates == 2
+    # A second seed with one of two rates waits; then it counts, and the values are means over seeds.
+    second = text_record(replace(LORA, seed=1), [7.0, 5.0], [3.0, 2.0])
+    assert len(rows_of(finished(good, chosen, second), "text")[0].records) == 1
+    third = text_record(replace(LORA, seed=1, rate=2e-3), [0.0, 0.0], [3.0, 2.1])
+    (row,) = rows_of(finished(good, chosen, second, third), "text")
+    assert row.values().tolist() == [-8.0, -7.0]
+
+
+def ends(gains: list[float]) -> list[float]:
+    """Both ends of the interval of some documents' nats per token, as tables round them."""
+    found = mean_interval(gains, [str(i) for i in range(len(gains))], [10] * len(gains))
+    return [round(found.low, 4), round(found.high, 4)]
+
+
+def test_gains_and_shares_are_paired_with_the_base() -> None:
+    base = text_record(BASE, [40.0, 30.0, 20.0, 50.0])
+    lora = text_record(LORA, [30.0, 20.0, 10.0, 40.0], [4.0, 3.0])
+    learned = text_record(LEARNED, [35.0, 25.0, 15.0, 45.0], [4.0, 3.5])
+    rows = rows_of(finished(base, lora, learned), "text")
+    row, rival = (pick(rows, "wikitext", c.treatment) for c in (LEARNED, LORA))
+    assert row is not None
+    assert rival is not None
+    below = base_of(row, rows)
+    assert below is not None
+    found = gain(row, below)
+    # Half a nat per token on every document.
+    expected = mean_interval([0.5] * 4, ["a", "b", "c", "d"], [10] * 4)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.5, expected.low, expected.high))
+    part = share(row, rival, below)
+    assert (part.mean, part.low, part.high) == pytest.approx((0.5, 0.5, 0.5))
+    entries = {e["method"]: e for e in table(rows)}
+    assert entries["base"]["perplexity"] == pytest.approx(math.exp(3.5), abs=1e-3)
+    assert entries["learned-1%"]["share_of_lora_r1"] == [0.5, 0.5, 0.5]
+    assert entries["lora-r1"]["gain"] == [1.0, *ends([1.0] * 4)]
+    assert {p["method"]: p["gain"] for p in points_of(rows)} == {"lora-r1": 1.0, "learned-1%": 0.5}
+
+
+def test_records_of_other_documents_are_not_compared() -> None:
+    base, learned = text_record(BASE, [4.0, 3.0]), text_record(LEARNED, [3.0, 3.0])
+    learned["ids"] = ["reported:7", "reported:8"]
+    rows = rows_of(finished(base, learned), "text")
+    with pytest.raises(ValueError, match="different documents"):
+        gain(rows[1], rows[0])
+
+
+def test_the_guard_needs_proof_on_documents_of_its_own_and_pays_for_every_question() -> None:
+    cell = Cell("task", "arc-easy")
+    wrong, right = [0.0] * 12, [1.0] * 7 + [0.0] * 5
+    base = task_record(cell, wrong)
+    better = task_record(replace(cell, method="learned", budget=0.01), right)
+    none = task_record(replace(cell, method="greedy", budget=0.01), wrong)
+    rows = rows_of(finished(base, better, none), "task")
+    assert accepted([(rows[1], rows[0]), (rows[2], rows[0])]) == [True, False]
+    # Seven of seven: p = 1/128 alone, but not among ten questions.
+    assert accepted([(rows[1], rows[0])] * 10) == [False] * 10
+    unguarded = replace(rows[1], records=({**rows[1].first, "guard": {"ids": [], "keys": [], "values": []}},))
+    assert joined.verdict(unguarded, rows[0]) is None
+    assert accepted([(unguarded, rows[0])]) == [False]
+
+
+def test_what_stopped_at_its_start_is_the_base_whatever_rounding_says() -> None:
+    base = text_record(BASE, [1.0] * 20)
+    same = text_record(LEARNED, [1.0 - 1e-9] * 20, [3.0, 3.5])
+    gained = text_record(replace(LEARNED, budget=0.05), [1.0 - 1e-9] * 20, [3.0, 2.5])
+    rows = rows_of(finished(base, same, gained), "text")
+    assert accepted([(rows[1], rows[0])]) == [False]
+    assert accepted([(rows[2], rows[0])]) == [True]
+
+
+def test_forgetting_pairs_a_column_with_the_base_of_the_same_documents() -> None:
+    own = text_record(BASE, [40.0, 30.0])
+    mine = text_record(LEARNED, [30.0, 20.0], [3.0])
+    other = text_record(replace(BASE, material="c4"), [10.0, 20.0, 30.0])
+    columns = {"c4": {"kind": "text", "ids": ["reported:2"], "keys": ["k"], "nll": [35.0], "tokens": [10]}}
+    cross = {"cell": vars(replace(LEARNED, family="cross")), "name": "cross", "columns": columns}
+    (row,) = forgetting(finished(own, mine, other, cross))
+    assert row["gains"] == {"wikitext": [1.0, *ends([1.0, 1.0])], "c4": [-0.5, None, None]}
+    # Without the column's base there is nothing to compare with.
+    (row,) = forgetting(finished(own, mine, cross))
+    assert list(row["gains"]) == ["wikitext"]
+
+
+def test_the_oracle_band_stands_beside_the_held_out_one() -> None:
+    base = text_record(BASE, [40.0, 30.0])
+    facts = {"band": "a", "oracle_band": "b", "oracle": {"nll": [20.0, 10.0], "tokens": [10, 10]}}
+    bands = text_record(replace(BASE, method="bands"), [40.0, 30.0], **facts)
+    entry = table(rows_of(finished(base, bands), "text"))[1]
+    assert entry["gain"] == [0.0, *ends([0.0, 0.0])]
+    assert entry["oracle"] == {"band": "b", "gain": [2.0, *ends([2.0, 2.0])]}
+
+
+def test_accepted_null_builds_are_counted_over_all_batches() -> None:
+    def batch(number: int, *taken: bool) -> dict:
+        builds = [{"accepted": t, "p": 0.01 if t else 0.5} for t in taken]
+        cell = Cell("null", f"batch{number}")
+        return {"cell": vars(cell), "name": cell.name, "builds": builds, "what": "w", "reference": 120}
+
+    found = null_table(finished(batch(0, True, False), batch(1, False, False)))
+    assert (found["builds"], found["accepted"]) == (4, 1)
+    assert found["by_reference_documents"] == {"120": [1, 4]}
+    assert null_table({}) == {}
+
+
+def test_forgetting_takes_the_base_that_was_tried_on_everything() -> None:
+    def cross(cell: Cell, nll: float) -> dict:
+        columns = {"c4": {"kind": "text", "ids": ["reported:2"], "keys": ["k"], "nll": [nll], "tokens": [10]}}
+        return {"cell": vars(cell), "name": cell.name, "columns": columns}
+
+    tried, everything = replace(LEARNED, family="cross"), Cell("cross", EVERYTHING)
+    (row,) = forgetting(finished(cross(tried, 35.0), cross(everything, 30.0)))
+    assert row["gains"] == {"c4": [-0.5, None, None]}

@@ -1,0 +1,97 @@
+"""Cells that convert, split and trim, and what the figures say of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.harness import Settings
+from benchmarks.real_llm import running
+from benchmarks.real_llm.cells import Cell
+from benchmarks.real_llm.dispatch import run_cell
+from benchmarks.real_llm.figures.mixtures import mixture_figures, mixture_tables
+from freemoe.evals.statistics import mean_interval
+from freemoe.models.checkpoints.loading import BUNDLED
+
+CONVERTED = Cell("convert", "wikitext", "tomoe", 0.5)
+SPLIT, TRIM = Cell("mixture", "wikitext", "split"), Cell("trim", "wikitext", "hooks")
+
+
+@pytest.mark.realdata
+def test_a_small_model_is_converted_split_and_trimmed(
+    data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = [TRIM, CONVERTED, SPLIT, TRIM]
+    monkeypatch.setattr(running, "cells", lambda quick: plan)
+    monkeypatch.setattr(running, "in_own_process", run_cell)
+    small = tmp_path / "data" / "wikitext-2-raw"
+    small.mkdir(parents=True)
+    for name in ("wikitext2_train_5k.txt", "wiki.test.raw"):
+        text = (data_root / "wikitext-2-raw" / name).read_text(encoding="utf-8")
+        (small / name).write_text(text[:400_000], encoding="utf-8")
+    # The real small model's 172 neurons do not divide into experts that kernels take.
+    bench = running.bench_of(Settings(True, data_root=small.parent, model=BUNDLED, cells=tmp_path / "cells"))
+    bench.run_missing("trim/*", None, Settings().progress)
+    assert not bench.finished  # nothing was split that could be trimmed
+    bench.run_missing(None, None, Settings().progress)
+    assert not bench.failed
+    converted, split, trim = (bench.finished[c.name] for c in (CONVERTED, SPLIT, TRIM))
+    assert set(converted["scores"]) > {"dense", "converted"}
+    assert converted["parameters"]["active_share"] == pytest.approx(0.5, abs=0.01)
+    assert len(split["divergence"]) == 2
+    # What was split is what was trimmed, and fewer experts lose something.
+    assert trim["plan"]["act"] <= 1 < split["k"] == 2
+    assert trim["rows"]["plan"]["kl"] > trim["rows"]["full"]["kl"]
+    figures = mixture_figures(bench.finished)
+    assert [math.isnan(f.value) for f in figures[:4]] == [True, True, False, False]
+    # On a text that the model was not made for, fewer experts may lose nothing that could be won back.
+    assert "Act 2 -> 1 of 2 experts; perplexity: full" in figures[4].note
+
+
+def test_figures_of_a_conversion() -> None:
+    def score(nll: float, right: int) -> dict[str, list[float]]:
+        return {"nll": [nll, nll + 2], "right": [right, right], "tokens": [10, 10]}
+
+    record: dict[str, Any] = {
+        "scores": {
+            "dense": score(30, 8),
+            "converted": score(40, 6),
+            "static": score(80, 1),
+            "activation-split": score(50, 4),
+        },
+        "training": {"steps": 3, "batch_tokens": 64},
+        "experts": 8,
+    }
+    record |= {"cell": vars(CONVERTED), "name": CONVERTED.name, "identity": "x"}
+    margin, kept = mixture_figures({CONVERTED.name: record})[2:4]
+    (entry,) = mixture_tables({CONVERTED.name: record}).values()
+    assert entry["accuracy"] == {"dense": 0.8, "converted": 0.6, "static": 0.1, "activation-split": 0.4}
+    assert entry["perplexity"]["dense"] == 22.198
+    assert "scores" not in entry
+    # Ten nats of ten tokens in both blocks, against the better of the two rivals.
+    assert margin.value == pytest.approx(mean_interval([1.0, 1.0], ["0", "1"], [10, 10]).low)
+    assert margin.note.startswith("mean 1.000; ")
+    assert kept.value == pytest.approx(75.0)
+    assert "3 steps of 64 tokens; perplexity: dense 22.20" in margin.note
+
+
+def test_figures_of_a_trim() -> None:
+    scores = {n: {"nll": [v * 10], "tokens": [10]} for n, v in (("dense", 1), ("untrained", 3), ("mixture", 2))}
+    split = {"scores": scores, "k": 6, "experts": 8, "what": "split evenly"}
+    rows = {
+        "full": {"ce": 2.0},
+        "plan": {"ce": 3.0},
+        "hooks": {"ce": 2.5, "recovered_ce": [0.5, 0.4, 0.6]},
+        "control": {"ce": 1.9, "recovered_ce": [0.1, None, 0.2]},
+    }
+    (*_, figure) = mixture_figures({TRIM.name: {"rows": rows, "plan": {"act": 4.0}}, SPLIT.name: split})
+    assert figure.value == pytest.approx(50.0)
+    assert figure.note.startswith("95 % 50 [40, 60]; the others: control 10 [?, 20]; Act 6 -> 4 of 8 experts; ")
+    assert "split evenly: dense 2.72, mixture 7.39 (20.09 before)" in figure.note
+    rows["hooks"]["recovered_ce"] = [None, None, None]
+    (*_, figure) = mixture_figures({TRIM.name: {"rows": rows, "plan": {"act": 4.0}}, SPLIT.name: split})
+    assert math.isnan(figure.value)
+    assert figure.note.startswith("95 % nothing was lost; ")

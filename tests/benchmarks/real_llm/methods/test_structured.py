@@ -1,0 +1,129 @@
+"""Methods of whole neurons on a tiny model."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.real_llm.cells import Cell
+from benchmarks.real_llm.data import Parts
+from benchmarks.real_llm.methods.structured import FREE, METHODS, SETTINGS, tiny_cells
+from benchmarks.real_llm.methods.weights import Stand
+from benchmarks.real_llm.plan import cells, needs
+from benchmarks.real_llm.protocol import Protocol
+from benchmarks.rivals.training import Schedule
+from freemoe.domain_experts.structured.units import find_units
+from freemoe.evals.tasks.text_tasks import TextTask
+from freemoe.models.weights import find_weights
+from tests.tiny import tiny_model, tiny_tokenizer
+
+WORDS = ["the", "one", "on", "thin", "lines", "and", "other", "small", "things", "that", "we", "read"]
+NEURONS = 48
+
+
+def stand(cell: Cell) -> Stand:
+    rng = random.Random(0)
+    texts = [" ".join(rng.choices(WORDS, k=60)) for _ in range(12)]
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    documents = TextTask("t", texts, tokenizer=tokenizer, length=32, given=4).reference()
+    parts = Parts("text", documents[:6], documents[6:9], documents[9:11], documents[11:13], {}, ())
+    schedule = Schedule(steps=4, step_tokens=64, every=2, patience=1)
+    protocol = Protocol(20, 4, 4, 4, 4, 4, schedule)
+    return Stand(cell, protocol, model, tokenizer, find_weights(model), parts)
+
+
+def cell(method: str, budget: float = 0.3, **more: object) -> Cell:
+    return Cell("text", "wikitext", method, budget, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["structured", "structured-switches", FREE, "units-wanda", "units-taylor"])
+def test_exactly_the_neurons_asked_for_are_off_and_come_back(method: str) -> None:
+    own = stand(cell(method))
+    before = {k: v.clone() for k, v in own.model.state_dict().items()}
+    found = METHODS.get(method)(own)
+    # 30 % of 48 is 14.4: as many per layer that a multiple of 8 is left, or in all.
+    wanted = round(0.3 * 2 * NEURONS) if method == FREE else 2 * 16
+    assert found.facts["units"] == {"off": wanted, "of": 2 * NEURONS, "share": wanted / (2 * NEURONS)}
+    with found.applied():
+        off = sum(int((w.view() == 0).sum()) for w in own.weights) / sum(w.size for w in own.weights)
+        units = find_units(own.model, "neuron")
+        dead = sum(int((layer.parts[-1].weight.view()[0] == 0).all(0).sum()) for layer in units.layers)
+    assert dead == wanted
+    assert off == pytest.approx(found.share_off)
+    # Single switches lie inside what is left.
+    assert (found.numbers > wanted) == method.endswith("switches") or found.losses[-1] >= found.losses[1]
+    assert all(torch.equal(v, before[k]) for k, v in own.model.state_dict().items())
+    if method.startswith("units-"):
+        assert found.facts["speed"] == {}
+    else:
+        speed = found.facts["speed"]
+        assert speed["parameters"][1] < speed["parameters"][0]
+        # The scoring format is fp32 here.
+        assert speed["float32"] == {k: speed[k] for k in ("prefill", "decode", "dense")}
+        assert found.losses[0] == pytest.approx(found.facts["stopping_loss_of_base"])
+
+
+def test_single_switches_begin_with_the_neurons_of_the_cell_they_stand_on() -> None:
+    alone, joint = stand(cell("structured")), stand(cell("structured-switches"))
+    neurons = METHODS.get("structured")(alone)
+    joint.found = neurons.tensors
+    # Another order of documents would find other neurons.
+    joint.cell = replace(joint.cell, seed=5)
+    found = METHODS.get("structured-switches")(joint)
+    assert found.losses[0] == pytest.approx(neurons.losses[-1])
+    assert found.facts["units"] == neurons.facts["units"]
+    lines = {k: v for k, v in found.tensors.items() if not k.startswith("units|switch|")}
+    assert lines.keys() == neurons.tensors.keys()
+    assert all(torch.equal(v, neurons.tensors[k]) for k, v in lines.items())
+
+
+def test_rivals_share_the_pass_of_the_first_one() -> None:
+    first, alone, second = (stand(cell(f"units-{name}")) for name in ("wanda", "taylor", "taylor"))
+    second.found = METHODS.get("units-wanda")(first).tensors
+    shared, own = METHODS.get("units-taylor")(second), METHODS.get("units-taylor")(alone)
+    assert not any(k.startswith("score|") for k in shared.tensors)
+    assert all(torch.equal(v, own.tensors[k]) for k, v in shared.tensors.items())
+    assert shared.tensors.keys() < own.tensors.keys()
+
+
+@pytest.mark.parametrize(
+    ("later", "below"),
+    [
+        (cell("structured-switches"), cell("structured")),
+        (cell("units-wanda", 0.2), cell("units-wanda", 0.1)),
+        (cell("units-taylor", 0.1), cell("units-wanda", 0.1)),
+        (cell("wanda-lora", 0.2, rank=1, rate=0.002), cell("units-wanda", 0.1)),
+    ],
+)
+def test_a_cell_waits_for_the_one_that_it_begins_with(later: Cell, below: Cell) -> None:
+    assert needs(later, {}, [later]) is None
+    assert needs(later, {below.name: {}}, [later]) == [below]
+    assert needs(below, {}, [below]) == []
+
+
+def test_lora_after_the_cut_is_trained_on_the_smaller_model() -> None:
+    own = stand(cell("wanda-lora", rank=1, rate=0.01))
+    small = stand(cell("units-wanda"))
+    with METHODS.get("units-wanda")(small).applied():
+        cut = small.scores(small.data.stop)
+    found = METHODS.get("wanda-lora")(own)
+    assert own.model.config.intermediate_size == 32
+    # LoRA begins with the model that is cut.
+    tokens = sum(s.tokens for s in cut)
+    assert found.losses[0] == pytest.approx(-sum(s.loglikelihood for s in cut) / tokens, rel=1e-4)
+    assert min(found.losses) < found.losses[0]
+    scored = own.scores(own.data.stop)
+    assert -sum(s.loglikelihood for s in scored) / tokens == pytest.approx(min(found.losses), rel=1e-4)
+    assert found.facts["units"]["share"] == pytest.approx(1 / 3)
+
+
+def test_every_setting_stands_in_the_plan_and_the_tiny_ones_early() -> None:
+    names = [c.name for c in cells()]
+    for method, settings in SETTINGS.items():
+        for setting in settings:
+            assert Cell("text", "wikitext", method, **setting).name in names
+    assert max(names.index(c.name) for c in tiny_cells("models/stories260k")) < 12
+    assert names.index("text/wikitext/structured-20%/s0") == 12

@@ -1,0 +1,56 @@
+"""Made-up records of cells, as `Store` would read them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.real_llm.cells import Cell
+from benchmarks.real_llm.work import Job
+from freemoe.core.errors import NumericError
+
+
+def text_record(cell: Cell, nll: list[float], losses: list[float] | None = None, **more: Any) -> dict[str, Any]:
+    """A record of text: four documents or so, ten tokens each, a guard with the same numbers."""
+    ids = [f"reported:{i}" for i in range(len(nll))]
+    guard = {"ids": ids, "keys": ids, "values": [-v / 10 for v in nll]}
+    return _record(cell, losses, kind="text", ids=ids, keys=ids, nll=nll, tokens=[10] * len(nll), guard=guard) | more
+
+
+def made_up(job: Job) -> dict[str, Any]:
+    """What measures a cell in a process of its own: keeps a file, but finds NaN where switches are learned."""
+    if job.cell.method == "learned":
+        raise NumericError("a loss is NaN")
+    Path(job.tensors).write_bytes(f"found by {job.cell.family}".encode())
+    return text_record(job.cell, [1.0, 2.0, 3.0], [2.0])
+
+
+def task_record(cell: Cell, right: list[float], losses: list[float] | None = None, **more: Any) -> dict[str, Any]:
+    """A record of questions, the guard with the same answers."""
+    ids = [f"test:{i}" for i in range(len(right))]
+    guard = {"ids": ids, "keys": ids, "values": right}
+    return _record(cell, losses, kind="task", ids=ids, keys=ids, right=right, guard=guard) | more
+
+
+def _record(cell: Cell, losses: list[float] | None, **entries: Any) -> dict[str, Any]:
+    return {
+        "cell": asdict(cell),
+        "name": cell.name,
+        "identity": "x",
+        "losses": losses or [],
+        "numbers": 1,
+        "bytes": 2,
+        "share_off": cell.budget,
+        "seconds": 1.0,
+        "memory_bytes": 10**6,
+        "tokens_trained": 5,
+        "wall_seconds": 2.0,
+        "speed": {"prefill": 100.0, "decode": 10.0},
+        **entries,
+    }
+
+
+def finished(*records: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Records by their cells' names."""
+    return {r["name"]: r for r in records}

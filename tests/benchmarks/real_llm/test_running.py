@@ -1,0 +1,343 @@
+"""What is run, what is not run again, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+from benchmarks.harness import Settings
+from benchmarks.real_llm import plan as planned
+from benchmarks.real_llm import running
+from benchmarks.real_llm.cells import ALL, Cell
+from benchmarks.real_llm.data import MATERIALS, load_parts
+from benchmarks.real_llm.dispatch import run_cell
+from benchmarks.real_llm.figures.text_and_tasks import figures_of
+from benchmarks.real_llm.methods import routing
+from benchmarks.real_llm.methods.weights import METHODS, Stand, per_document, with_adapter
+from benchmarks.real_llm.protocol import quick_protocol
+from benchmarks.real_llm.work import Job, joined
+from freemoe.core.errors import DataError, NumericError
+from freemoe.core.files import write_atomic
+from freemoe.core.run.places import Place
+from freemoe.domain_experts.route.router import Router
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.sorted_code import encode
+from freemoe.models.switching import switched_off
+from freemoe.models.weights import find_weights
+from tests.benchmarks.real_llm.records import text_record
+from tests.core.run.away import SerialAway
+from tests.masks import indices_of
+
+PLAN = [Cell("text", "wikitext"), Cell("text", "wikitext", "learned", 0.01), Cell("text", "wikitext", "greedy", 0.01)]
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A plan of three cells on a model and data that are files with a few letters."""
+    for name in ("wikitext2_train_5k.txt", "wiki.test.raw"):
+        (tmp_path / "wikitext-2-raw").mkdir(exist_ok=True)
+        (tmp_path / "wikitext-2-raw" / name).write_text("text")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    monkeypatch.setattr(running, "cells", lambda quick: PLAN)
+    return Settings(True, data_root=tmp_path, model=str(tmp_path / "model"), cells=tmp_path / "cells")
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the cells that were run, each of which gives a made-up record."""
+    names: list[str] = []
+
+    def run(job: Job) -> dict:
+        names.append(job.cell.name)
+        return text_record(job.cell, [1.0, 2.0, 3.0], [2.0])
+
+    monkeypatch.setattr(running, "in_own_process", run)
+    return names
+
+
+def stop_at(number: int, ran: list[str], error: BaseException) -> Callable[[Job], dict]:
+    def run(job: Job) -> dict:
+        if len(ran) == number:
+            raise error
+        ran.append(job.cell.name)
+        return text_record(job.cell, [1.0, 2.0, 3.0], [2.0])
+
+    return run
+
+
+def test_a_killed_run_goes_on_with_what_is_missing(
+    settings: Settings, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = running.in_own_process
+    monkeypatch.setattr(running, "in_own_process", stop_at(2, ran, Killed()))
+    with pytest.raises(Killed):
+        running.run(settings)
+    assert ran == [c.name for c in PLAN[:2]]
+    monkeypatch.setattr(running, "in_own_process", whole)
+    outcome = running.run(settings)
+    assert ran == [c.name for c in PLAN]
+    assert outcome.details["cells"]["done"] == outcome.details["cells"]["planned"] == 3
+    assert running.run(settings).details == outcome.details
+    assert len(ran) == 3
+
+
+@pytest.mark.slow
+def test_cells_that_workers_measure_are_recorded_and_one_that_fails_costs_no_other(
+    settings: Settings, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "pool", SerialAway)
+    monkeypatch.setattr(running.Bench, "function", "tests.benchmarks.real_llm.records:made_up")
+    outcome = running.run(replace(settings, place=Place(workers=2)))
+    assert not ran
+    assert outcome.details["failed"] == {PLAN[1].name: "a loss is NaN"}
+    assert outcome.details["cells"]["done"] == 2
+    bench = running.bench_of(settings)
+    assert bench.finished.keys() == {PLAN[0].name, PLAN[2].name}
+    assert bench.store.tensors(PLAN[0]).read_bytes() == b"found by text"
+    # What is there is not measured again, wherever that is; what failed is.
+    running.run(settings)
+    assert ran == [PLAN[1].name]
+
+
+def test_other_settings_data_or_model_make_cells_stale(settings: Settings, ran: list[str], tmp_path: Path) -> None:
+    running.run(settings)
+    running.run(replace(settings, seed=1))
+    assert len(ran) == 6
+    (tmp_path / "wikitext-2-raw" / "wiki.test.raw").write_text("other text")
+    running.run(settings)
+    assert len(ran) == 9
+    (tmp_path / "model" / "config.json").write_text('{"a": 1}')
+    running.run(settings)
+    assert len(ran) == 12
+
+
+def test_only_minutes_and_the_list(settings: Settings, ran: list[str]) -> None:
+    some = running.run(replace(settings, only="text/*/learned*,*/base/*"))
+    assert [f.name for f in some.figures] == [
+        "T13 wikitext: lower end of the 95 % interval of the gain, <= 1 % off, nats per token"
+    ]
+    assert ran == [c.name for c in PLAN[:2]]
+    running.run(replace(settings, minutes=0))
+    assert len(ran) == 2
+    rows = running.listing(settings)
+    assert [row["done"] for row in rows] == [True, True, False]
+    assert [row["name"] for row in rows] == [c.name for c in PLAN]
+    assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_one_cell_that_fails_costs_no_other(
+    settings: Settings, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(job: Job) -> dict:
+        if job.cell.method == "learned":
+            raise NumericError("a loss is NaN")
+        ran.append(job.cell.name)
+        return text_record(job.cell, [1.0, 2.0, 3.0], [2.0])
+
+    monkeypatch.setattr(running, "in_own_process", run)
+    outcome = running.run(settings)
+    assert ran == [PLAN[0].name, PLAN[2].name]
+    assert "a loss is NaN" in outcome.details["failed"][PLAN[1].name]
+    # It is tried again.
+    assert PLAN[1].name in running.run(settings).details["failed"]
+
+
+def test_files_that_are_gone_fail_their_cells_and_no_others(settings: Settings, ran: list[str], tmp_path: Path) -> None:
+    (tmp_path / "wikitext-2-raw" / "wiki.test.raw").rename(tmp_path / "moved")
+    outcome = running.run(settings)
+    assert set(outcome.details["failed"]) == {c.name for c in PLAN}
+    assert not ran
+
+
+def test_without_a_model_or_data_it_says_what_to_give(settings: Settings) -> None:
+    with pytest.raises(DataError, match="--model"):
+        running.run(replace(settings, model=None))
+    with pytest.raises(DataError, match="--data-root"):
+        running.run(replace(settings, data_root=None))
+
+
+def test_a_cell_ends_with_the_run_that_was_killed(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(_KILLED)
+    run = subprocess.Popen([sys.executable, str(script), str(tmp_path / "pid")])
+    try:
+        cell = _soon(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    finally:
+        run.kill()
+        run.wait()
+    assert _soon(lambda: not _runs(int(cell)))
+
+
+_KILLED = """
+import multiprocessing, os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from freemoe.core.run.processes import end_with_parent
+
+def cell(path):
+    with open(path + ".part", "w") as stream:
+        stream.write(str(os.getpid()))
+    os.replace(path + ".part", path)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as pool:
+        pool.submit(cell, sys.argv[1]).result()
+"""
+
+
+def _runs(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{number}/stat")
+    # One that nobody has asked for its end yet does not run either.
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def _soon(asked: Callable[[], Any]) -> Any:
+    """The answer as soon as it is not empty; the last one after a minute."""
+    for _ in range(600):
+        if found := asked():
+            return found
+        time.sleep(0.1)
+    return asked()
+
+
+def test_a_union_switches_off_what_either_expert_does() -> None:
+    def kept(**weights: list[int]) -> dict:
+        return {f"off|{name}": encode(torch.tensor(where)) for name, where in weights.items()}
+
+    sized: list[Any] = [SimpleNamespace(name=name, size=6) for name in "abc"]
+    union = joined(sized, [kept(a=[1, 5], b=[0]), kept(a=[2, 5], c=[3])])
+    assert {name: where.tolist() for name, where in indices_of(union).items()} == {"a": [1, 2, 5], "b": [0], "c": [3]}
+
+
+@pytest.mark.realdata
+def test_a_router_sends_questions_to_the_experts_of_tasks(
+    stories, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("arc-easy", "arc-challenge")  # so alike that some go astray, and a careful router would abstain
+    monkeypatch.setattr(Router, "abstains", lambda *_: False)
+    for module in (planned, routing):
+        monkeypatch.setattr(module, "TASKS", [MATERIALS[n] for n in names])
+    experts = [Cell("task", n, "learned", 0.01) for n in names]
+    cell = Cell("route", ALL, "learned", 0.01)
+    monkeypatch.setattr(running, "cells", lambda quick: [cell, *experts])
+    monkeypatch.setattr(running, "in_own_process", run_cell)
+    model = str(data_root / "models" / "stories260k")
+    settings = Settings(True, data_root=data_root, model=model, cells=tmp_path / "cells")
+    bench = running.bench_of(settings)
+    bench.run_missing("route/*", None, settings.progress)
+    assert not bench.finished  # it waits for the experts
+    bench.run_missing("task/*", None, settings.progress)
+    # Whatever training found on so few questions, these two change what is answered.
+    for expert, seed in zip(experts, (0, 1), strict=True):
+        write_atomic(bench.store.tensors(expert), save(_some_off(model, seed)))
+    bench.run_missing("route/*", None, settings.progress)
+    assert not bench.failed
+    found = bench.finished[cell.name]["tasks"]
+    base, tokenizer = load_base(model, dtype="float32", device="cpu")
+    for name, other in (names, names[::-1]):
+        stand = Stand(
+            cell, bench.protocol, base, tokenizer, find_weights(base),
+            load_parts(name, data_root, tokenizer, bench.protocol, 0),
+        )  # fmt: skip
+        with switched_off(
+            stand.weights, joined(stand.weights, [load_file(bench.store.tensors(experts[names.index(other)]))])
+        ):
+            expected = [s.value for s in stand.scores(stand.data.reported)]
+        assert found[name]["ids"] == [d.id for d in stand.data.reported]
+        for picked, right, value in zip(found[name]["picked"], found[name]["right"], expected, strict=True):
+            assert picked in names
+            assert right == (value if picked == other else None)
+        assert found[name]["abstains"] == [False] * len(expected)
+    assert any(p != n for n in names for p in found[n]["picked"])
+
+
+def _some_off(model: str, seed: int) -> dict:
+    weight = find_weights(load_base(model, dtype="float32", device="cpu")[0])[seed]
+    return {f"off|{weight.name}": encode(torch.arange(0, weight.size, 2))}
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    "treatment", [{"method": "learned", "budget": 0.01}, {"method": "lora", "rank": 1, "rate": 5e-3}]
+)
+def test_what_was_trained_in_bfloat16_stands_on_the_fp32_base(stories, data_root: Path, treatment: dict) -> None:
+    path = str(data_root / "models" / "stories260k")
+    model, tokenizer = load_base(path, dtype="float32", device="cpu")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    protocol = replace(quick_protocol(), train="bfloat16")
+    data = load_parts("wikitext", data_root, tokenizer, protocol, 0)
+    stand = Stand(Cell("text", "wikitext", **treatment), protocol, model, tokenizer, find_weights(model), data)
+    base = sum(s.value for s in stand.scores(data.reported))
+    found = METHODS.get(treatment["method"])(stand)
+    assert found.losses[0] > min(found.losses)
+    with found.applied():
+        after = dict(stand.model.named_parameters())
+        assert {p.dtype for p in after.values()} == {torch.float32}
+        assert sum(s.value for s in stand.scores(data.reported)) > base
+        changed = [n for n, p in before.items() if not torch.equal(after[n], p)]
+        linear = [w.name for w in stand.weights]
+        assert set(changed) <= set(linear)
+        if treatment["method"] == "learned":
+            # What is not off has the base's own bits.
+            assert all(((after[n] == before[n]) | (after[n] == 0)).all() for n in changed)
+        else:
+            assert len(changed) == len(linear)
+
+
+@pytest.mark.realdata
+def test_cells_on_a_real_small_model(stories, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = Cell("text", "wikitext", "learned", 0.01)
+    plan = [
+        Cell("text", "wikitext"),
+        Cell("text", "wikitext", "lora", rank=1, rate=5e-3),
+        learned,
+        Cell("text", "wikitext", "bands"),
+        Cell("task", "gsm8k-matching"),
+        Cell("union", "wikitext", "learned", 0.01, other="wikitext"),
+    ]
+    monkeypatch.setattr(running, "cells", lambda quick: plan)
+    monkeypatch.setattr(running, "in_own_process", run_cell)
+    model = str(data_root / "models" / "stories260k")
+    settings = Settings(True, data_root=data_root, model=model, cells=tmp_path / "cells")
+    bench = running.bench_of(settings)
+    bench.run_missing(None, None, settings.progress)
+    assert not bench.failed
+    base, lora, off, bands, _, union = (bench.finished[c.name] for c in plan)
+    for found in (lora, off):
+        assert found["ids"] == base["ids"]
+        assert set(found["guard"]["ids"]) < set(base["guard"]["ids"])
+        assert sum(found["nll"]) < sum(base["nll"])
+    assert 0 < off["share_off"] <= 0.01
+    assert off["tokens_trained"] > lora["tokens_trained"] > 0
+    # Selected on the very documents, the oracle cannot be worse.
+    assert sum(bands["oracle"]["nll"]) <= sum(bands["nll"]) + 1e-3
+    # An expert joined with itself is itself, and is read back from its file.
+    assert union["columns"]["wikitext"]["nll"] == pytest.approx(off["nll"], rel=1e-6)
+    # So is an adapter.
+    base_model, tokenizer = load_base(model, dtype="float32", device="cpu")
+    data = load_parts("wikitext", data_root, tokenizer, bench.protocol, 0)
+    stand = Stand(plan[1], bench.protocol, base_model, tokenizer, find_weights(base_model), data)
+    with_adapter(stand, load_file(bench.store.tensors(plan[1])), 1)
+    again = per_document("text", stand.scores(data.reported))
+    assert again["nll"] == pytest.approx(lora["nll"], rel=1e-5)
+    assert len(running.run(settings).figures) == len(figures_of({}))

@@ -1,0 +1,51 @@
+"""Ranked weights: the lowest of every row, and the share exactly; trained ones filled up to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.rivals.fits.masks import NORM, lowest_in_rows, purified, ranked
+from tests.benchmarks.rivals.tiny_terms import TERMS, given
+
+
+def test_the_lowest_of_every_row_and_rows_take_turns() -> None:
+    scores = torch.tensor([[3.0, 1.0, 2.0], [1.0, 1.0, 1.0], [0.0, 5.0, -1.0], [9.0, 8.0, 7.0]])
+    off = lowest_in_rows(scores, 0.5)
+    assert off.sum(1).tolist() == [2, 1, 2, 1]
+    assert off.tolist() == [[False, True, True], [True, False, False], [True, False, True], [False, False, True]]
+    assert int(lowest_in_rows(torch.rand(2, 64, 24), 0.01).sum()) == 2 * 15
+    assert not lowest_in_rows(scores, 0.0).any()
+
+
+def test_wanda_is_the_smallest_products_of_weight_and_norm_of_its_input() -> None:
+    model, materials = given()
+    batches = materials.batches(materials.gradient)
+    weight = materials.weights[0]
+    seen = []
+    layer = model.get_submodule(weight.name.removesuffix(".weight"))
+    handle = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    for batch in batches:
+        model(input_ids=batch.ids)
+    handle.remove()
+    rows = torch.cat([x[b.mask.bool()] for x, b in zip(seen, batches, strict=True)])
+    scores = weight.view()[0].abs() * rows.norm(p=NORM, dim=0)
+    expected = torch.zeros_like(scores, dtype=torch.bool)
+    for row, values in enumerate(scores):
+        expected[row, values.argsort()[:8]] = True
+    with ranked(model, materials, TERMS, metric="wanda") as fitted:
+        assert torch.equal(weight.view()[0] == 0, expected)
+        assert fitted.share_off == pytest.approx(0.25)
+
+
+def test_switches_are_filled_up_to_the_share_and_all_of_them_stay_off() -> None:
+    model, materials = given()
+    terms = replace(TERMS, share=0.3)
+    with purified(model, materials, terms, method="learned") as alone:
+        off = [w.view() == 0 for w in materials.weights]
+    with purified(model, materials, terms, method="learned", filled_by="wanda") as filled:
+        assert all(bool((w.view()[before] == 0).all()) for w, before in zip(materials.weights, off, strict=True))
+        assert alone.share_off < filled.share_off == pytest.approx(0.3, abs=0.05)
+        assert filled.facts["share_before_filling"] == alone.share_off

@@ -1,0 +1,59 @@
+"""A tiny model with a few documents, as a rival is given them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks.rivals.rival import Materials, Terms
+from benchmarks.rivals.training import Schedule
+from freemoe.domain_experts.purify.batches import answer_batches, gold_rows
+from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.tasks.documents import Document
+from freemoe.models.weights import find_weights
+from tests.tiny import tiny_model, tiny_tokenizer
+
+LENGTH = 16
+
+
+def texts(count: int, first: int = 0) -> tuple[Document, ...]:
+    """Blocks of drawn tokens in which every second one follows from the one before it."""
+    found = []
+    for n in range(first, first + count):
+        generator = torch.Generator().manual_seed(n)
+        halves = torch.randint(3, 40, (LENGTH // 2,), generator=generator)
+        ids = torch.stack([halves, halves + 1], 1).flatten().tolist()
+        text = " ".join(map(str, ids))
+        found.append(Document("t", str(n), str(n), "text", "", (text,), reference=text, tokens=tuple(ids)))
+    return tuple(found)
+
+
+def questions(count: int, first: int = 0) -> tuple[Document, ...]:
+    """Questions with two answers."""
+    return tuple(
+        Document("q", str(n), str(n), "choice", f"{n}?", (" yes", " no"), n % 2, reference=(" yes", " no")[n % 2])
+        for n in range(first, first + count)
+    )
+
+
+def given(
+    family: str = "llama", kind: Any = "text", stop: tuple[Document, ...] | None = None, **config: Any
+) -> tuple[Any, Materials]:
+    """A tiny model and what a rival may look at."""
+    model, tokenizer = tiny_model(family, **config), tiny_tokenizer()
+    scorer = Scorer(model, tokenizer)
+    documents = texts if kind == "text" else questions
+    materials = Materials(
+        kind,
+        tokenizer,
+        scorer.max_length,
+        find_weights(model),
+        documents(8),
+        documents(4, 100) if stop is None else stop,
+        lambda some: answer_batches(gold_rows(scorer, some), [0] * len(some), 64, "cpu"),
+    )
+    return model, materials
+
+
+TERMS = Terms(share=0.25, rank=1, rate=1e-2, schedule=Schedule(steps=6, step_tokens=64, every=2, patience=3))

@@ -1,0 +1,102 @@
+"""The rival's server is started as it should be, asked by the same clients, and ended; what stands in for vLLM is a script."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import Settings, run_bench
+from benchmarks.serve import vllm_lora
+from benchmarks.serve.material import NAMES, open_base
+from freemoe.core.errors import DataError, FreeMoEError
+
+STAND_IN = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+given = sys.argv[1:]
+Path({log!r}).write_text(json.dumps(given))
+for adapter in given[given.index("--lora-modules") + 1 :]:
+    assert Path(adapter.partition("=")[2], "adapter_config.json").is_file(), adapter
+assert Path(given[given.index("--model") + 1], "config.json").is_file()
+
+
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.end_headers()
+        for said in (
+            {{"choices": [{{"text": "a"}}]}},
+            {{"choices": [{{"text": "b"}}]}},
+            {{"choices": [], "usage": {{"completion_tokens": asked["max_tokens"]}}}},
+        ):
+            self.wfile.write(b"data: " + json.dumps(said).encode() + b"\\n\\n")
+
+    def log_message(self, *_):
+        pass
+
+
+ThreadingHTTPServer(("127.0.0.1", int(given[given.index("--port") + 1])), Answers).serve_forever()
+"""
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_a_quick_run_beside_a_rival(tmp_path, monkeypatch):
+    seen = tmp_path / "seen"
+    python = script(tmp_path / "python", STAND_IN.format(python=sys.executable, log=str(seen)))
+    monkeypatch.setenv(vllm_lora.PYTHON, str(python))
+    found = run_bench("serve", Settings(quick=True))
+    figures = {figure["name"]: figure for figure in found["figures"]}
+    assert figures["tokens/s of 1 client, over vLLM with LoRA"]["value"] > 0
+    assert "by vLLM" in figures["tokens/s of 4 clients, over vLLM with LoRA"]["note"]
+    assert found["details"]["vllm"][4][0]["tokens"] == found["details"]["clients"][4][0]["tokens"] > 0
+    given = json.loads(seen.read_text())
+    assert [m.partition("=")[0] for m in given[given.index("--lora-modules") + 1 :]] == list(NAMES)
+
+
+def test_a_rival_that_does_not_start(tmp_path):
+    python = script(tmp_path / "python", "#!/bin/sh\necho no such module >&2\nexit 1\n")
+    with (
+        pytest.raises(FreeMoEError, match="does not answer: no such module"),
+        vllm_lora.vllm_serving(str(python), open_base(Settings()), 4, 64),
+    ):
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_nothing_of_a_server_is_left(tmp_path):
+    # The server ends when it is told; what it started would stay.
+    python = script(tmp_path / "python", f"#!/bin/sh\nsleep 300 & echo $! > {tmp_path}/child\necho broken\nexit 1\n")
+    with (
+        pytest.raises(FreeMoEError, match="does not answer"),
+        vllm_lora.vllm_serving(str(python), open_base(Settings()), 4, 64),
+    ):
+        pass
+    child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
+    until = time.monotonic() + 10
+    while child.exists() and child.read_text().split()[2] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_the_python_has_to_be_one(tmp_path, monkeypatch):
+    monkeypatch.delenv(vllm_lora.PYTHON, raising=False)
+    assert vllm_lora.python_with_vllm() is None
+    monkeypatch.setenv(vllm_lora.PYTHON, str(tmp_path / "absent"))
+    with pytest.raises(DataError, match=r"absent.*cannot be run.*docs/vllm.md"):
+        vllm_lora.python_with_vllm()

@@ -1,0 +1,51 @@
+"""The benchmark of calibration: its figures, its batches, and that wrong sums stop it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.harness import Settings
+from benchmarks.speed import calibrate as bench
+from freemoe.core.errors import NumericError
+from freemoe.domain_experts.rank import calibrate as module
+
+
+def test_figures_of_a_quick_run() -> None:
+    outcome = bench.run(Settings(quick=True))
+    dense, half, routed = outcome.figures
+    assert (dense.target, dense.better) == (1.15, "lower")
+    assert half.target is None
+    assert routed.target is None
+    assert all(f.value > 0 for f in outcome.figures)
+    assert outcome.details["subdomains"] == 12
+    assert outcome.details["norms"] == 4
+
+
+def test_batches_of_the_full_run_hold_2048_tokens_and_several_subdomains() -> None:
+    for ids, mask, labels in bench._batches(1000, 2, Settings()):
+        assert ids.numel() == 2048
+        assert len(labels.unique()) > 5
+        assert 0.5 < mask.float().mean() < 1
+    # At least the 100 million parameters that the target speaks of.
+    sizes = bench.SIZES
+    layer = 4 * sizes["hidden"] ** 2 + 3 * sizes["hidden"] * sizes["intermediate"]
+    assert sizes["layers"] * layer + 2 * sizes["vocabulary"] * sizes["hidden"] > 100e6
+
+
+def test_wrong_sums_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = module.power_sums
+    monkeypatch.setattr(module, "power_sums", lambda x, rows=None: right(x, rows) * 0.99)
+    with pytest.raises(NumericError, match="not those of its tokens"):
+        bench.run(Settings(quick=True))
+
+
+def test_random_models_are_seeded_and_leave_the_seed_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    a, b, c = (bench.llama_shape(True, seed, **bench.SIZES) for seed in (0, 0, 1))
+    assert torch.equal(torch.rand(1), expected)
+    same = [torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True)]
+    assert all(same)
+    assert not torch.equal(next(a.parameters()), next(c.parameters()))

@@ -1,0 +1,43 @@
+"""The benchmark of a training step: its figures, and what its sides train."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.harness import Settings
+from benchmarks.speed import purify_step as bench
+from freemoe.models.weights import find_weights
+
+
+def test_figures_of_a_quick_run(monkeypatch) -> None:
+    real = bench.in_own_process
+    # One process is enough to see that such a process works.
+    monkeypatch.setattr(bench, "in_own_process", lambda m, asked: real(m, asked) if asked[0] == "switches" else 10**9)
+    outcome = bench.run(Settings(quick=True))
+    assert [f.target for f in outcome.figures[:4]] == [1.6, None, None, 3.0]
+    assert len(outcome.figures) == 8
+    assert all(f.value > 0 for f in outcome.figures)
+    assert set(outcome.details["seconds"]) == set(bench.SIDES)
+    assert set(outcome.details["bytes"]) == set(bench.SIDES)
+    assert outcome.details["bytes"]["switches"] > 1e7
+
+
+def test_a_step_of_switches_goes_all_the_way_and_leaves_the_model_alone(monkeypatch) -> None:
+    model = bench._model(Settings(quick=True))
+    weights = find_weights(model)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    masks = []
+    real = bench._switch
+
+    def spy(*given):
+        mask, line = real(*given)
+        masks.append(mask)
+        return mask, line
+
+    monkeypatch.setattr(bench, "_switch", spy)
+    step = bench.switches_step(model, weights, bench.random_batch(model, Settings(quick=True)), False)
+    step()
+    step()
+    assert 0 < masks[0].count <= sum(w.size for w in weights) // 100
+    assert not masks[0].same(masks[1])
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())

@@ -1,0 +1,84 @@
+"""The router's benchmark: what it measures, and that reported documents stay closed until the router is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.harness import Settings
+from benchmarks.speed import router as bench
+from benchmarks.speed.router import real_recipe, run, wide_router
+from freemoe.evals.tasks.documents import ReportedSplit
+
+
+@pytest.fixture(scope="module")
+def events() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def outcome(events: list[str]) -> bench.Outcome:
+    with pytest.MonkeyPatch.context() as patch:
+        train, opened = bench.train_on_subdomains, ReportedSplit.open
+
+        def counted_train(*args, **kwargs):
+            events.append("train")
+            return train(*args, **kwargs)
+
+        def counted_open(split, choice):
+            events.append("open")
+            return opened(split, choice)
+
+        patch.setattr(bench, "train_on_subdomains", counted_train)
+        patch.setattr(ReportedSplit, "open", counted_open)
+        return run(Settings(quick=True))
+
+
+def test_figures_of_a_quick_run(outcome: bench.Outcome) -> None:
+    accuracy, latency, wide = outcome.figures
+    assert accuracy.name == "domain accuracy, demo"
+    assert (accuracy.target, accuracy.better, accuracy.unit) == (95.0, "higher", " %")
+    assert accuracy.value > 95
+    for figure in (latency, wide):
+        assert (figure.target, figure.better, figure.unit) == (1.0, "lower", " ms")
+        assert figure.value > 0
+    assert wide.name == "p95 per prompt beyond the embedding, 4096 features, 3 x 8 subdomains"
+    linear = outcome.details["demo"]["linear"]
+    assert list(linear["reported"]) == ["math", "code", "general"]
+    documents = [d["documents"] for d in linear["reported"].values()]
+    right = sum(d["domain_accuracy"] * d["documents"] for d in linear["reported"].values())
+    assert accuracy.value == pytest.approx(100 * right / sum(documents))
+    assert f"{sum(documents)} reported documents" in accuracy.note
+    assert linear["reference"]["documents"] == 180
+    assert outcome.details["demo"]["centroid"]["reported"].keys() == linear["reported"].keys()
+
+
+def test_reported_documents_open_after_training(outcome: bench.Outcome, events: list[str]) -> None:
+    assert outcome.figures
+    assert events == ["train", "train", "open", "open", "open"]
+
+
+def test_the_wide_router_is_as_wide_as_it_says() -> None:
+    router = wide_router(0)
+    assert router.domain.weight.shape == (3, 4096)
+    assert [level.weight.shape for level in router.subdomain.values()] == [(8, 4096)] * 3
+    found = router.route(torch.randn(50, 4096, generator=torch.Generator().manual_seed(0)))
+    assert len({r.subdomain for r in found}) > 12
+
+
+def test_the_real_case_reads_prompts_of_the_data_folder(tmp_path: Path) -> None:
+    recipe = real_recipe(tmp_path, 3, 500)
+    assert recipe.model == str(tmp_path / "models" / "stories260k")
+    assert recipe.data.root == str(tmp_path)
+    assert list(recipe.domains) == ["math", "code", "general"]
+    assert (recipe.seed, recipe.data.limit) == (3, 500)
+
+
+@pytest.mark.realdata
+def test_the_real_case(data_root: Path) -> None:
+    figures, details = bench._case("real", real_recipe(data_root, 0, 40), 1)
+    # Few documents, and still far above the most frequent domain's share.
+    assert figures[0].value > 85
+    assert details["linear"]["reported"]["math"]["documents"] == 80

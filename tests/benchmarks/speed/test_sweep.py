@@ -1,0 +1,63 @@
+"""The benchmark of the sweep: both sides find the same, and what differs is an error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.harness import Settings
+from benchmarks.speed import sweep as bench
+from freemoe.core.errors import NumericError
+from freemoe.domain_experts.rank.bands import Rankings
+
+
+@pytest.fixture(scope="module")
+def world() -> bench.World:
+    return bench._world(90, bench.SHAPE, Settings(quick=True))
+
+
+def test_figures_of_a_quick_run() -> None:
+    outcome = bench.run(Settings(quick=True))
+    small, halving, large = outcome.figures
+    for figure in (small, large):
+        assert figure.target == 10.0
+        assert figure.better == "higher"
+        assert "same bands chosen" in figure.note
+    assert halving.target is None
+    assert all(f.value > 0 for f in outcome.figures)
+    for vocabulary in (90, 300):
+        details = outcome.details[f"vocabulary {vocabulary}"]
+        assert details["cells"] == 20
+        assert details["chosen"]["plain"] == details["chosen"]["freemoe"]
+
+
+def test_both_sides_fill_the_same_table_and_leave_the_model(world: bench.World) -> None:
+    before = {w.name: w.parameter.detach().clone() for w in world.weights}
+    plain, ours = bench._plain(world), bench._ours(world, "freemoe", 0)
+    assert ours.tables == plain.tables
+    assert ours.chosen == plain.chosen
+    assert len(plain.tables[0]) == len(world.bands) == 10
+    assert all(torch.equal(before[w.name], w.parameter) for w in world.weights)
+
+
+def test_the_plain_mask_is_the_band(world: bench.World) -> None:
+    for band in world.bands[::3]:
+        found = Rankings(world.weights, lambda tap: world.norms.norm(tap, 1, 2)).mask(band)
+        for weight in world.weights:
+            mask = bench._plain_mask(weight, world.norms.norm(weight.tap, 1, 2), band)
+            assert torch.equal(mask.flatten(), found[weight.name].bools())
+
+
+def test_another_choice_or_grade_is_an_error(world: bench.World) -> None:
+    plain = bench._plain(world)
+    other = bench.Found(
+        list(reversed(plain.chosen)) if plain.chosen[0] != plain.chosen[1] else ["x", "y"], plain.tables
+    )
+    with pytest.raises(NumericError, match="Other bands are chosen"):
+        bench._check_same(world, {"plain": [plain], "freemoe": [other]})
+    table = {name: list(values) for name, values in plain.tables[0].items()}
+    name = next(iter(table))
+    table[name][2] = 1 - table[name][2]
+    wrong = bench.Found(plain.chosen, [table, plain.tables[1]])
+    with pytest.raises(NumericError, match=r"Document 2 of subdomain 0 is graded differently .* not by rounding"):
+        bench._check_same(world, {"plain": [plain], "freemoe": [wrong]})

