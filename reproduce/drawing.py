@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from freemoe.report.figures.drawing import new_figure, styled
-from freemoe.report.figures.paper_figures import Words, as_file
 from freemoe.report.palette import BASE, EXPERT, RIVAL
+from reproduce.figures import Words, as_file
 
 Filled = Mapping[str, Any]
 

@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.gain.contest import cores, one_thread_each
-from freemoe.assets import DOMAINS, SPLITS, tiny_base
+from freemoe.assets import DOMAINS, SPLITS
 from freemoe.core.errors import DataError
 from freemoe.core.run.progress import Progress
+from scripts import make_demo_model
 
 # Seeds of training, none of them the shipped base's. Their items of the benchmark have seeds of their own.
 SEEDS = (101, 102, 103)
@@ -33,7 +34,7 @@ def base_folder(cache: Path, seed: int, quick: bool) -> Path:
 
 
 def _steps(quick: bool) -> int:
-    return _QUICK_STEPS if quick else tiny_base.STEPS
+    return _QUICK_STEPS if quick else make_demo_model.STEPS
 
 
 def is_ready(folder: Path, seed: int, quick: bool) -> bool:
@@ -43,7 +44,7 @@ def is_ready(folder: Path, seed: int, quick: bool) -> bool:
         return False
     kept = json.loads(record.read_text(encoding="utf-8"))
     # As JSON has it: tuples are lists there.
-    wanted = json.loads(json.dumps(tiny_base.recipe(seed, eval_seed(seed), _steps(quick))))
+    wanted = json.loads(json.dumps(make_demo_model.recipe(seed, eval_seed(seed), _steps(quick))))
     return all(kept.get(key) == value for key, value in wanted.items())
 
 
@@ -74,7 +75,7 @@ def fresh_bases(cache: Path, seeds: Sequence[int], quick: bool, progress: Progre
 def _train(folder: Path, seed: int, quick: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     flags = {"seed": seed, "eval-seed": eval_seed(seed), "steps": _steps(quick), "out": folder}
-    command = [sys.executable, "-m", "freemoe.assets.tiny_base", *(f"--{k}={v}" for k, v in flags.items())]
+    command = [sys.executable, "-m", "scripts.make_demo_model", *(f"--{k}={v}" for k, v in flags.items())]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise DataError(f"Training the base of seed {seed} ended with {done.returncode}: {done.stderr[-500:]}")

@@ -31,11 +31,11 @@ from transformers import (
 )
 
 from benchmarks.harness import cache_folder
-from freemoe.assets.tiny_base import END, PAD, WEIGHT_DECAY, provenance, save, train
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.files import digest, write_atomic
 from freemoe.text.blocks import passages, split
 from freemoe.text.documents import read_documents
+from scripts.make_demo_model import END, PAD, WEIGHT_DECAY, provenance, save, train
 
 SEED, STEPS = 21, 400
 SECONDS_PER_STEP = {"olmoe": 3.0, "qwen3_moe": 2.1}

@@ -17,8 +17,8 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+from benchmarks.compat import stop_forkserver
 from benchmarks.kill.systems import carry_out
-from freemoe.compat.forkserver import stop_forkserver
 from freemoe.core import files
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.run import unit_state

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from freemoe.compat.peft import with_lora_beside
+from benchmarks.compat import with_lora_beside
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, mean_loss
 from freemoe.domain_experts.purify.learned import draw
 from freemoe.models.precision import held_in

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.compat import with_lora_adapters
 from benchmarks.devices import is_accelerator
 from benchmarks.harness import Figure, Outcome, Settings, in_turns, one_clock
 from benchmarks.serve.experts import random_experts
 from benchmarks.speed.shapes import random_model
-from freemoe.compat.peft import with_lora_adapters
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.models.checkpoints.loading import load_base

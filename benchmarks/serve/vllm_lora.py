@@ -19,8 +19,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.compat import with_lora_adapters
 from benchmarks.serve.material import NAMES
-from freemoe.compat.peft import with_lora_adapters
 from freemoe.core.errors import DataError, FreeMoEError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.models.weights import find_weights

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.compat import answers_of, own_backend
 from benchmarks.harness import Figure, Outcome, Settings, in_turns, ratio
-from freemoe.compat.lm_eval import answers_of, own_backend
 from freemoe.core.errors import NumericError
 from freemoe.evals.engine.scorer import Pair, Scorer
 from freemoe.evals.tasks.harness.rows import require_lm_eval

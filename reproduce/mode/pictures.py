@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from freemoe.report.figures.paper_figures import Words, as_file, bars, boxes, curves, radars, tallies
 from reproduce.drawing import value
+from reproduce.figures import Words, as_file, bars, boxes, curves, radars, tallies
 from reproduce.mode.work import FIVE
 
 ASCENDING = "share of the ascending importance ranking, 0 = least important; the middle of each band"

@@ -166,8 +166,3 @@ def test_each_token_of_a_text_is_predicted_once():
 def test_lm_evals_own_models_are_listed():
     compat.list_models()
     assert "lm_eval.models" in sys.modules
-
-
-def test_a_scorer_without_the_name():
-    with pytest.raises(VersionError, match=r"has no object\._loglikelihood_tokens"):
-        compat.answers_of(object(), [])

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from freemoe.assets import benchmark_path, demo_model_path, tiny_base
+from freemoe.assets import benchmark_path, demo_model_path
 from freemoe.assets.tiny_facts import FACT_FIELDS
 from freemoe.assets.tiny_world import DOMAIN_FIELDS, ITEMS_PER_FIELD, Mix, World, key_split, write_benchmark
+from scripts import make_demo_model
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 TASK_DOMAINS = ("math", "code")
@@ -117,7 +118,7 @@ def test_shipped_benchmark_is_what_the_script_writes(tmp_path):
 
 
 def test_default_seeds_of_both_scripts_are_the_recorded_ones():
-    model, benchmark = tiny_base, script("make_demo_benchmark")
+    model, benchmark = make_demo_model, script("make_demo_benchmark")
     assert model.EVAL_SEED == benchmark.EVAL_SEED == provenance()["eval_seed"]
     assert (provenance()["seed"], provenance()["steps"]) == (model.SEED, model.STEPS)
     assert provenance()["mix"] == {"share": dict(Mix().share), "rho": dict(Mix().rho)}
@@ -309,7 +310,7 @@ def test_token_boundary_is_clean(domain, split):
 
 def test_training_cuts_where_the_scorer_cuts():
     drawn = list(documents(3)[:400])
-    module = tiny_base
+    module = make_demo_model
     for document, (ids, weights) in zip(drawn, module.encode(drawn, tokenizer()), strict=True):
         completion = tokenizer().encode(document.completion)
         assert ids == tokenizer().encode(document.prompt) + completion
@@ -366,7 +367,7 @@ def test_dry_run_writes_nothing(tmp_path):
 
 
 def test_another_seed_is_another_base_of_the_same_kind():
-    module = tiny_base
+    module = make_demo_model
     first, again, other = (module.new_model(tokenizer(), seed).state_dict() for seed in (1, 1, 2))
     name = "model.layers.0.mlp.up_proj.weight"
     assert first[name].equal(again[name])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -294,16 +294,3 @@ def rolling_windows(tokens: list[int], prefix: int, length: int) -> list[tuple[l
     roll = name_of(_PACKAGE, "lm_eval.utils:get_rolling_token_windows", purpose)
     disjoint = name_of(_PACKAGE, "lm_eval.utils:make_disjoint_window", purpose)
     return [disjoint(pair) for pair in roll(token_list=tokens, prefix_token=prefix, max_seq_len=length, context_len=1)]
-
-
-def own_backend(model: Any, tokenizer: Any, **options: Any) -> Any:
-    """lm-eval's own scorer over a loaded model: the rival of ours."""
-    backend = name_of(_PACKAGE, "lm_eval.models.huggingface:HFLM", "be measured beside lm-eval's own scorer")
-    with quiet("lm_eval.models.huggingface"):
-        return backend(pretrained=model, tokenizer=tokenizer, **options)
-
-
-def answers_of(backend: Any, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-    """What lm-eval's own scorer answers to requests that are tokens already: log-likelihood in nats, and whether greedy."""
-    score = attribute_of(backend, "_loglikelihood_tokens", _PACKAGE, "measure both scorers on the same tokens")
-    return score(requests, disable_tqdm=True)

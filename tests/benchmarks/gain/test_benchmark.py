@@ -15,12 +15,12 @@ from benchmarks.gain.contest import Job, compete, side_by_side
 from benchmarks.gain.materials import MATERIALS
 from benchmarks.harness import Settings
 from benchmarks.rivals.training import Schedule
-from freemoe.assets import tiny_base
 from freemoe.core.errors import DataError
 from freemoe.core.run.progress import Quiet
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.statistics import over_seeds
 from freemoe.evals.tasks.domains import load_domain
+from scripts import make_demo_model
 
 QUICK = Schedule(steps=4, step_tokens=512, every=2, patience=1)
 
@@ -63,12 +63,12 @@ def test_without_real_data_the_figures_that_need_it_are_missed(monkeypatch: pyte
 
 
 def test_bases_are_fresh_and_kept_by_what_decides_them(tmp_path) -> None:
-    assert tiny_base.SEED not in SEEDS
-    assert tiny_base.EVAL_SEED not in [eval_seed(s) for s in SEEDS]
+    assert make_demo_model.SEED not in SEEDS
+    assert make_demo_model.EVAL_SEED not in [eval_seed(s) for s in SEEDS]
     folder = base_folder(tmp_path, SEEDS[0], False)
     assert not is_ready(folder, SEEDS[0], False)
     (folder / "demo_model").mkdir(parents=True)
-    record = {**tiny_base.recipe(SEEDS[0], eval_seed(SEEDS[0]), tiny_base.STEPS), "tokens": 1}
+    record = {**make_demo_model.recipe(SEEDS[0], eval_seed(SEEDS[0]), make_demo_model.STEPS), "tokens": 1}
     (folder / "demo_model" / "PROVENANCE.json").write_text(json.dumps(record))
     assert is_ready(folder, SEEDS[0], False)
     assert not is_ready(folder, SEEDS[1], False)

@@ -13,7 +13,7 @@ from benchmarks.hookmoe import speed as trim_speed
 from benchmarks.hookmoe.quality import share
 from benchmarks.hookmoe.records import Records, Row, records_of
 from benchmarks.hookmoe.rivals import LowRank
-from freemoe.assets import demo_model_path, demo_moe_path, tiny_moe
+from freemoe.assets import demo_model_path, demo_moe_path
 from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.material import TextParts
@@ -21,10 +21,11 @@ from freemoe.hookmoe.measure import Quality
 from freemoe.hookmoe.plans.plan import Plan
 from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
 from freemoe.text.blocks import Blocks
+from scripts import make_demo_moe
 from tests.hookmoe.conftest import logits
 
 needs_mixture = pytest.mark.skipif(
-    not (tiny_moe.ASSETS / "demo_moe").is_dir(), reason="no bundled mixture yet: python scripts/make_demo_moe.py"
+    not (make_demo_moe.ASSETS / "demo_moe").is_dir(), reason="no bundled mixture yet: python -m scripts.make_demo_moe"
 )
 
 
@@ -33,7 +34,7 @@ def test_the_bundled_mixture_is_small_and_says_where_it_comes_from() -> None:
     folder = demo_moe_path()
     assert sum(f.stat().st_size for f in folder.iterdir()) <= 2_000_000
     record = json.loads((folder / "PROVENANCE.json").read_text())
-    wanted = json.loads(json.dumps(tiny_moe.recipe(tiny_moe.SEED, tiny_moe.STEPS)))
+    wanted = json.loads(json.dumps(make_demo_moe.recipe(make_demo_moe.SEED, make_demo_moe.STEPS)))
     assert {key: record[key] for key in wanted} == wanted
     # One tokenizer for both bundled models.
     assert (folder / "tokenizer.json").read_bytes() == (demo_model_path() / "tokenizer.json").read_bytes()

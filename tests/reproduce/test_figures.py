@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from freemoe.report.figures.drawing import NARROW, WIDE, to_svg
-from freemoe.report.figures.paper_figures import Words, as_file, bars, boxes, curves, radars, tallies
+from reproduce.figures import Words, as_file, bars, boxes, curves, radars, tallies
 
 POINTS = [(0.05, 40.0), (0.15, 42.0), (0.25, 39.0)]
 CASES: dict[str, tuple[Callable[[float], Figure | None], int]] = {
