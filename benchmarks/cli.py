@@ -61,7 +61,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 
 @app.command(help=HELP)
-def command(  # noqa: D103
+def _command(
     names: list[str] = typer.Argument(help=f"{', '.join(BENCHES)}; or all."),
     output: Path = typer.Option(Path("bench-out"), "--output", "-o", help="Folder for one JSON file per benchmark."),
     data_root: Path = typer.Option(

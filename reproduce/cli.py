@@ -38,7 +38,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 
 @app.command(help=HELP, cls=WithCode)
-def command(  # noqa: D103
+def _command(
     names: list[str] = typer.Argument(
         None,
         help=f"Tables, e.g. mode/table03; {', '.join(PAPERS)} for all of a paper; all.",

@@ -109,3 +109,7 @@ def test_the_package_says_where_benchmarks_and_tables_are(freemoe: Freemoe) -> N
         done = freemoe(name, "all")
         assert done.code == 2
         assert expected in done.err
+
+
+def test_near_misses_are_named(bench: Freemoe) -> None:
+    assert "Did you mean '--repeats'" in bench("--repeat", "3", "scorer").err

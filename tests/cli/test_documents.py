@@ -228,9 +228,7 @@ def test_ctrl_c_is_a_document_too(folder: Path, freemoe: Freemoe, monkeypatch: p
         ("biuld m", "Did you mean 'build'?"),
         ("build m --metrc wanda", "No such option: --metrc. Did you mean '--metric'"),
         ("eval m --expart base", "Did you mean '--expert'"),
-        ("bench --repeat 3 scorer", "Did you mean '--repeats'"),
         ("schema conver", "Did you mean 'convert' or 'converted'"),
-        ("bench scorers", "Did you mean 'scorer'"),
     ],
 )
 def test_near_misses_are_named(line: str, near: str, freemoe: Freemoe) -> None:
