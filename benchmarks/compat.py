@@ -68,12 +68,12 @@ def with_lora_adapters(model: Any, names: list[str], rank: int, adapters: list[s
 
 def own_backend(model: Any, tokenizer: Any, **options: Any) -> Any:
     """lm-eval's own scorer over a loaded model: the rival of ours."""
-    backend = name_of("lm_eval", "lm_eval.models.huggingface:HFLM", "be measured beside lm-eval's own scorer")
+    backend = name_of("lm-eval", "lm_eval.models.huggingface:HFLM", "be measured beside lm-eval's own scorer")
     with quiet("lm_eval.models.huggingface"):
         return backend(pretrained=model, tokenizer=tokenizer, **options)
 
 
 def answers_of(backend: Any, requests: Sequence[Any]) -> list[tuple[float, bool]]:
     """What lm-eval's own scorer answers to requests that are tokens already: log-likelihood in nats, and whether greedy."""
-    score = attribute_of(backend, "_loglikelihood_tokens", "lm_eval", "measure both scorers on the same tokens")
+    score = attribute_of(backend, "_loglikelihood_tokens", "lm-eval", "measure both scorers on the same tokens")
     return score(requests, disable_tqdm=True)
