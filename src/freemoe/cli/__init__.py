@@ -90,10 +90,10 @@ def run_program(program: typer.Typer, name: str) -> NoReturn:
         # Where a terminal knows ASCII alone, a dash is no reason to fail.
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    sys.exit(_ended(program, name, sys.argv[1:]))
+    sys.exit(_ended(sys.argv[1:], program, name))
 
 
-def _ended(program: typer.Typer, name: str, arguments: list[str]) -> int:
+def _ended(arguments: list[str], program: typer.Typer = app, name: str = "freemoe") -> int:
     """Run a command line; how it ended."""
     try:
         keep_memory_low()
