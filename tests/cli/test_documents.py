@@ -119,6 +119,8 @@ def test_every_command_prints_one_document(built: dict, folder: Path, freemoe: F
         "ls": ["ls", "tasks"],
         "eval-plan": ["eval", "out", "--domain", "law=law.jsonl", "--dry-run"],
         "eval": ["eval", "freemoe-demo", "--domain", "law=law.jsonl"],
+        "bench": ["bench", "out", "--rounds", "1", "--new-tokens", "3", "--prompt-tokens", "8"],
+        "bench-plan": ["bench", "out", "--dry-run"],
         "lm-eval-plan": ["lm-eval", "--dry-run", "--tasks", "gsm8k"],
     }.items():
         done = freemoe(*line, "--json")

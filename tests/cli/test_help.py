@@ -59,7 +59,7 @@ def test_every_command_can_be_asked_not_to_act() -> None:
         assert {"dry_run", "as_json"} <= names, command
 
 
-CHEAP = [(c, e) for c, e in EXAMPLES if c in ("lm-eval", "ls", "schema", "demo")]
+CHEAP = [(c, e) for c, e in EXAMPLES if c in ("bench", "lm-eval", "ls", "schema", "demo")]
 
 
 @pytest.mark.parametrize(("command", "example"), CHEAP, ids=[f"{c}-{i}" for i, (c, _) in enumerate(CHEAP)])

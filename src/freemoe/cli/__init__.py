@@ -9,6 +9,7 @@ from typing import NoReturn
 import typer
 
 from freemoe.cli import (
+    bench,
     build,
     convert,
     demo,
@@ -52,7 +53,7 @@ app = typer.Typer(
 )
 for command in (build.COMMAND, convert.COMMAND, trim.COMMAND, evaluate.COMMAND):
     command.register(app)
-for module in (lm_eval, generate, merge, push, inspect, report, demo, serve, listing, schema, run):
+for module in (lm_eval, generate, merge, push, inspect, report, demo, bench, serve, listing, schema, run):
     module.register(app)
 for registered in app.registered_commands:
     # Else the overview cuts it.
@@ -68,11 +69,7 @@ def _version(
         raise typer.Exit
 
 
-_BESIDE = {
-    "bench": "Benchmarks stand beside the package: in a clone, python -m benchmarks (docs/benchmarks.md).",
-    "reproduce": "The papers' tables stand beside the package: in a clone, python -m reproduce (docs/reproduce.md).",
-}
-"""Commands that were here -> where they are now."""
+_REPRODUCE = "The papers' tables stand beside the package: in a clone, python -m reproduce (docs/reproduce.md)."
 
 
 def main() -> None:
@@ -98,8 +95,8 @@ def _ended(arguments: list[str], program: typer.Typer = app, name: str = "freemo
     try:
         keep_memory_low()
         require_text(arguments)
-        if name == "freemoe" and arguments and arguments[0] in _BESIDE:
-            raise RecipeError(_BESIDE[arguments[0]])
+        if program is app and arguments[:1] == ["reproduce"]:
+            raise RecipeError(_REPRODUCE)
         code = program(arguments, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from freemoe.core.errors import RecipeError
 from freemoe.core.run.folder import RunFolder
 from freemoe.evals.statistics import over_seeds
 from freemoe.recipes import TimingSection
+
+T = TypeVar("T")
 
 PARTS = {"prefill": "ttft", "decode": "itl"}
 """What is faster or slower -> the seconds that say so: to the first token, and between two further ones."""
@@ -92,23 +94,47 @@ def compare_speed(
         ``decode``: how many times as fast the second is, the geometric mean over the rounds with Student's 95 % interval, whose
         ends are None where there was one round.
     """
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        # Neither is always the one that finds the caches warm.
-        for name in list(sides)[:: 1 if number % 2 else -1]:
-            with sides[name]() as model:
-                seconds = time_request(model, prompt, new, clock)
-            if number:
-                times[name].append(seconds)
+    times = in_turns({name: _request(side, prompt, new, clock) for name, side in sides.items()}, rounds)
     found: dict[str, Any] = {"prompt": prompt.shape[1], "new_tokens": new, "rounds": rounds}
     for name, rows in times.items():
         found[name] = dict(zip(PARTS.values(), map(statistics.median, zip(*rows, strict=True)), strict=True))
-    before, after = (np.log(rows) for rows in times.values())
-    for part, logs in zip(PARTS, (before - after).T, strict=True):
-        mean = over_seeds(logs.tolist())
-        ends = [float(np.exp(end)) if rounds > 1 else None for end in (mean.low, mean.high)]
-        found[part] = {"mean": float(np.exp(mean.mean)), "low": ends[0], "high": ends[1]}
+    for part, seconds in zip(
+        PARTS, zip(*(zip(*rows, strict=True) for rows in times.values()), strict=True), strict=True
+    ):
+        found[part] = times_as_fast(*seconds)
     return found
+
+
+def in_turns(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """What each side says of itself, round after round, the first side changing; a round before them warms up."""
+    found: dict[str, list[T]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        # Neither is always the one that finds the caches warm.
+        for name in list(sides)[:: 1 if number % 2 else -1]:
+            said = sides[name]()
+            if number:
+                found[name].append(said)
+    return found
+
+
+def times_as_fast(before: Sequence[float], after: Sequence[float]) -> dict[str, float | None]:
+    """How many times as fast the second side is: geometric mean over the rounds' seconds, with Student's 95 % interval.
+
+    The ends are None where there was one round.
+    """
+    mean = over_seeds((np.log(before) - np.log(after)).tolist())
+    low, high = (float(np.exp(end)) if len(before) > 1 else None for end in (mean.low, mean.high))
+    return {"mean": float(np.exp(mean.mean)), "low": low, "high": high}
+
+
+def _request(
+    side: Callable[[], AbstractContextManager[Any]], prompt: Tensor, new: int, clock: Callable[[], float]
+) -> Callable[[], tuple[float, float]]:
+    def timed() -> tuple[float, float]:
+        with side() as model:
+            return time_request(model, prompt, new, clock)
+
+    return timed
 
 
 @torch.no_grad()
@@ -130,7 +156,7 @@ def time_request(
     return first - began, (last - first) / (new - 1)
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
     """Until an accelerator has done what it was asked for: a kernel is only queued when its call returns."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
@@ -146,7 +172,7 @@ class _Stamps:
 
     def put(self, value: Tensor | None = None) -> None:
         """The prompt first, then one token after the other."""
-        _wait(self.device)
+        wait_for(self.device)
         self.times.append(self.clock())
 
     def end(self) -> None:

@@ -129,6 +129,25 @@ class ListedDocument(Open):
     """``freemoe ls``: per kind its rows, each with ``name`` and ``about``."""
 
 
+class BenchDocument(Document):
+    """``freemoe bench``: seconds are medians, and ``times_as_fast`` is over the first side, with its 95 % interval."""
+
+    sizes: dict[str, int] = Field(description="Tokens of prompt and answer, sequences of a batch, rounds.")
+    requests: dict[str, dict[str, Any]] = Field(description="Side -> first_token and further_tokens.")
+    switch: dict[str, Any] | None = Field(None, description="Seconds from expert to expert.")
+    batch: dict[str, Any] | None = Field(None, description="Tokens per second of a batch under base and experts.")
+    memory: dict[str, int]
+    machine: dict[str, Any]
+
+
+class BenchPlanDocument(Document):
+    """``freemoe bench --dry-run``."""
+
+    artefact: str
+    against: str | None
+    sizes: dict[str, int]
+
+
 class ArgumentsDocument(Document):
     """``freemoe lm-eval --dry-run``."""
 
@@ -263,6 +282,7 @@ _DOCUMENTS: dict[str, type[Document]] = {
     "inspect": InspectedDocument,
     "report": ReportedDocument,
     "ls": ListedDocument,
+    "bench": BenchDocument,
     "error": ErrorDocument,
     "build-plan": BuildPlanDocument,
     "convert-plan": ConvertPlanDocument,
@@ -271,6 +291,7 @@ _DOCUMENTS: dict[str, type[Document]] = {
     "eval-text-plan": OwnTextPlanDocument,
     "merge-plan": PlanDocument,
     "serve-plan": ServePlanDocument,
+    "bench-plan": BenchPlanDocument,
     "lm-eval-plan": ArgumentsDocument,
 }
 

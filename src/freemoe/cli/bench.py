@@ -1,0 +1,127 @@
+"""`freemoe bench`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.table import Table
+
+from freemoe.cli import completion
+from freemoe.cli.common import calm_libraries, print_json, print_table, say
+from freemoe.cli.flags import JSON
+from freemoe.hub.fetch import require_in_reach
+
+if TYPE_CHECKING:
+    from freemoe.evals.bench import Sizes
+
+HELP = """Time an artefact on this machine: each expert beside the base, switching, a batch of several experts at once, memory.
+
+Example:
+
+\b
+  freemoe bench experts
+  freemoe bench trimmed --prompt-tokens 512
+  freemoe bench converted --against ./dense-model
+
+Sides take turns, and ratios have an interval; a machine that does other things widens it. What freemoe itself promises is
+measured from a clone of it: python -m benchmarks.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("bench", help=HELP)
+    def command(
+        artefact: str = typer.Argument(
+            help="Folder written by freemoe, a model, or owner/name of the hub.",
+            autocompletion=completion.artefacts_and_models,
+        ),
+        base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
+        against: str = typer.Option(None, help="Another model or artefact to hold it against."),
+        prompt_tokens: int = typer.Option(128, min=1, help="Tokens of the prompt."),
+        new_tokens: int = typer.Option(32, min=3, help="Tokens of the answer."),
+        batch: int = typer.Option(4, min=2, help="Sequences of the batch of several experts."),
+        rounds: int = typer.Option(5, min=1, help="Times each side is timed."),
+        experts: int = typer.Option(3, min=1, help="Of so many experts each is timed."),
+        dtype: str = typer.Option(
+            "auto", help="auto, float32, bfloat16 or float16.", autocompletion=completion.names(completion.DTYPES)
+        ),
+        device: str = typer.Option(
+            "auto", help="auto, cpu, cuda or cuda:N.", autocompletion=completion.names(completion.DEVICES)
+        ),
+        threads: int = typer.Option(None, min=1, help="CPU threads."),
+        dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be timed; time nothing."),
+        as_json: bool = JSON,
+    ) -> None:
+        require_in_reach(artefact)
+        calm_libraries()
+        from freemoe.core.environment import use_threads
+        from freemoe.evals.bench import Sizes, bench
+        from freemoe.systems import load
+
+        sizes = Sizes(prompt_tokens, new_tokens, batch, rounds)
+        if dry_run:
+            _tell_plan(artefact, against, sizes, as_json)
+            return
+        if threads:
+            use_threads(threads)
+        other = None if against is None else load(against, dtype=dtype, device=device)
+        found = bench(load(artefact, base, dtype=dtype, device=device), sizes, other, experts)
+        if as_json:
+            print_json("bench", found)
+        else:
+            _tell(found)
+
+
+def _tell_plan(artefact: str, against: str | None, sizes: Sizes, as_json: bool) -> None:
+    plan = {"artefact": artefact, "against": against, "sizes": vars(sizes)}
+    if as_json:
+        print_json("bench-plan", plan)
+        return
+    say(
+        f"{artefact}{f' beside {against}' if against else ''}: prompts of {sizes.prompt} tokens, answers of {sizes.new}, batches of "
+        f"{sizes.batch}, {sizes.rounds} rounds"
+    )
+
+
+def _tell(found: dict[str, Any]) -> None:
+    sizes = found["sizes"]
+    title = f"One request: {sizes['prompt']} tokens of prompt, {sizes['new']} new ones, {sizes['rounds']} rounds"
+    table = Table(title=title, title_justify="left")
+    first = next(iter(found["requests"]))
+    for column in (
+        "",
+        "first token, ms",
+        f"times as fast as {first}",
+        "tokens per second",
+        f"times as fast as {first}",
+    ):
+        table.add_column(column)
+    for name, parts in found["requests"].items():
+        start, further = parts["first_token"], parts["further_tokens"]
+        table.add_row(
+            name,
+            f"{1000 * start['seconds']:.1f}",
+            _ratio(start["times_as_fast"]) if name != first else "",
+            f"{1 / further['seconds']:.1f}",
+            _ratio(further["times_as_fast"]) if name != first else "",
+        )
+    print_table(table)
+    if "switch" in found:
+        rates = found["batch"]["tokens_per_second"]
+        say(f"switching to an expert that was used before: {1000 * found['switch']['seconds']:.2f} ms")
+        say(
+            f"{sizes['batch']} sequences at once: {rates['base']:.1f} tokens per second under the base, {rates['mixed']:.1f} under "
+            f"{len(set(found['batch']['experts']))} experts ({_ratio(found['batch']['times_as_fast'])} as fast)"
+        )
+    memory = found["memory"]
+    say(
+        f"weights {memory['weights_bytes'] / 1e6:,.1f} MB; the process held {memory['peak_bytes'] / 1e6:,.1f} MB at the most"
+    )
+
+
+def _ratio(found: dict[str, float | None]) -> str:
+    ends = "" if found["low"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
+    return f"{found['mean']:.2f}x{ends}"

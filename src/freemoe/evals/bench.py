@@ -1,0 +1,155 @@
+"""What an artefact costs on this machine: seconds to switch, tokens per second alone and several at once, memory."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freemoe.core.environment import environment
+from freemoe.core.errors import DataError
+from freemoe.core.memory import peak_memory_bytes
+from freemoe.evals.engine.scorer import context_length
+from freemoe.evals.speed import in_turns, time_request, times_as_fast, wait_for
+from freemoe.recipes.expert_names import BASE
+
+Side = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is timed.
+
+    Attributes:
+        prompt: Tokens of the prompt.
+        new: Tokens of the answer.
+        batch: Sequences of the batch in which several experts answer at once.
+        rounds: How often each side is timed, in turns, after a round that warms up.
+    """
+
+    prompt: int = 128
+    new: int = 32
+    batch: int = 4
+    rounds: int = 5
+
+
+def bench(opened: Any, sizes: Sizes, against: Any = None, most: int = 3) -> dict[str, Any]:
+    """Time an opened artefact, every way that it can be run in turns with the first one.
+
+    Args:
+        opened: As `freemoe.load` returns it.
+        sizes: What is timed.
+        against: Another one, such as the dense model of a converted one: the first side, which the others are held against.
+        most: Of so many of its experts each is timed.
+
+    Returns:
+        ``requests``: per side the seconds to the first token and between two further ones (medians), and how many times as
+        fast it is as the first side; ``switch`` and ``batch`` where there are experts; ``memory`` in bytes; ``machine``.
+
+    Raises:
+        DataError: Prompt and answer do not fit the context.
+    """
+    model = opened.model
+    room = min(context_length(m) for m in (model, *([against.model] if against is not None else [])))
+    if sizes.prompt + sizes.new > room:
+        raise DataError(
+            f"{sizes.prompt} tokens and {sizes.new} new ones do not fit the context of {room}: ask for fewer."
+        )
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(3, min(_vocabulary(model), _vocabulary(against)), (1, sizes.prompt), generator=generator)
+    sides = ({"against": partial(_as_it_is, against.model)} if against is not None else {}) | _sides(opened, most)
+    found: dict[str, Any] = {"sizes": vars(sizes), "requests": _requests(sides, prompt.to(model.device), sizes)}
+    experts = [name for name in sides if name not in (BASE, "against")]
+    if hasattr(opened, "set_expert") and experts:
+        found["switch"] = {"seconds": _switching(opened, experts, sizes.rounds), "experts": experts}
+        found["batch"] = _together(opened, experts, prompt.to(model.device), sizes)
+    return {**found, "memory": _memory(opened), "machine": environment()}
+
+
+def _vocabulary(opened: Any) -> int:
+    return 1 << 31 if opened is None else getattr(opened, "model", opened).config.get_text_config().vocab_size
+
+
+@contextmanager
+def _as_it_is(model: Any) -> Iterator[Any]:
+    yield model
+
+
+@contextmanager
+def _under(model: Any, way: Side) -> Iterator[Any]:
+    with way():
+        yield model
+
+
+def _sides(opened: Any, most: int) -> dict[str, Side]:
+    """The base first, then the experts that were accepted, or the ways of an artefact that has none."""
+    ways: Mapping[str, Side] | None = getattr(opened, "ways", None)
+    if ways is None:
+        accepted = [name for name in opened.experts if name not in opened.rejected]
+        ways = {name: partial(opened.expert, name) for name in (BASE, *accepted[:most])}
+    first = [BASE] if BASE in ways else []
+    return {name: partial(_under, opened.model, ways[name]) for name in (*first, *(n for n in ways if n != BASE))}
+
+
+def _requests(sides: Mapping[str, Side], prompt: Tensor, sizes: Sizes) -> dict[str, dict[str, Any]]:
+    def request(side: Side) -> tuple[float, float]:
+        with side() as model:
+            return time_request(model, prompt, sizes.new)
+
+    times = in_turns({name: partial(request, side) for name, side in sides.items()}, sizes.rounds)
+    first = next(iter(times.values()))
+    found = {}
+    for name, rows in times.items():
+        found[name] = {
+            part: {
+                "seconds": statistics.median(row[i] for row in rows),
+                "times_as_fast": times_as_fast([row[i] for row in first], [row[i] for row in rows]),
+            }
+            for i, part in enumerate(("first_token", "further_tokens"))
+        }
+    return found
+
+
+def _switching(moe: Any, experts: list[str], rounds: int) -> float:
+    """Median seconds from one expert that was used before to the next, or to the base where there is one."""
+    names = [*experts, *([BASE] if len(experts) == 1 else [])]
+    seconds = []
+    with moe.expert(BASE):  # which is there again afterwards
+        for number in range((rounds + 1) * len(names)):
+            began = time.perf_counter()
+            moe.set_expert(names[number % len(names)])
+            wait_for(moe.model.device)
+            if number >= len(names):
+                seconds.append(time.perf_counter() - began)
+        moe.set_expert(BASE)
+    return statistics.median(seconds)
+
+
+def _together(moe: Any, experts: list[str], prompt: Tensor, sizes: Sizes) -> dict[str, Any]:
+    """One batch of the base, and the same batch with several experts: tokens per second of all sequences."""
+    several = experts if len(experts) > 1 else [*experts, BASE]
+    names = [several[i % len(several)] for i in range(sizes.batch)]
+    inputs = prompt.expand(sizes.batch, -1).contiguous()
+    fixed = {"do_sample": False, "min_new_tokens": sizes.new, "max_new_tokens": sizes.new}
+
+    def answer(expert: Any) -> float:
+        began = time.perf_counter()
+        moe.generate(inputs, attention_mask=torch.ones_like(inputs), expert=expert, **fixed)
+        wait_for(moe.model.device)
+        return time.perf_counter() - began
+
+    times = in_turns({"base": partial(answer, BASE), "mixed": partial(answer, names)}, sizes.rounds)
+    rates = {side: sizes.batch * sizes.new / statistics.median(seconds) for side, seconds in times.items()}
+    return {"tokens_per_second": rates, "times_as_fast": times_as_fast(times["base"], times["mixed"]), "experts": names}
+
+
+def _memory(opened: Any) -> dict[str, int]:
+    held = {p.data_ptr(): p.numel() * p.element_size() for p in opened.model.parameters()}
+    return {"weights_bytes": sum(held.values()), "peak_bytes": peak_memory_bytes()}
