@@ -23,7 +23,7 @@ from freemoe.models.sublayers import find_sublayers
 from freemoe.models.weights import find_weights
 from freemoe.recipes import BuildRecipe, ConvertRecipe
 from freemoe.serve.engine.cache import token_bytes
-from freemoe.serve.engine.requests import Limits
+from freemoe.serve.settings import Limits
 from freemoe.tomoe.cost.memory import sizes
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.material import block_length

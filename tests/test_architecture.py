@@ -36,8 +36,9 @@ FLOORS = (
     ("training",),
     ("evals",),
     ("domain_experts", "tomoe", "hookmoe"),
-    ("serve", "report"),
+    ("report",),
     ("systems", "lm_eval"),
+    ("serve",),
     ("cli", "__main__"),
 )
 SYSTEMS = ("domain_experts", "tomoe", "hookmoe")

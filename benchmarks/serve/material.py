@@ -14,10 +14,10 @@ from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.engine.tokens import context_length
 from freemoe.models.checkpoints.loading import BUNDLED, load_base
 from freemoe.serve.engine.engine import Engine
-from freemoe.serve.engine.requests import Limits
 from freemoe.serve.http.app import make_app
 from freemoe.serve.http.metrics import Metrics
 from freemoe.serve.http.server import Server
+from freemoe.serve.settings import Limits
 
 NAMES = ("one", "two", "three", "four")
 

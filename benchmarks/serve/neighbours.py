@@ -19,7 +19,8 @@ from benchmarks.serve.soak import generated
 from freemoe import FreeMoE
 from freemoe.models.checkpoints.loading import BUNDLED, load_base
 from freemoe.serve.engine.engine import Engine
-from freemoe.serve.engine.requests import Ask, Done, Limits, Piece
+from freemoe.serve.engine.requests import Ask, Done, Piece
+from freemoe.serve.settings import Limits
 
 KINDS = {
     "base": ["base"],

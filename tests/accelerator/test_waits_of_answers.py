@@ -23,10 +23,11 @@ from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from freemoe.serve.engine import acting
 from freemoe.serve.engine.outbox import Outbox
-from freemoe.serve.engine.requests import Ask, Limits, Watch
+from freemoe.serve.engine.requests import Ask, Watch
 from freemoe.serve.engine.runner import SlotRunner, runner_for
 from freemoe.serve.engine.scheduler import Scheduler
 from freemoe.serve.engine.sequence import Running
+from freemoe.serve.settings import Limits
 from freemoe.tomoe.structures.masked import masked
 from tests.masks import mask_of
 from tests.tiny import tiny_model, tiny_tokenizer

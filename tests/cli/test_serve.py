@@ -123,9 +123,9 @@ def test_replicas_without_ray_serve_name_what_to_install(
 
 def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) -> None:  # noqa: F811
     from freemoe import FreeMoE
-    from freemoe.cli.served import open_host
     from freemoe.evals.engine.answering import Answering
     from freemoe.serve.engine.hosts import Ways
+    from freemoe.serve.served import open_host
     from tests.serve.conftest import alone, ask, engine_on, read
 
     host = open_host(str(folders.base), [], "auto", "cpu")

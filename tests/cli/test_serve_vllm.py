@@ -174,7 +174,7 @@ def test_without_vllm_it_says_where_vllm_lives(
     python: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("freemoe.cli.serve_vllm.find_spec", lambda name: None)
+    monkeypatch.setattr("freemoe.serve.vllm.launch.find_spec", lambda name: None)
     done = freemoe("serve", str(folders.own), "--engine", "vllm")
     assert done.code == 2
     for words in ("environment of its own", "docs/vllm.md", "--vllm-python", "FREEMOE_VLLM_PYTHON"):

@@ -20,10 +20,11 @@ from freemoe.domain_experts.route.router import Router, train_router
 from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.identity import IDENTITY, identity
 from freemoe.serve.engine.engine import Engine
-from freemoe.serve.engine.requests import Ask, Done, Failed, Limits, Piece
+from freemoe.serve.engine.requests import Ask, Done, Failed, Piece
 from freemoe.serve.http.app import make_app
 from freemoe.serve.http.metrics import Metrics
 from freemoe.serve.http.server import Server
+from freemoe.serve.settings import Limits
 from tests.domain_experts.test_threads import experts_on
 from tests.tiny import tiny_model, tiny_tokenizer
 

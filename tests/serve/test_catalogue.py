@@ -13,7 +13,7 @@ import pytest
 
 from freemoe import FreeMoE
 from freemoe.core.errors import DataError, FreeMoEError, UnknownNameError
-from freemoe.serve.catalogue import Loaded, NotLoadedError, OnDemand, catalogue_of
+from freemoe.serve.catalogue import Catalogue, Experts, NotLoadedError, OnDemand
 from freemoe.serve.engine.routing import pick
 from tests.serve.conftest import alone, ask, engine_on, read, write_artefact
 from tests.tiny import tiny_model
@@ -33,7 +33,7 @@ def there(folders: SimpleNamespace) -> Iterator[Any]:
     opened = FreeMoE.from_pretrained(str(folders.base), folders.own, device="cpu")
     bare = FreeMoE(opened.model, [], opened.router, opened.tokenizer)
     with engine_on(bare) as engine:
-        yield SimpleNamespace(engine=engine, host=bare, experts=OnDemand(engine, catalogue_of([(folders.own, "")])))
+        yield SimpleNamespace(engine=engine, host=bare, experts=OnDemand(engine, Catalogue().plus(folders.own)))
 
 
 def said(there: Any, name: str, tokens: int = 12) -> str:
@@ -102,7 +102,7 @@ def test_a_name_that_means_another_expert_now_answers_as_that_one(
     assert alone(swapped, "court?", "a") != alone(whole, "court?", "a")
     asyncio.run(there.experts.bring("a"))
     old = there.engine.submit([ask(there.host, "court?", "a", 60)])[0]
-    there.experts.adopt(catalogue_of([(tmp_path / "swapped", "")]))
+    there.experts.adopt(Catalogue().plus(tmp_path / "swapped"))
     asyncio.run(there.experts.bring("a"))
     assert said(there, "a") == alone(swapped, "court?", "a")
     assert read(old).text == alone(whole, "court?", "a", 60)
@@ -146,7 +146,7 @@ def test_what_is_loaded_while_it_runs(there: Any, folders: SimpleNamespace, whol
 
 def test_where_all_are_loaded_nothing_is_brought(whole: FreeMoE, folders: SimpleNamespace) -> None:
     with engine_on(whole) as engine:
-        experts = Loaded(engine)
+        experts = Experts(engine)
         assert experts.names == whole.experts
         asyncio.run(experts.bring("a"))
         changes = experts.changes

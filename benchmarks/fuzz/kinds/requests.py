@@ -148,10 +148,9 @@ def _server(folder: Path) -> _Server:
     """One for all cases of a process: what a case leaves behind is the next one's to stumble over."""
     from freemoe.domain_experts.mixture import FreeMoE
     from freemoe.serve.engine.engine import Engine
-    from freemoe.serve.engine.requests import Limits
     from freemoe.serve.http.app import make_app
     from freemoe.serve.http.metrics import Metrics
-    from freemoe.serve.http.reading import Bounds
+    from freemoe.serve.settings import Bounds, Limits
 
     moe = FreeMoE.from_pretrained(folder)
     metrics = Metrics()

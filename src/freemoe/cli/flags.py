@@ -192,14 +192,7 @@ class Command:
             **{n: self._option(n, _flag(f)) for n, f in self.flags.items()},
             **self._acting(),
         }
-        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
-                for name, (kind, info) in parameters.items()
-            ]
-        )
-        command.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
-        app.command(self.name, help=self.help, cls=WithCode)(command)
+        app.command(self.name, help=self.help, cls=WithCode)(signed(command, parameters))
 
     def _option(self, name: str, flag: Flag) -> tuple[Any, Any]:
         about = None if flag.kind else _field(self.recipe, flag.path)
@@ -228,6 +221,23 @@ class Command:
         }
 
 
+def signed(command: Callable[..., None], parameters: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
+    """A function of keywords with the signature that typer reads.
+
+    Args:
+        command: The function.
+        parameters: Name -> (type, typer's argument or option).
+    """
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
+            for name, (kind, info) in parameters.items()
+        ]
+    )
+    command.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
+    return command
+
+
 def shown_as(values: Mapping[str, Any]) -> Shown:
     """How the options of a command ask it to print."""
     return Shown(values["as_json"], values["summary"], values["quiet"])
@@ -245,7 +255,7 @@ def _field(recipe: Any, path: str) -> FieldInfo:
     return recipe.model_fields[last]
 
 
-def _alternatives(annotation: Any) -> list[Any]:
+def alternatives(annotation: Any) -> list[Any]:
     """The types that a field may have, None left out."""
     united = get_origin(annotation) in (Union, types.UnionType)
     return [a for a in (get_args(annotation) if united else (annotation,)) if a is not type(None)]
@@ -253,7 +263,7 @@ def _alternatives(annotation: Any) -> list[Any]:
 
 def _kind(annotation: Any) -> type:
     """What a command line has for a field: a number, a switch, or text that the field reads."""
-    kinds = _alternatives(annotation)
+    kinds = alternatives(annotation)
     if len(kinds) == 1:
         if get_origin(kinds[0]) is Literal:
             return type(get_args(kinds[0])[0])
@@ -264,7 +274,7 @@ def _kind(annotation: Any) -> type:
 
 def _choices(about: FieldInfo) -> list[str]:
     """What a field may be, where its type lists that."""
-    return [str(c) for a in _alternatives(about.annotation) if get_origin(a) is Literal for c in get_args(a)]
+    return [str(c) for a in alternatives(about.annotation) if get_origin(a) is Literal for c in get_args(a)]
 
 
 NAMED: Mapping[str, Sequence[str]] = {

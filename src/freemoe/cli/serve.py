@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
-from pathlib import Path
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 import typer
+from pydantic.fields import FieldInfo
 
-from freemoe.cli import completion, serve_vllm
+from freemoe.cli import completion
 from freemoe.cli.common import calm_libraries, console, print_found
-from freemoe.cli.ray_serve import require_ways_to_serve, serve_on_ray
-from freemoe.cli.served import KEY, Served, Settings, address_of, config_of, longest, open_served, resolve
-from freemoe.core.environment import use_threads
-from freemoe.core.errors import DataError, RecipeError
-from freemoe.core.run.places import Place, read_place
+from freemoe.cli.flags import alternatives, signed
+from freemoe.core.errors import RecipeError
+from freemoe.core.run.places import read_place
+from freemoe.serve.settings import KEY, ServeSettings
+from freemoe.serve.vllm import PYTHON
 
 HELP = """Serve a base and its experts over HTTP, as OpenAI's API has it (pip install 'freemoe[serve]').
 
@@ -36,190 +39,128 @@ Examples:
 
 ENGINES = ("freemoe", "vllm")
 
+_COMPLETIONS: Mapping[str, completion.Complete] = {
+    "base": completion.artefacts_and_models,
+    "device": completion.names(completion.DEVICES[:3]),
+    "dtype": completion.names(completion.DTYPES),
+}
 
-def _plan(settings: Settings, served: Served) -> dict[str, Any]:
-    """What would be served, without loading weights."""
-    from freemoe.serve.engine.cache import token_bytes
-
-    named, config = config_of(served)
-    if config is None:
-        raise DataError(f"{named!r} is a GGUF file, whose settings are known once it is loaded. Leave --dry-run out.")
-    length = longest(settings, config)
-    stored = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
-    dtype = stored if settings.dtype == "auto" else settings.dtype
-    slot = token_bytes(config, 4 if dtype == "float32" else 2) * length
-    return {
-        "base": named,
-        "models": list(served.names),
-        "rejected": list(served.rejected),
-        "dtype": dtype,
-        "context_tokens": length,
-        "slots": settings.max_batch,
-        "slot_bytes": slot,
-        "cache_bytes": slot * settings.max_batch,
-    }
-
-
-_BASE = typer.Argument(
-    help="Model or artefact: a folder, a GGUF file, or owner/name of the hub.",
-    autocompletion=completion.artefacts_and_models,
-)
-_EXPERTS = typer.Option(
-    [], "--experts", help="Folder of experts, may be repeated; PREFIX=DIR puts PREFIX before their names."
-)
-_ROOTS = typer.Option(
-    [], help="Folder below which experts may be loaded while it runs, may be repeated. [those given at start]"
-)
-_HOST = typer.Option("127.0.0.1", help="Where to listen; another than this machine needs a key.")
-_PORT = typer.Option(8000, min=1, max=65535, help="The same.")
-_ON = typer.Option(
-    "local", help="local, this process; ray, or ray://HOST:PORT: replicas by Ray Serve (docs/serve-ray.md)."
-)
-_REPLICAS = typer.Option(1, min=1, max=4096, help="With --on ray: each has a copy of the base.")
-_API_KEY = typer.Option(None, help=f"Key that requests have to show. [{KEY}]", show_default=False)
-_BATCH = typer.Option(16, min=1, max=1024, help="Sequences that are written side by side.")
-_CONTEXT = typer.Option(None, min=2, help="Tokens of prompt and answer together. [the model's, at most 4096]")
-_QUEUE = typer.Option(256, min=1, max=100_000, help="Sequences that may wait; the next gets 429.")
-_PREFILL = typer.Option(256, "--prefill-tokens", min=1, help="Tokens of prompts that are read per step.")
-_INVARIANT = typer.Option(
-    False,
-    "--batch-invariant",
-    help="Compute every sequence by itself: the same bits whoever else asks, fewer tokens/s.",
-)
-_BODY = typer.Option(4 << 20, "--max-body-bytes", min=1024, help="Bytes of a request.")
-_PATIENCE = typer.Option(30, "--patience-seconds", min=0.1, help="For a slow body, and a slow reader.")
-_DRAIN = typer.Option(30, "--drain-seconds", min=0, help="For running requests, after SIGTERM or ctrl-C.")
-_THREADS = typer.Option(None, min=1, help="CPU threads.")
-_DEVICE = typer.Option(
-    "auto", help="auto, cpu, cuda or cuda:N.", autocompletion=completion.names(completion.DEVICES[:3])
-)
-_DTYPE = typer.Option(
-    "auto", help="auto, float32, bfloat16 or float16.", autocompletion=completion.names(completion.DTYPES)
-)
-_ENGINE = typer.Option(
-    "freemoe",
-    help="freemoe, or vllm, which lives in an environment of its own.",
-    autocompletion=completion.names(ENGINES),
-)
-_VLLM_PYTHON = typer.Option(
-    None, "--vllm-python", help=f"Python of that environment. [{serve_vllm.PYTHON}]", show_default=False
-)
-_QUIET = typer.Option(False, "--quiet", "-q", help="No line per request on standard error.")
-_DRY = typer.Option(False, "--dry-run", help="Print model names and memory per slot; serve nothing.")
-_JSON = typer.Option(False, "--json", help="Print the dry run as JSON.")
+_MORE: Mapping[str, tuple[Any, Any]] = {
+    "port": (int, typer.Option(8000, min=1, max=65535, help="Port to bind.")),
+    "on": (
+        str,
+        typer.Option(
+            "local", help="local, this process; ray, or ray://HOST:PORT: replicas by Ray Serve (docs/serve-ray.md)."
+        ),
+    ),
+    "api_key": (str, typer.Option(None, help=f"Key that requests have to show. [{KEY}]")),
+    "engine": (
+        str,
+        typer.Option(
+            "freemoe",
+            help="freemoe, or vllm, which lives in an environment of its own.",
+            autocompletion=completion.names(ENGINES),
+        ),
+    ),
+    "vllm_python": (str, typer.Option(None, help=f"Python of that environment. [{PYTHON}]")),
+    "quiet": (bool, typer.Option(False, "--quiet", "-q", help="No line per request on standard error.")),
+    "dry_run": (bool, typer.Option(False, "--dry-run", help="Print model names and memory per slot; serve nothing.")),
+    "as_json": (bool, typer.Option(False, "--json", help="Print the dry run as JSON.")),
+}
+"""What is said on a command line alone."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("serve", help=HELP)(_command)
+
+    def command(line: typer.Context, **values: Any) -> None:
+        sources = {name: line.get_parameter_source(name) for name in values}
+        _serve(values, [name for name, source in sources.items() if source and source.name == "COMMANDLINE"])
+
+    options = {name: _option(name, field) for name, field in ServeSettings.model_fields.items()}
+    parameters = {"line": (typer.Context, inspect.Parameter.empty), **options, **_MORE}
+    app.command("serve", help=HELP)(signed(command, parameters))
 
 
-def _command(
-    line: typer.Context,
-    base: str = _BASE,
-    experts: list[str] = _EXPERTS,
-    expert_root: list[Path] = _ROOTS,
-    host: str = _HOST,
-    port: int = _PORT,
-    on: str = _ON,
-    replicas: int = _REPLICAS,
-    api_key: str = _API_KEY,
-    max_batch: int = _BATCH,
-    context: int = _CONTEXT,
-    queue: int = _QUEUE,
-    prefill: int = _PREFILL,
-    batch_invariant: bool = _INVARIANT,
-    max_body: int = _BODY,
-    patience: float = _PATIENCE,
-    drain: float = _DRAIN,
-    threads: int = _THREADS,
-    device: str = _DEVICE,
-    dtype: str = _DTYPE,
-    engine: str = _ENGINE,
-    vllm_python: str = _VLLM_PYTHON,
-    quiet: bool = _QUIET,
-    dry_run: bool = _DRY,
-    as_json: bool = _JSON,
-) -> None:
-    python = _python_of(line, engine, vllm_python)
-    settings = Settings(
-        base=base,
-        experts=experts,
-        expert_root=expert_root,
-        host=host,
-        replicas=replicas,
-        max_batch=max_batch,
-        context=context,
-        queue=queue,
-        prefill_tokens=prefill,
-        batch_invariant=batch_invariant,
-        max_body_bytes=max_body,
-        patience_seconds=patience,
-        drain_seconds=drain,
-        threads=threads,
-        device=device,
-        dtype=dtype,
-    )
-    key = api_key or os.environ.get(KEY) or None
-    place = read_place(on)
-    require_ways_to_serve(place, settings, key)
+def _option(name: str, field: FieldInfo) -> tuple[Any, Any]:
+    """A field as typer's argument, where it has to be given, or option."""
+    [kind] = alternatives(field.annotation)
+    about = {"help": field.description, "autocompletion": _COMPLETIONS.get(name)}
+    if field.is_required():
+        return kind, typer.Argument(**about)
+    bounds = {"min": _bound(field, "ge"), "max": _bound(field, "le")}
+    return kind, typer.Option(field.default, "--" + name.replace("_", "-"), **about, **bounds)
+
+
+def _bound(field: FieldInfo, which: str) -> Any:
+    return next((getattr(rule, which) for rule in field.metadata if hasattr(rule, which)), None)
+
+
+def _serve(values: Mapping[str, Any], given: list[str]) -> None:
+    """Serve what was asked for, or print what would be served."""
+    settings = ServeSettings(**{name: values[name] for name in ServeSettings.model_fields})
+    key = values["api_key"] or os.environ.get(KEY) or None
+    if values["engine"] not in ENGINES:
+        raise RecipeError(f"--engine is {values['engine']!r}; allowed: {', '.join(ENGINES)}.")
+    if values["engine"] == "vllm":
+        _with_vllm(settings, key, values, given)
+    else:
+        _with_own_engine(settings, key, values)
+
+
+def _with_vllm(settings: ServeSettings, key: str | None, values: Mapping[str, Any], given: list[str]) -> None:
+    """Become vLLM's server."""
+    from freemoe.serve.listening import require_free
+    from freemoe.serve.served import resolve
+    from freemoe.serve.vllm.launch import launch, python_of_vllm, require_heeded
+
+    require_heeded(given)
+    python = python_of_vllm(values["vllm_python"])
     served = resolve(settings, key)
     calm_libraries()
-    logging.getLogger("uvicorn.access").setLevel(logging.WARNING if quiet else logging.INFO)
-    if python is not None:
-        _become_vllm(python, settings, served, key, port, as_json if dry_run else None)
-    elif dry_run:
-        print_found("serve-plan", _plan(settings, served), as_json)
-    else:
-        _listen(settings, served, place, key, port)
-
-
-def _python_of(line: typer.Context, engine: str, python: str | None) -> str | None:
-    """The python that runs vLLM; None where freemoe's own engine serves.
-
-    Raises:
-        RecipeError: Another engine, one that is not installed, or an option that it would not heed.
-    """
-    if engine not in ENGINES:
-        raise RecipeError(f"--engine is {engine!r}; allowed: {', '.join(ENGINES)}.")
-    if engine == "vllm":
-        serve_vllm.require_heeded(line)
-        return serve_vllm.python_of_vllm(python)
-    if python is not None:
-        raise RecipeError("--vllm-python is of --engine vllm. Add that, or leave it out.")
-    require_serve()
-    return None
-
-
-def _become_vllm(python: str, settings: Settings, served: Served, key: str | None, port: int, dry: bool | None) -> None:
-    """Become vLLM's server; or, where ``dry`` says whether as JSON, print what that would be."""
-    import shlex
-
-    from freemoe.serve.listening import require_free
-    from freemoe.serve.vllm.settings import served_names
-
-    folder = serve_vllm.read_folder(served.base, served.sources)
-    plan = _plan(settings, served) | {"models": served_names(folder[0])}
-    ready = serve_vllm.launch(folder, python, plan, settings.host, port, key, settings.threads)
-    if dry is not None:
-        print_found("serve-plan", plan | {"command": shlex.join(ready.command)}, dry)
+    ready = launch(served, python, key, values["port"])
+    if values["dry_run"]:
+        print_found("serve-plan", ready.plan | {"command": shlex.join(ready.command)}, values["as_json"])
         return
-    require_free(settings.host, port)
-    console.print(f"models: {', '.join(plan['models'])}", markup=False, highlight=False, soft_wrap=True)
+    require_free(settings.host, values["port"])
+    _tell(f"models: {', '.join(ready.plan['models'])}")
     ready.run()
 
 
-def _listen(settings: Settings, served: Served, place: Place, key: str | None, port: int) -> None:
-    """Serve with freemoe's own engine, here or on a Ray."""
+def _with_own_engine(settings: ServeSettings, key: str | None, values: Mapping[str, Any]) -> None:
+    """Serve as this process, or as replicas on a Ray."""
+    if values["vllm_python"] is not None:
+        raise RecipeError("--vllm-python is of --engine vllm. Add that, or leave it out.")
+    require_serve()
+    from freemoe.serve.http.server import serve_here
     from freemoe.serve.listening import require_free
+    from freemoe.serve.ray.launch import require_ray, serve_on_ray
+    from freemoe.serve.served import resolve
 
+    place, port = read_place(values["on"]), values["port"]
+    if place.ray:
+        require_ray(place, settings, key)
+    elif settings.replicas > 1:
+        raise RecipeError(f"--replicas {settings.replicas} needs a Ray: --on ray, or --on ray://HOST:PORT.")
+    elif place.several:
+        raise RecipeError("A server is one process or replicas on a Ray: --on local, ray or ray://HOST:PORT.")
+    served = resolve(settings, key)
+    calm_libraries()
+    logging.getLogger("uvicorn.access").setLevel(logging.WARNING if values["quiet"] else logging.INFO)
+    if values["dry_run"]:
+        print_found("serve-plan", served.plan(), values["as_json"])
+        return
     if place.address is None:
         require_free(settings.host, port)
-    console.print(f"models: {served}", markup=False, highlight=False, soft_wrap=True)
+    _tell(f"models: {served}")
     if place.ray:
-        serve_on_ray(settings, served, place, key, port)
+        serve_on_ray(served, key, port, _tell, place.address)
     else:
-        _serve(settings, served, key, port)
+        serve_here(served, key, port, _tell)
+
+
+def _tell(line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def require_serve() -> None:
@@ -233,26 +174,3 @@ def require_serve() -> None:
     missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing:
         raise RecipeError(f"The server needs {', '.join(missing)}: pip install 'freemoe[serve]'")
-
-
-def _serve(settings: Settings, served: Served, key: str | None, port: int) -> None:
-    """Listen until a signal."""
-    use_threads(settings.threads)
-    from freemoe.serve.engine.engine import Engine
-    from freemoe.serve.http.app import make_app
-    from freemoe.serve.http.metrics import Metrics
-    from freemoe.serve.http.reading import Bounds
-    from freemoe.serve.http.server import Server
-
-    opened, limits = open_served(settings, served)
-    bounds = Bounds(bytes=settings.max_body_bytes, seconds=settings.patience_seconds)
-    metrics = Metrics()
-    engine = Engine(opened, limits, metrics).start()
-    app = make_app(engine, metrics, bounds=bounds, roots=served.roots, key=key, host=settings.host)
-    console.print(f"serving on {address_of(settings.host, port)}", markup=False, highlight=False)
-    try:
-        Server(app, engine, settings.host, port, settings.drain_seconds).run()
-    finally:
-        engine.stop()
-    if engine.failure is not None:
-        raise engine.failure

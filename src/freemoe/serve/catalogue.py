@@ -6,11 +6,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import FreeMoEError
@@ -25,39 +23,10 @@ class NotLoadedError(FreeMoEError):
     """An expert that stands in the catalogue and could not be put onto the base."""
 
 
-class Experts(Protocol):
-    """Which experts can be asked for; used on the server's event loop."""
+class Experts:
+    """Which experts can be asked for: all that are on the engine, from the start or since they were loaded.
 
-    @property
-    def names(self) -> list[str]:
-        """Their names."""
-        ...
-
-    @property
-    def rejected(self) -> list[str]:
-        """Those of them that were rejected: they are the base."""
-        ...
-
-    @property
-    def changes(self) -> int:
-        """A number that grows whenever other experts can be asked for."""
-        ...
-
-    async def bring(self, name: str) -> None:
-        """Have an expert, or all parts of a combination, on the engine."""
-        ...
-
-    async def load(self, folder: Path, prefix: str) -> list[str]:
-        """Let the experts of an artefact be asked for too, under the names that are returned."""
-        ...
-
-    async def drop(self, name: str) -> None:
-        """Let nobody ask for an expert any more, and wait until those who did have their answers."""
-        ...
-
-
-class Loaded:
-    """All experts are on the engine, from the start or since they were loaded.
+    Used on the server's event loop.
 
     Args:
         engine: The engine.
@@ -65,32 +34,45 @@ class Loaded:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.changes = 0
+        self._changes = 0
 
     @property
     def names(self) -> list[str]:
-        """See `Experts`."""
+        """Their names."""
         return self._engine.experts
 
     @property
     def rejected(self) -> list[str]:
-        """See `Experts`."""
+        """Those of them that were rejected: they are the base."""
         return getattr(self._engine.host, "rejected", [])
 
+    @property
+    def changes(self) -> int:
+        """A number that grows whenever other experts can be asked for."""
+        return self._changes
+
     async def bring(self, name: str) -> None:
-        """See `Experts`: it is there."""
+        """Have an expert, or all parts of a combination, on the engine."""
 
     async def load(self, folder: Path, prefix: str) -> list[str]:
-        """See `Experts`."""
+        """Let the experts of an artefact be asked for too, under the names that are returned.
+
+        Raises:
+            FreeMoEError: As `FreeMoE.load_expert`; nothing has changed.
+        """
         host = self._engine.host
         names = await asyncio.wrap_future(self._engine.call(lambda: host.load_expert(folder, prefix=prefix)))
-        self.changes += 1
+        self._changes += 1
         return names
 
     async def drop(self, name: str) -> None:
-        """See `Experts`."""
+        """Let nobody ask for an expert any more, and wait until those who did have their answers.
+
+        Raises:
+            UnknownNameError: There is no such expert.
+        """
         await asyncio.wrap_future(self._engine.drop(name))
-        self.changes += 1
+        self._changes += 1
 
 
 @dataclass(frozen=True)
@@ -134,6 +116,11 @@ class Catalogue:
         """Names of the experts."""
         return [entry.name for entry in self.entries]
 
+    @property
+    def rejected(self) -> list[str]:
+        """Names of those that were rejected."""
+        return [entry.name for entry in self.entries if entry.kind == BASE]
+
     def entry(self, name: str) -> Entry | None:
         """Where an expert is read; None where there is no such expert."""
         return next((entry for entry in self.entries if entry.name == name), None)
@@ -161,15 +148,7 @@ class Catalogue:
         return max(time.time_ns(), self.version + 1)
 
 
-def catalogue_of(folders: Sequence[tuple[Path, str]]) -> Catalogue:
-    """The experts of artefacts, each with what is put before its names."""
-    found = Catalogue()
-    for folder, prefix in folders:
-        found = found.plus(folder, prefix)
-    return found
-
-
-class OnDemand:
+class OnDemand(Experts):
     """Experts of a catalogue, each put onto the engine when it is first asked for.
 
     Args:
@@ -178,24 +157,25 @@ class OnDemand:
     """
 
     def __init__(self, engine: Engine, catalogue: Catalogue) -> None:
-        self._engine, self.catalogue = engine, catalogue
+        super().__init__(engine)
+        self.catalogue = catalogue
         self._held: dict[str, Entry] = {}
         self._leaving: dict[str, Future[None]] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def names(self) -> list[str]:
-        """See `Experts`."""
+        """Their names."""
         return self.catalogue.names
 
     @property
     def rejected(self) -> list[str]:
-        """See `Experts`."""
-        return [entry.name for entry in self.catalogue.entries if entry.kind == BASE]
+        """Those of them that were rejected: they are the base."""
+        return self.catalogue.rejected
 
     @property
     def changes(self) -> int:
-        """See `Experts`."""
+        """The version of the catalogue."""
         return self.catalogue.version
 
     def adopt(self, catalogue: Catalogue) -> None:
@@ -216,7 +196,7 @@ class OnDemand:
         self._leaving[name] = self._engine.drop(name)
 
     async def bring(self, name: str) -> None:
-        """See `Experts`.
+        """Have an expert, or all parts of a combination, on the engine.
 
         Raises:
             NotLoadedError: Its files are not what they were.
@@ -258,7 +238,7 @@ class OnDemand:
                 del self._leaving[name]
 
     async def load(self, folder: Path, prefix: str) -> list[str]:
-        """See `Experts`: its experts are put onto the engine at once, which shows that they belong there.
+        """Let the experts of an artefact be asked for too; they are put onto the engine at once, which shows that they belong there.
 
         Raises:
             FreeMoEError: As `FreeMoE.load_expert`; the catalogue is as it was.
@@ -267,8 +247,7 @@ class OnDemand:
         names = self.catalogue.plus(folder, prefix).names[len(self.catalogue.entries) :]
         for name in names:
             await self._gone(name)
-        host = self._engine.host
-        loaded = await asyncio.wrap_future(self._engine.call(lambda: host.load_expert(folder, prefix=prefix)))
+        loaded = await super().load(folder, prefix)
         self.catalogue = self.catalogue.plus(folder, prefix)
         for entry in self.catalogue.entries:
             if entry.name in loaded:
@@ -276,7 +255,7 @@ class OnDemand:
         return loaded
 
     async def drop(self, name: str) -> None:
-        """See `Experts`.
+        """Let nobody ask for an expert any more, and wait until it is gone.
 
         Raises:
             UnknownNameError: There is no such expert.

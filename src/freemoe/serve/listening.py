@@ -40,3 +40,8 @@ def require_free(host: str, port: int) -> None:
         raise RecipeError(
             f"Nothing can listen on --host {host} --port {port}: {error}. Choose another port, or end what listens there."
         ) from None
+
+
+def address_of(host: str, port: int) -> str:
+    """Where a browser finds a server."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -9,8 +9,8 @@ from freemoe import FreeMoE
 from freemoe.serve.engine import acting
 from freemoe.serve.engine.acting import ByExpert, InOnePass
 from freemoe.serve.engine.cache import token_bytes
-from freemoe.serve.engine.requests import Limits
 from freemoe.serve.engine.runner import OwnCacheRunner, Row, SlotRunner, plain_cache, runner_for
+from freemoe.serve.settings import Limits
 from tests.domain_experts.test_threads import experts_on
 from tests.tiny import CASES, tiny_model
 

@@ -10,9 +10,8 @@ import pytest
 
 from freemoe import FreeMoE
 from freemoe.recipes.expert_names import MAX_EXPERTS
-from freemoe.serve.engine.requests import Limits
 from freemoe.serve.http.bodies import ChatBody, CompletionBody
-from freemoe.serve.http.reading import Bounds
+from freemoe.serve.settings import Bounds, Limits
 from tests.serve.conftest import served, write_artefact
 from tests.tiny import tiny_model
 

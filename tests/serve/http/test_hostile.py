@@ -9,10 +9,9 @@ import pytest
 
 from freemoe import FreeMoE
 from freemoe.core.errors import RecipeError
-from freemoe.serve.engine.requests import Limits
-from freemoe.serve.http.reading import Bounds
 from freemoe.serve.http.streams import EventStream, events
 from freemoe.serve.listening import require_key
+from freemoe.serve.settings import Bounds, Limits
 from tests.serve.conftest import NAN, alone, ask, idle, served
 
 GOOD = {"model": "base", "prompt": "x", "max_tokens": 2, "temperature": 0}

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from freemoe import FreeMoE
-from freemoe.serve.engine.requests import Limits
+from freemoe.serve.settings import Limits
 from tests.serve.conftest import alone, served
 from tests.serve.http.test_hostile import GOOD, TEXT, error_of
 

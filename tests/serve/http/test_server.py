@@ -12,10 +12,10 @@ import pytest
 
 from freemoe.core.errors import RecipeError
 from freemoe.serve.engine.engine import Engine
-from freemoe.serve.engine.requests import Limits
 from freemoe.serve.http.app import make_app
 from freemoe.serve.http.metrics import Metrics
 from freemoe.serve.listening import require_free
+from freemoe.serve.settings import Limits
 from tests.serve.conftest import alone, ask, read, served
 from tests.serve.http.test_hostile import GOOD, TEXT, error_of
 

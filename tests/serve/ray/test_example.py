@@ -11,10 +11,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from freemoe.cli.ray_serve import lacking
-from freemoe.cli.served import Settings
 from freemoe.core.errors import FreeMoEError, RecipeError
 from freemoe.distributed.ray_pool import keep_to_itself
+from freemoe.serve.ray.launch import lacking
+from freemoe.serve.settings import ServeSettings
 
 pytestmark = [
     pytest.mark.skipif(bool(lacking()), reason="needs Ray Serve: pip install 'freemoe[serve-ray]'"),
@@ -51,8 +51,8 @@ def test_ray_serve_takes_the_file(config: dict[str, Any]) -> None:
     from ray.serve.schema import ServeDeploySchema
 
     read = ServeDeploySchema.model_validate(config)
-    assert read.applications[0].import_path == "freemoe.cli.ray_serve:app"
-    args = Settings.model_validate(config["applications"][0]["args"])
+    assert read.applications[0].import_path == "freemoe.serve.ray.launch:app"
+    args = ServeSettings.model_validate(config["applications"][0]["args"])
     # The gate knows by its host who can reach the server.
     assert args.host == read.http_options.host
 
@@ -92,7 +92,7 @@ def test_fields_have_the_flags_defaults() -> None:
 
     [command] = [one for name, one in typer.main.get_command(app).commands.items() if name == "serve"]  # type: ignore[attr-defined]
     flags = {one.opts[0].removeprefix("--").replace("-", "_"): one.default for one in command.params}
-    for name, field in Settings.model_fields.items():
+    for name, field in ServeSettings.model_fields.items():
         if name != "base":
             default = field.default or None
             assert (flags[name] or None) == default, name
@@ -113,11 +113,11 @@ def test_a_cluster_without_room_is_told_before_anything_starts(monkeypatch: pyte
     import ray
 
     from freemoe.core.errors import WorkerError
-    from freemoe.serve.ray.application import Shape, require_room
+    from freemoe.serve.ray.application import require_room
 
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
-    require_room(Shape(2, 4, 4.0, False, 64, 30))
+    require_room(2, 4.0, False)
     with pytest.raises(WorkerError, match="they want 12 CPUs and 0 accelerators, and it has 8 and 0"):
-        require_room(Shape(3, 4, 4.0, False, 64, 30))
+        require_room(3, 4.0, False)
     with pytest.raises(WorkerError, match="2 accelerators"):
-        require_room(Shape(2, 1, 1.0, True, 64, 30))
+        require_room(2, 1.0, True)

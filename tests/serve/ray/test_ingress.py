@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +15,12 @@ import pytest
 from freemoe import FreeMoE
 from freemoe.distributed.executors import has_ray
 from freemoe.distributed.ray_pool import keep_to_itself
-from freemoe.serve.catalogue import catalogue_of
-from freemoe.serve.engine.requests import Limits, QueueFullError
-from freemoe.serve.http.reading import Bounds
+from freemoe.serve.engine.requests import QueueFullError
 from freemoe.serve.ray import counts
-from freemoe.serve.ray.ingress import Door, Ingress
+from freemoe.serve.ray.ingress import Ingress
 from freemoe.serve.ray.replica import Replica, Setup
+from freemoe.serve.served import resolve
+from freemoe.serve.settings import ServeSettings
 from tests.serve.conftest import alone
 
 pytestmark = [
@@ -101,11 +102,10 @@ class Handle:
 
 @pytest.fixture(scope="module")
 def setup(folders: SimpleNamespace) -> Setup:
-    def opening() -> Any:
-        opened = FreeMoE.from_pretrained(str(folders.base), folders.own, device="cpu")
-        return FreeMoE(opened.model, [], opened.router, opened.tokenizer), Limits(128, batch=4)
-
-    return Setup(opening, catalogue_of([(folders.own, "")]), Bounds(), (folders.root,), 1, (), {})
+    settings = ServeSettings(
+        base=str(folders.own), expert_root=[folders.root], context=128, max_batch=4, device="cpu", replicas=2
+    )
+    return Setup(resolve(settings, None), 1, (), {})
 
 
 @pytest.fixture
@@ -129,9 +129,10 @@ def whole(folders: SimpleNamespace) -> FreeMoE:
 Story = Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]
 
 
-def tell(handle: Handle, setup: Setup, story: Story, key: str | None = None, **bounds: Any) -> Ingress:
+def tell(handle: Handle, setup: Setup, story: Story, key: str | None = None, **more: Any) -> Ingress:
     """What a client does, before an ingress of these replicas."""
-    ingress = Ingress(handle, Door(setup.catalogue, Bounds(**bounds), key, "127.0.0.1"))
+    settings = setup.served.settings.model_copy(update=more)
+    ingress = Ingress(handle, replace(setup.served, settings=settings), key)
 
     async def run() -> None:
         transport = httpx.ASGITransport(ingress.__serve_build_asgi_app__(), raise_app_exceptions=False)
@@ -187,7 +188,7 @@ def test_the_gate_stands_before_the_replicas(handle: Handle, setup: Setup) -> No
         assert error_of(await client.post(TEXT, content=b"{", headers=shown), 415)
         assert (await client.post(TEXT, json=GOOD, headers=shown)).status_code == 200
 
-    tell(handle, setup, story, "k" * 8, bytes=2048)
+    tell(handle, setup, story, "k" * 8, max_body_bytes=2048)
 
 
 def test_experts_come_and_go_on_all_replicas_and_a_new_ingress_knows_them(
@@ -283,8 +284,6 @@ def test_other_ways_to_get_no_answer(handle: Handle, setup: Setup) -> None:
 
 
 def test_a_replica_without_its_files_or_with_other_versions_is_none(setup: Setup) -> None:
-    from dataclasses import replace
-
     from freemoe.core.errors import WorkerError
 
     with pytest.raises(WorkerError, match="has no '/not/here'"):

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from freemoe import FreeMoE
-from freemoe.cli.ray_serve import lacking
+from freemoe.serve.ray.launch import lacking
 from tests.serve.conftest import alone
 
 pytestmark = [

@@ -16,10 +16,11 @@ from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.hosting.batches import special_tokens
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.serve.engine.outbox import Outbox
-from freemoe.serve.engine.requests import Ask, ContextError, EngineError, Limits, QueueFullError, StoppingError, Watch
+from freemoe.serve.engine.requests import Ask, ContextError, EngineError, QueueFullError, StoppingError, Watch
 from freemoe.serve.engine.runner import Runner, runner_for
 from freemoe.serve.engine.scheduler import Scheduler
 from freemoe.serve.engine.sequence import Running
+from freemoe.serve.settings import Limits
 
 log = logging.getLogger(__name__)
 

@@ -30,27 +30,6 @@ class EngineError(WorkerError):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What the engine takes on.
-
-    Attributes:
-        context: Tokens of a sequence at most, prompt and answer together.
-        batch: Sequences that are run side by side; each has a slot of the cache.
-        queue: Sequences that may wait for a slot.
-        prefill: Tokens of prompts that are read per step, so that running sequences do not stall.
-        pieces: Events of a stream that are kept for a reader that does not read.
-        batch_invariant: Every sequence is computed by itself, so that its logits are the same bits whoever else asks.
-    """
-
-    context: int
-    batch: int = 16
-    queue: int = 256
-    prefill: int = 256
-    pieces: int = 1024
-    batch_invariant: bool = False
-
-
-@dataclass(frozen=True)
 class Ask:
     """One sequence to write.
 

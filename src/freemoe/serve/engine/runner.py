@@ -16,7 +16,7 @@ from torch import Tensor
 from freemoe.compat.caches import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from freemoe.serve.engine.acting import Acting, ByExpert, InOnePass
 from freemoe.serve.engine.cache import SlotCache
-from freemoe.serve.engine.requests import Limits
+from freemoe.serve.settings import Limits
 
 
 @dataclass(frozen=True)

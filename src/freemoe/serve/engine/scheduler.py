@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from freemoe.serve.engine.choosing import broken, choose, likelihoods
-from freemoe.serve.engine.requests import Limits, Watch
+from freemoe.serve.engine.requests import Watch
 from freemoe.serve.engine.runner import Row, Runner
 from freemoe.serve.engine.sequence import Running
+from freemoe.serve.settings import Limits
 
 
 class Scheduler:

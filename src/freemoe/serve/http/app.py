@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.neutral import one_line
 from freemoe.core.version import __version__
-from freemoe.serve.catalogue import Experts, Loaded
+from freemoe.serve.catalogue import Experts
 from freemoe.serve.engine.engine import Engine
 from freemoe.serve.http.completing import Completing
 from freemoe.serve.http.errors import SERVER, Said, said_of
@@ -23,8 +23,8 @@ from freemoe.serve.http.gate import Gate
 from freemoe.serve.http.managing import Managing
 from freemoe.serve.http.metrics import CONTENT_TYPE, Metrics
 from freemoe.serve.http.preparing import Preparing
-from freemoe.serve.http.reading import Bounds
 from freemoe.serve.page import page
+from freemoe.serve.settings import Bounds
 
 
 def make_app(
@@ -47,7 +47,7 @@ def make_app(
         host: On which it listens.
     """
     bounds = bounds or Bounds()
-    return Gate(make_paths(engine, Loaded(engine), metrics, bounds, roots), metrics, bounds, key, host)
+    return Gate(make_paths(engine, Experts(engine), metrics, bounds, roots), metrics, bounds, key, host)
 
 
 def make_paths(engine: Engine, experts: Experts, metrics: Metrics, bounds: Bounds, roots: Sequence[Path]) -> FastAPI:

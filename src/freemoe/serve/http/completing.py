@@ -18,8 +18,9 @@ from freemoe.serve.http.bodies import ChatBody, CompletionBody
 from freemoe.serve.http.errors import RequestError, said_of
 from freemoe.serve.http.metrics import Metrics
 from freemoe.serve.http.preparing import Preparing, Prompt
-from freemoe.serve.http.reading import Bounds, read_body
+from freemoe.serve.http.reading import read_body
 from freemoe.serve.http.streams import EventStream, disconnected, event_line, events
+from freemoe.serve.settings import Bounds
 
 
 class Completing:

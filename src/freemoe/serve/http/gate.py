@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from freemoe.core.neutral import one_line
 from freemoe.serve.http.errors import Said
 from freemoe.serve.http.metrics import Metrics
-from freemoe.serve.http.reading import Bounds
 from freemoe.serve.listening import LOOPBACK
+from freemoe.serve.settings import Bounds
 
 OPEN = ("/", "/health", "/ready")
 """Paths that need no key: they say nothing but that the server is there."""

@@ -17,7 +17,8 @@ from freemoe.serve.engine.routing import probabilities, require_router
 from freemoe.serve.http.bodies import LoadBody, RouteBody
 from freemoe.serve.http.errors import RequestError
 from freemoe.serve.http.preparing import Preparing
-from freemoe.serve.http.reading import Bounds, read_body
+from freemoe.serve.http.reading import read_body
+from freemoe.serve.settings import Bounds
 
 
 class Managing:

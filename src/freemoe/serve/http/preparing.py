@@ -19,7 +19,7 @@ from freemoe.serve.engine.requests import Ask
 from freemoe.serve.engine.routing import Picked, pick, require_router
 from freemoe.serve.http.bodies import ChatBody, Common, CompletionBody, Message
 from freemoe.serve.http.errors import RequestError
-from freemoe.serve.http.reading import Bounds
+from freemoe.serve.settings import Bounds
 from freemoe.text.chat import as_prompt, has_template, plain_prompt
 
 Found = TypeVar("Found")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -15,27 +14,9 @@ from freemoe.core.neutral import one_line
 from freemoe.core.numbers import byte_text
 from freemoe.core.untrusted import parse_json
 from freemoe.serve.http.errors import RequestError
+from freemoe.serve.settings import Bounds
 
 Body = TypeVar("Body", bound=BaseModel)
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Of a request.
-
-    Attributes:
-        bytes: Of its body.
-        seconds: Until its body is there, and until a reader takes the next piece of an answer.
-        choices: Answers to one request, prompts times ``n``.
-        stops: Stop texts of one request.
-        at_once: Requests that are open at one time.
-    """
-
-    bytes: int = 4 << 20
-    seconds: float = 30.0
-    choices: int = 128
-    stops: int = 16
-    at_once: int = 512
 
 
 async def read_json_body(request: Request, bounds: Bounds) -> Any:

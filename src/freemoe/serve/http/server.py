@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
 
+from freemoe.core.environment import use_threads
 from freemoe.core.errors import RecipeError
 from freemoe.serve.engine.engine import Engine
+from freemoe.serve.http.app import make_app
+from freemoe.serve.http.metrics import Metrics
+from freemoe.serve.listening import address_of
+from freemoe.serve.served import Served
 
 _LAST_WORDS = 5
 """Seconds in which answers that are written get out, after the engine's end."""
@@ -97,3 +102,27 @@ class Server(uvicorn.Server):
             self.should_exit = True
             thread.join(timeout)
             self.engine.stop()
+
+
+def serve_here(served: Served, key: str | None, port: int, tell: Callable[[str], None]) -> None:
+    """Open what is served, and answer as this process until a signal.
+
+    Args:
+        served: What is served.
+        key: That requests have to show.
+        port: Where to listen.
+        tell: Is told the address.
+    """
+    settings = served.settings
+    use_threads(settings.threads)
+    host, limits = served.open()
+    metrics = Metrics()
+    engine = Engine(host, limits, metrics).start()
+    app = make_app(engine, metrics, bounds=settings.bounds, roots=served.roots, key=key, host=settings.host)
+    tell(f"serving on {address_of(settings.host, port)}")
+    try:
+        Server(app, engine, settings.host, port, settings.drain_seconds).run()
+    finally:
+        engine.stop()
+    if engine.failure is not None:
+        raise engine.failure

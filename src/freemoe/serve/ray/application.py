@@ -8,11 +8,10 @@ import math
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from freemoe.core.errors import WorkerError
-from freemoe.serve.ray.ingress import Door, Ingress
+from freemoe.serve.ray.ingress import Ingress
 from freemoe.serve.ray.replica import Replica, Setup
 
 NAME = "freemoe"
@@ -24,35 +23,20 @@ _PERIOD = 2.0
 _QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How many replicas there are, and what each takes of a machine.
-
-    Attributes:
-        replicas: How many.
-        threads: Of each on the CPU.
-        cpus: That each asks Ray for; may be a part of one.
-        accelerator: Whether each has an accelerator to itself.
-        requests: Open ones that a replica takes at most.
-        drain_seconds: For running requests, at the end.
-    """
-
-    replicas: int
-    threads: int
-    cpus: float
-    accelerator: bool
-    requests: int
-    drain_seconds: float
+_MARGIN = 64
+"""Requests beyond those that a replica's engine takes on: what asks for no sequence."""
 
 
-def application(setup: Setup, door: Door, shape: Shape) -> Any:
+def application(setup: Setup, key: str | None, cpus: float, accelerator: bool) -> Any:
     """What Ray Serve runs: an ingress without a model, and replicas.
 
     Args:
         setup: Of each replica.
-        door: Of the ingress.
-        shape: How many replicas, and how large.
+        key: That requests have to show the ingress.
+        cpus: That each replica asks Ray for; may be a part of one.
+        accelerator: Whether each replica has an accelerator to itself.
     """
+    settings = setup.served.settings
     from ray import serve
 
     common: dict[str, Any] = {
@@ -63,10 +47,10 @@ def application(setup: Setup, door: Door, shape: Shape) -> Any:
     replica: Any = serve.deployment(
         Replica,
         name="Replica",
-        num_replicas=shape.replicas,
-        max_ongoing_requests=shape.requests,
-        graceful_shutdown_timeout_s=shape.drain_seconds,
-        ray_actor_options={"num_cpus": shape.cpus, "num_gpus": int(shape.accelerator)},
+        num_replicas=settings.replicas,
+        max_ongoing_requests=settings.max_batch + settings.queue + _MARGIN,
+        graceful_shutdown_timeout_s=settings.drain_seconds,
+        ray_actor_options={"num_cpus": cpus, "num_gpus": int(accelerator)},
         **common,
     )
     ingress: Any = serve.deployment(
@@ -74,16 +58,21 @@ def application(setup: Setup, door: Door, shape: Shape) -> Any:
         name="Ingress",
         num_replicas=1,
         # More than the ingress lets in, so that it is the one to refuse.
-        max_ongoing_requests=2 * door.bounds.at_once,
-        graceful_shutdown_timeout_s=shape.drain_seconds + 5,
+        max_ongoing_requests=2 * settings.bounds.at_once,
+        graceful_shutdown_timeout_s=settings.drain_seconds + 5,
         ray_actor_options={"num_cpus": 0},
         **common,
     )
-    return ingress.bind(replica.bind(setup), door)
+    return ingress.bind(replica.bind(setup), setup.served, key)
 
 
-def require_room(shape: Shape) -> None:
+def require_room(replicas: int, cpus: float, accelerator: bool) -> None:
     """Raise where the cluster, as it is now, has no room for all replicas.
+
+    Args:
+        replicas: How many.
+        cpus: Of each.
+        accelerator: Whether each has one.
 
     Raises:
         WorkerError: Says what it has.
@@ -91,10 +80,10 @@ def require_room(shape: Shape) -> None:
     import ray
 
     has = ray.cluster_resources()
-    wanted = {"CPU": shape.replicas * shape.cpus, "GPU": shape.replicas * int(shape.accelerator)}
+    wanted = {"CPU": replicas * cpus, "GPU": replicas * int(accelerator)}
     if any(has.get(kind, 0) < count - 1e-6 for kind, count in wanted.items()):
         raise WorkerError(
-            f"{shape.replicas} replicas do not fit into the Ray cluster: they want {wanted['CPU']:g} CPUs and {wanted['GPU']} "
+            f"{replicas} replicas do not fit into the Ray cluster: they want {wanted['CPU']:g} CPUs and {wanted['GPU']} "
             f"accelerators, and it has {has.get('CPU', 0):g} and {has.get('GPU', 0):g} in all. Ask for fewer --replicas, for fewer "
             "--threads, or for --device cpu."
         )

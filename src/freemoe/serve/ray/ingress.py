@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,16 +15,16 @@ from starlette.routing import Route
 
 from freemoe.core.errors import FreeMoEError
 from freemoe.recipes.expert_names import PREFIX
-from freemoe.serve.catalogue import Catalogue
 from freemoe.serve.http.app import failed, no_such_path
 from freemoe.serve.http.errors import SERVER, Said
 from freemoe.serve.http.gate import Gate
 from freemoe.serve.http.metrics import CONTENT_TYPE, Metrics
-from freemoe.serve.http.reading import Bounds, read_bytes
+from freemoe.serve.http.reading import read_bytes
 from freemoe.serve.page import page
 from freemoe.serve.ray import counts
 from freemoe.serve.ray.forwarding import Forwarded, said_of_lost
 from freemoe.serve.ray.passing import Asked
+from freemoe.serve.served import Served
 
 log = logging.getLogger(__name__)
 
@@ -33,34 +32,18 @@ _SECONDS = 5.0
 """In which replicas say how they are."""
 
 
-@dataclass(frozen=True)
-class Door:
-    """Who may come in, and what there is at first.
-
-    Attributes:
-        catalogue: Experts that can be asked for from the start.
-        bounds: Of requests.
-        key: That has to be shown; None for none.
-        host: On which the server listens.
-    """
-
-    catalogue: Catalogue
-    bounds: Bounds
-    key: str | None
-    host: str
-
-
 class Ingress:
     """The one process behind the address. It has no model: replicas answer, and it has what they have in common.
 
     Args:
         replicas: A handle of Ray Serve to all of them.
-        door: Who may come in.
+        served: What is served.
+        key: That requests have to show; None for none.
     """
 
-    def __init__(self, replicas: Any, door: Door) -> None:
-        self._replicas, self._bounds = replicas, door.bounds
-        self._catalogue = door.catalogue
+    def __init__(self, replicas: Any, served: Served, key: str | None) -> None:
+        self._replicas, self._bounds = replicas, served.settings.bounds
+        self._catalogue = served.catalogue
         self._changing = asyncio.Lock()
         self._remembers = False
         self._there = 0.0, 0
@@ -81,7 +64,7 @@ class Ingress:
         ]
         failures = {HTTPException: no_such_path, FreeMoEError: failed, Exception: failed}
         app = Starlette(routes=routes, exception_handlers=failures)  # pyright: ignore[reportArgumentType]
-        self._gate = Gate(app, self._metrics, door.bounds, door.key, door.host)
+        self._gate = Gate(app, self._metrics, self._bounds, key, served.settings.host)
 
     def __serve_build_asgi_app__(self) -> Gate:
         """What Ray Serve runs."""

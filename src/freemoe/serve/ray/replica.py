@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from prometheus_client import Gauge
 
@@ -13,14 +11,13 @@ from freemoe.core.environment import use_threads
 from freemoe.core.errors import WorkerError
 from freemoe.distributed.actor import require_alike
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.serve.catalogue import Catalogue, Experts, Loaded, OnDemand
+from freemoe.serve.catalogue import Catalogue, Experts, OnDemand
 from freemoe.serve.engine.engine import Engine
-from freemoe.serve.engine.requests import Limits
 from freemoe.serve.http.app import make_paths
 from freemoe.serve.http.metrics import Metrics
-from freemoe.serve.http.reading import Bounds
 from freemoe.serve.ray.counts import Family, families
 from freemoe.serve.ray.passing import Asked, Message, answered
+from freemoe.serve.served import Served
 
 
 @dataclass(frozen=True)
@@ -28,19 +25,13 @@ class Setup:
     """What a replica is made of; it is sent to each of them.
 
     Attributes:
-        opening: Opens the base, without experts where they can be loaded, and says what the engine takes on.
-        catalogue: Experts that can be asked for from the start.
-        bounds: Of requests.
-        roots: Folders below which experts may be loaded.
+        served: What is served, by paths that are the same wherever a process works.
         threads: CPU threads.
         needs: Paths that it reads.
         versions: Of the packages that decide results.
     """
 
-    opening: Callable[[], tuple[Any, Limits]]
-    catalogue: Catalogue
-    bounds: Bounds
-    roots: tuple[Path, ...]
+    served: Served
     threads: int
     needs: tuple[str, ...]
     versions: dict[str, str]
@@ -59,12 +50,17 @@ class Replica:
     def __init__(self, setup: Setup) -> None:
         require_alike(setup.needs, setup.versions)
         use_threads(setup.threads)
-        host, limits = setup.opening()
+        served = setup.served
+        host, limits = served.open()
+        can_load = isinstance(host, FreeMoE)
+        if can_load:
+            # Its experts, which have been read and fit, are put onto it when they are asked for.
+            host = FreeMoE(host.model, [], host.router, host.tokenizer)
         self._metrics = Metrics()
         self._engine = Engine(host, limits, self._metrics).start()
-        self._on_demand = OnDemand(self._engine, setup.catalogue) if isinstance(host, FreeMoE) else None
-        experts: Experts = self._on_demand or Loaded(self._engine)
-        self._app = make_paths(self._engine, experts, self._metrics, setup.bounds, setup.roots)
+        self._on_demand = OnDemand(self._engine, served.catalogue) if can_load else None
+        experts = self._on_demand or Experts(self._engine)
+        self._app = make_paths(self._engine, experts, self._metrics, served.settings.bounds, served.roots)
         loaded = Gauge("freemoe_loaded_experts", "Experts on the base.", registry=self._metrics.registry)
         loaded.set_function(lambda: len(self._engine.experts))
 

@@ -7,18 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from freemoe.core.errors import RecipeError
 from freemoe.core.files import MANIFEST
 from freemoe.core.version import __version__
+from freemoe.serve.served import Served
 from freemoe.serve.vllm import PYTHON
+from freemoe.serve.vllm.settings import serve_command, served_names
 
 KEY = "VLLM_API_KEY"
 """Where vLLM looks for its key: on a command line everyone on the machine could read it."""
@@ -36,8 +36,6 @@ _NOT_HEEDED = {
     "device": "a build of vLLM knows one kind of device",
     "quiet": "vLLM has --disable-uvicorn-access-log",
 }
-_PARAMETERS = {"prefill_tokens": "prefill", "max_body_bytes": "max_body", "patience_seconds": "patience"}
-_PARAMETERS |= {"drain_seconds": "drain"}
 
 # Blocks of vLLM's cache are so many tokens at most (on a CPU; 16 on an accelerator).
 _BLOCK = 128
@@ -53,10 +51,12 @@ class Launch:
     """What is to be run.
 
     Attributes:
+        plan: As ``freemoe serve --dry-run`` has it.
         command: Program and arguments.
         environment: What is added to this process's environment.
     """
 
+    plan: dict[str, Any]
     command: list[str]
     environment: dict[str, str]
 
@@ -65,15 +65,17 @@ class Launch:
         os.execve(self.command[0], self.command, {**os.environ, **self.environment})
 
 
-def require_heeded(line: typer.Context) -> None:
+def require_heeded(given: Collection[str]) -> None:
     """Raise for an option that was given and that vLLM would pass over in silence.
+
+    Args:
+        given: Names of options, with ``_`` for ``-``.
 
     Raises:
         RecipeError: Names it, and why.
     """
     for option, why in _NOT_HEEDED.items():
-        source = line.get_parameter_source(_PARAMETERS.get(option, option))
-        if source is not None and source.name == "COMMANDLINE":
+        if option in given:
             flag = "--" + option.replace("_", "-")
             raise RecipeError(
                 f"{flag} is of freemoe's own engine: {why}. Leave it out, or serve with --engine freemoe. vLLM's own options are "
@@ -120,58 +122,46 @@ def python_of_vllm(given: str | None) -> str:
     return path
 
 
-def read_folder(base: str, experts: Sequence[Any]) -> tuple[str, str | None]:
+def _folder(served: Served) -> tuple[str, str | None]:
     """The folder that vLLM is told of, and the base that it is put on, or None for its own.
-
-    Args:
-        base: Model or artefact.
-        experts: What ``--experts`` named: folders and prefixes (`cli.served.Source`).
 
     Raises:
         RecipeError: Experts of several folders, or with a prefix, or on an artefact; or the base is a GGUF file.
     """
+    base, sources = served.base, served.sources
     if Path(base).is_file():
         raise RecipeError(f"{base!r} is a file, and vLLM is given folders: convert a GGUF file to a checkpoint first.")
-    if not experts:
+    if not sources:
         return base, None
-    if len(experts) > 1 or (Path(base) / MANIFEST).is_file():
+    if len(sources) != 1 or (Path(base) / MANIFEST).is_file():
         raise RecipeError(
             "--engine vllm serves the experts of one folder: freemoe serve BASE --experts DIR, or freemoe serve DIR. Serve more with "
             "--engine freemoe."
         )
-    if experts[0].prefix:
-        raise RecipeError(
-            f"--experts {experts[0].prefix}=...: with --engine vllm experts keep their names. Leave the prefix out."
-        )
-    return str(experts[0].folder), base
+    [(folder, prefix)] = sources
+    if prefix:
+        raise RecipeError(f"--experts {prefix}=...: with --engine vllm experts keep their names. Leave the prefix out.")
+    return str(folder), base
 
 
-def launch(
-    folder: tuple[str, str | None],
-    python: str,
-    plan: dict[str, Any],
-    host: str,
-    port: int,
-    key: str | None,
-    threads: int | None,
-) -> Launch:
-    """The command that serves a folder, as the options of ``freemoe serve`` say.
+def launch(served: Served, python: str, key: str | None, port: int) -> Launch:
+    """The command that serves what was asked for, as the options of ``freemoe serve`` say.
 
     Args:
-        folder: As `read_folder` gives it.
+        served: What is served.
         python: As `python_of_vllm` gives it.
-        plan: As ``freemoe serve --dry-run`` has it: type of the weights, tokens of a sequence, sequences, bytes of the cache.
-        host: Where to listen.
-        port: The same.
         key: That requests have to show.
-        threads: Of a CPU.
-    """
-    from freemoe.serve.vllm.settings import serve_command
+        port: Where to listen.
 
+    Raises:
+        FreeMoEError: vLLM cannot serve that.
+    """
+    folder, base = _folder(served)
+    plan: dict[str, Any] = {**served.plan(), "models": served_names(folder)}
     length = plan["context_tokens"]
     whole = -(-length // _BLOCK) * _BLOCK
     options = {
-        "--host": host,
+        "--host": served.settings.host,
         "--port": port,
         "--dtype": plan["dtype"],
         "--max-model-len": length,
@@ -180,6 +170,6 @@ def launch(
     }
     more = [str(part) for option in options.items() for part in option]
     environment = {} if key is None else {KEY: key}
-    if threads is not None:
+    if (threads := served.settings.threads) is not None:
         environment |= {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return Launch(serve_command(*folder, more=more, python=python), environment)
+    return Launch(plan, serve_command(folder, base, more, python), environment)

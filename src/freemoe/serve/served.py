@@ -1,0 +1,206 @@
+"""What a server puts behind its address: a base and folders of experts, named and checked before anything is loaded, and opened."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from freemoe.core.artifacts import read_manifest
+from freemoe.core.errors import DataError, FamilyError, RecipeError
+from freemoe.core.files import MANIFEST
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.evals.engine.tokens import context_length
+from freemoe.hub.fetch import fetch_artefact, require_in_reach
+from freemoe.models.checkpoints.loading import load_config
+from freemoe.models.checkpoints.placement import require_one_device
+from freemoe.recipes.expert_names import AUTO, BASE, PREFIX
+from freemoe.results.build import KIND
+from freemoe.serve.catalogue import Catalogue
+from freemoe.serve.engine.cache import token_bytes
+from freemoe.serve.engine.hosts import Ways
+from freemoe.serve.listening import require_key
+from freemoe.serve.settings import Limits, ServeSettings
+from freemoe.systems import load
+
+log = logging.getLogger(__name__)
+
+
+class Source(NamedTuple):
+    """A folder of experts, and what is put before their names."""
+
+    folder: Path
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What settings mean on this machine.
+
+    Attributes:
+        settings: What was asked for.
+        base: A folder, a file, or a repository of the hub.
+        sources: Folders of experts besides the base's own.
+        catalogue: All experts.
+        has_router: Whether ``auto`` can be asked for.
+        roots: Folders below which experts may be loaded.
+    """
+
+    settings: ServeSettings
+    base: str
+    sources: tuple[Source, ...]
+    catalogue: Catalogue
+    has_router: bool
+    roots: tuple[Path, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """What ``model`` can be."""
+        return [BASE, *([AUTO] if self.has_router else []), *(PREFIX + name for name in self.catalogue.names)]
+
+    @property
+    def rejected(self) -> list[str]:
+        """Those of them that were rejected: they are the base."""
+        return [PREFIX + name for name in self.catalogue.rejected]
+
+    def __str__(self) -> str:
+        """What ``model`` can be, on one line."""
+        return ", ".join(f"{name} (rejected)" if name in self.rejected else name for name in self.names)
+
+    def config(self) -> tuple[str, Any]:
+        """The base, and its config; None where a GGUF file tells it only once it is loaded.
+
+        Raises:
+            FreeMoEError: There is no such base.
+        """
+        named = self.base
+        if (Path(self.base) / MANIFEST).is_file():
+            named = str(read_manifest(self.base, check=False).get("base_model_name_or_path") or self.base)
+        return named, load_config(self.base if (Path(self.base) / "config.json").is_file() else named)
+
+    def plan(self) -> dict[str, Any]:
+        """What would be served, without loading weights.
+
+        Raises:
+            DataError: The base is a GGUF file.
+            RecipeError: A longer context is asked for than the model reads.
+        """
+        named, config = self.config()
+        if config is None:
+            raise DataError(
+                f"{named!r} is a GGUF file, whose settings are known once it is loaded. Leave --dry-run out."
+            )
+        limits = self.limits(SimpleNamespace(config=config))
+        stored = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+        dtype = stored if self.settings.dtype == "auto" else self.settings.dtype
+        slot = token_bytes(config, 4 if dtype == "float32" else 2) * limits.context
+        return {
+            "base": named,
+            "models": self.names,
+            "rejected": self.rejected,
+            "dtype": dtype,
+            "context_tokens": limits.context,
+            "slots": limits.batch,
+            "slot_bytes": slot,
+            "cache_bytes": slot * limits.batch,
+        }
+
+    def open(self) -> tuple[Any, Limits]:
+        """The base with all experts on it, and what the engine takes on."""
+        host = open_host(self.base, self.sources, self.settings.dtype, self.settings.device)
+        return host, self.limits(host.model, host.tokenizer)
+
+    def limits(self, model: Any, tokenizer: Any = None) -> Limits:
+        """What the engine takes on.
+
+        Args:
+            model: Or what has its ``config``.
+            tokenizer: It may read less than the model does.
+
+        Raises:
+            RecipeError: A longer context is asked for than the model reads.
+        """
+        return self.settings.limits(context_length(model, tokenizer))
+
+
+def resolve(settings: ServeSettings, key: str | None) -> Served:
+    """Check settings, and find what they name, before anything is loaded.
+
+    Args:
+        settings: What is served.
+        key: That requests have to show.
+
+    Raises:
+        RecipeError: Something of it cannot be served, or could be reached by others without a key.
+        FreeMoEError: Something of it is not there.
+    """
+    require_key(settings.host, key)
+    require_one_device(settings.device, "A served model")  # pyright: ignore[reportArgumentType]
+    require_in_reach(settings.base)
+    sources = tuple(map(_read_source, settings.experts))
+    base = fetch_artefact(settings.base)
+    is_artefact = (base / MANIFEST).is_file()
+    folders = list(sources)
+    if is_artefact:
+        kind = read_manifest(base, check=False).get("kind")
+        if kind == KIND:
+            folders.insert(0, Source(base.absolute()))
+        elif sources:
+            raise RecipeError(f"{str(base)!r} holds {kind!r}, on which no experts are put. Leave --experts out.")
+    catalogue = Catalogue()
+    for folder, prefix in folders:
+        catalogue = catalogue.plus(folder, prefix)
+    has_router = bool(folders) and bool(read_manifest(folders[0].folder, check=False).get("router"))
+    for root in settings.expert_root:
+        if not root.is_dir():
+            raise RecipeError(f"--expert-root {str(root)!r} is no folder. Name one that is there.")
+    given = [*([base] if is_artefact else []), *(source.folder for source in sources)]
+    roots = tuple(root.absolute() for root in settings.expert_root or given)
+    return Served(settings, str(base), sources, catalogue, has_router, roots)
+
+
+def _read_source(text: str) -> Source:
+    """Read ``--experts [PREFIX=]DIR``.
+
+    Raises:
+        RecipeError: It is no artefact of domain experts.
+    """
+    prefix, equals, folder = text.partition("=")
+    if not equals or Path(text).exists():
+        prefix, folder = "", text
+    found = fetch_artefact(folder, required=True)
+    kind = read_manifest(found, check=False).get("kind")
+    if kind != KIND:
+        raise RecipeError(
+            f"--experts {str(found)!r} holds {kind!r}; only domain experts are put on a base. Serve it as it is: freemoe serve {found}"
+        )
+    return Source(found.absolute(), prefix)
+
+
+def open_host(base: str, sources: Sequence[Source], dtype: str, device: str) -> Any:
+    """The base with all experts on it, as the engine takes it."""
+    more = list(sources)
+    if more and not (Path(base) / MANIFEST).is_file():
+        first = more.pop(0)
+        host: Any = FreeMoE.from_pretrained(base, first.folder, dtype=dtype, device=device)
+        if first.prefix:
+            # The router knows the experts by the names that they were built with, so they keep them where there is one.
+            raise RecipeError(
+                "The first folder's router knows its experts by their own names: put no prefix before them."
+            )
+    else:
+        opened = load(base, dtype=dtype, device=device)  # type: ignore[arg-type]
+        host = opened
+        if not isinstance(opened, FreeMoE):
+            host = Ways(opened)  # type: ignore[arg-type]
+            if list(opened.ways) == ["base"]:  # type: ignore[attr-defined]
+                try:
+                    host = FreeMoE(opened.model, [], None, opened.tokenizer)
+                except FamilyError:
+                    log.warning("This family is unknown, so that no experts can be loaded.")
+    for source in more:
+        host.load_expert(source.folder, prefix=source.prefix)
+    return host

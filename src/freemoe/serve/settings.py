@@ -1,0 +1,106 @@
+"""What a server can be told: every option and limit with its default, bounds and help, once for all ways to serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from freemoe.core.errors import RecipeError
+
+KEY = "FREEMOE_API_KEY"
+"""The variable of the environment that holds the key."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the engine takes on.
+
+    Attributes:
+        context: Tokens of a sequence at most, prompt and answer together.
+        batch: Sequences that are run side by side; each has a slot of the cache.
+        queue: Sequences that may wait for a slot.
+        prefill: Tokens of prompts that are read per step, so that running sequences do not stall.
+        pieces: Events of a stream that are kept for a reader that does not read.
+        batch_invariant: Every sequence is computed by itself, so that its logits are the same bits whoever else asks.
+    """
+
+    context: int
+    batch: int = 16
+    queue: int = 256
+    prefill: int = 256
+    pieces: int = 1024
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of a request.
+
+    Attributes:
+        bytes: Of its body.
+        seconds: Until its body is there, and until a reader takes the next piece of an answer.
+        choices: Answers to one request, prompts times ``n``.
+        stops: Stop texts of one request.
+        at_once: Requests that are open at one time.
+    """
+
+    bytes: int = 4 << 20
+    seconds: float = 30
+    choices: int = 128
+    stops: int = 16
+    at_once: int = 512
+
+
+class ServeSettings(BaseModel):
+    """What is served and within which limits: flags of `freemoe serve`, and ``args`` of an application of Ray Serve."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base: str = Field(description="Model or artefact: a folder, a GGUF file, or owner/name of the hub.")
+    experts: list[str] = Field(
+        [], description="Folder of experts, may be repeated; PREFIX=DIR puts PREFIX before their names."
+    )
+    expert_root: list[Path] = Field(
+        [],
+        description="Folder below which experts may be loaded while it runs, may be repeated. [those given at start]",
+    )
+    host: str = Field("127.0.0.1", description="Where to listen; another than this machine needs a key.")
+    replicas: int = Field(1, ge=1, le=4096, description="With --on ray: each has a copy of the base.")
+    max_batch: int = Field(Limits.batch, ge=1, le=1024, description="Sequences that are written side by side.")
+    context: int | None = Field(
+        None, ge=2, description="Tokens of prompt and answer together. [the model's, at most 4096]"
+    )
+    queue: int = Field(Limits.queue, ge=1, le=100_000, description="Sequences that may wait; the next gets 429.")
+    prefill_tokens: int = Field(Limits.prefill, ge=1, description="Tokens of prompts that are read per step.")
+    batch_invariant: bool = Field(
+        False, description="Compute every sequence by itself: the same bits whoever else asks, fewer tokens/s."
+    )
+    max_body_bytes: int = Field(Bounds.bytes, ge=1024, description="Bytes of a request.")
+    patience_seconds: float = Field(Bounds.seconds, ge=0.1, description="For a slow body, and a slow reader.")
+    drain_seconds: float = Field(30, ge=0, description="For running requests, after SIGTERM or ctrl-C.")
+    threads: int | None = Field(None, ge=1, description="CPU threads.")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    dtype: str = Field("auto", description="auto, float32, bfloat16 or float16.")
+
+    @property
+    def bounds(self) -> Bounds:
+        """Of requests; those that are open at one time are of all replicas together."""
+        return Bounds(self.max_body_bytes, self.patience_seconds, at_once=Bounds.at_once * self.replicas)
+
+    def limits(self, longest: int) -> Limits:
+        """What the engine takes on: the context that is asked for, else the model's own length, at most 4096.
+
+        Args:
+            longest: Tokens that the model reads at most.
+
+        Raises:
+            RecipeError: More is asked for than the model reads.
+        """
+        if self.context is not None and self.context > longest:
+            raise RecipeError(
+                f"--context is {self.context:,}, and the model reads at most {longest:,} tokens. Ask for fewer."
+            )
+        context = self.context or min(longest, 4096)
+        return Limits(context, self.max_batch, self.queue, self.prefill_tokens, batch_invariant=self.batch_invariant)
