@@ -51,8 +51,9 @@ test: $(STAMP) ## Run every test
 	$(PYTEST) -m "not hardening"
 	FREEMOE_TEST_DEVICE=pretend $(PYTEST) tests/accelerator -m "not hardening"
 
-hardening: $(STAMP) ## Run tests that take too long for every change, and all that need an accelerator on a pretended one
-	$(PYTEST) -m hardening
+hardening: $(STAMP) ## Run tests that take too long for every change, hours, and all that need an accelerator on a pretended one
+	$(PYTEST) -m hardening --ignore tests/hardening
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/hardening -m hardening
 	FREEMOE_TEST_DEVICE=pretend $(PYTEST) tests/accelerator
 	FREEMOE_TEST_DEVICE=pretend:1 $(PYTEST) tests/accelerator -m "not hardening"
 

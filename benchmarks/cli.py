@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from benchmarks.harness import BENCHES, ON_DEVICES, SIDE_BY_SIDE
+from benchmarks.harness import BENCHES, HARDENING, ON_DEVICES, SIDE_BY_SIDE
 from freemoe.cli.common import calm_libraries, progress_of, say
 from freemoe.cli.flags import QUIET
 from freemoe.core.errors import DataError, RecipeError
@@ -33,11 +33,11 @@ Examples:
 ALL = "all"
 _BY_CELLS = "real, rivals, tomoe-quality"
 _ONLY = (
-    f"Measure parts of these names only: cells of {_BY_CELLS} ('*/wikitext/*'), parts of large and hookmoe, masks of tomoe-speed; "
-    "kinds of fuzz, or a file of its cases, which is opened again; bases of mixed ('135M*')."
+    f"Measure parts of these names only: cells of {_BY_CELLS} ('*/wikitext/*'), parts of large and hookmoe, masks of tomoe-speed, "
+    "bases of mixed ('135M*')."
 )
 
-_MINUTES = f"{_BY_CELLS}: begin no cell after so many minutes; soak: how long. [10]"
+_MINUTES = f"{_BY_CELLS}, null: begin no cell after so many minutes."
 
 NEEDS_MODEL, NEEDS_DEVICE = ("real",), ("large",)
 """Benchmarks that ``all`` leaves out: while no model is given; always, as their base has 7B."""
@@ -51,6 +51,10 @@ def names_of(asked: list[str], model: str | None = None) -> list[str]:
         model: The model that was given.
     """
     for name in asked:
+        if name in HARDENING:
+            raise RecipeError(
+                f"{name} is a test now: python -m pytest tests/hardening/{name} -m hardening (docs/benchmarks.md)."
+            )
         if name != ALL:
             BENCHES.get(name)
     left_out = NEEDS_DEVICE if model else (*NEEDS_MODEL, *NEEDS_DEVICE)

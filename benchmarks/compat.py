@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from multiprocessing import forkserver
 from typing import Any
 
 from freemoe.compat.lm_eval import quiet
 from freemoe.compat.names import attribute_of, name_of
-
-
-def stop_forkserver() -> None:
-    """End it, where it runs: the next process is forked from a new one, with this moment's environment and preloads."""
-    forkserver._forkserver._stop()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def with_lora_beside(model: Any, names: list[str], rank: int, *, lengths: bool = False) -> Any:

@@ -77,9 +77,8 @@ class Settings:
         data_root: Folder with the real benchmark files and the real model, for the figures that need them.
         model: A base to measure on, where a benchmark can take one, and the real LLM of `real`: folder, file or hub id.
         cells: Where benchmarks that go cell by cell keep what is finished.
-        only: Pattern of the names of the parts that are measured: cells, masks of `tomoe-speed`, kinds of `fuzz`; or a file or
-            folder of its cases.
-        minutes: After so many no further cell is begun; how long `soak` takes.
+        only: Pattern of the names of the parts that are measured: cells, masks of `tomoe-speed`.
+        minutes: After so many no further cell is begun.
         place: Where cells of the benchmarks in `SIDE_BY_SIDE` are measured.
         device: Where the models of the benchmarks in `ON_DEVICES` stand.
         cache: Where bases that take long to train are kept.
@@ -149,23 +148,14 @@ BENCHES.add(
     "LoRA, DoRA, LASER, wanda, SparseGPT and others, each a row, on equal terms",
 )
 BENCHES.add(
-    "sandbox",
-    "benchmarks.sandbox.benchmark",
-    "hostile programs inside the sandbox, and without it as a control (T20)",
-)
-BENCHES.add(
     "scale",
     "benchmarks.scale.benchmark",
     "units of work here, in processes and on Ray: bytes, speed-up, overhead; 70B on 8 to 512 devices by simulation (T12)",
 )
-BENCHES.add("fuzz", "benchmarks.fuzz.running", "hostile recipes, files and artefacts: tracebacks, hangs, wrong answers")
 BENCHES.add("serve", "benchmarks.serve.benchmark", "the server at 1 to 32 clients against one request at a time (T19)")
-BENCHES.add(
-    "soak", "benchmarks.serve.soak", "the server for ten minutes: wrong answers, errors without a cause, leaks (T19)"
-)
-BENCHES.add(
-    "kill", "benchmarks.kill.benchmark", "SIGKILL at the writes of build, convert and trim; then the same bytes"
-)
+
+HARDENING = ("fuzz", "kill", "sandbox", "soak")
+"""What were benchmarks and are tests: those in ``tests/hardening/NAME``, which leave records as benchmarks do."""
 
 ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "mixed", "large")
 """Benchmarks that ``--device`` moves; the others run where they always do."""
@@ -246,17 +236,25 @@ def run_bench(name: str, settings: Settings) -> dict[str, Any]:
     module = importlib.import_module(BENCHES.get(name))
     began = time.perf_counter()
     outcome: Outcome = module.run(settings)
-    from benchmarks.devices import about
+    seconds = time.perf_counter() - began
+    return record(name, BENCHES.about(name), outcome, seconds, settings.quick, settings.seed, settings.device)
+
+
+def record(
+    name: str, about: str, outcome: Outcome, seconds: float, quick: bool = False, seed: int = 0, device: str = "cpu"
+) -> dict[str, Any]:
+    """What is kept of an outcome as JSON."""
+    from benchmarks.devices import about as about_device
 
     return {
         "bench": name,
-        "about": BENCHES.about(name),
-        "quick": settings.quick,
-        "seed": settings.seed,
-        "seconds": round(time.perf_counter() - began, 1),
-        "figures": [_record(f, settings.quick) for f in outcome.figures],
+        "about": about,
+        "quick": quick,
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "figures": [_record(f, quick) for f in outcome.figures],
         "details": outcome.details,
-        "environment": environment() | ({} if settings.device == "cpu" else {"device": about(settings.device)}),
+        "environment": environment() | ({} if device == "cpu" else {"device": about_device(device)}),
     }
 
 
@@ -278,11 +276,17 @@ def listing(name: str, settings: Settings) -> list[dict[str, Any]]:
     return module.listing(settings) if hasattr(module, "listing") else []
 
 
+def write_record(found: dict[str, Any], folder: Path) -> Path:
+    """Write ``NAME.json``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{found['bench']}.json"
+    write_atomic(path, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+    return path
+
+
 def save_result(result: dict[str, Any], folder: Path) -> Path:
     """Write ``NAME.json``, and the table and the picture of a benchmark whose module can ``draw`` them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{result['bench']}.json"
-    write_atomic(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    path = write_record(result, folder)
     module = importlib.import_module(BENCHES.get(result["bench"]))
     if hasattr(module, "draw"):
         module.draw(result["details"], folder)

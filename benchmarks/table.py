@@ -1,6 +1,7 @@
 """Write the table of figures in `docs/benchmarks.md` from what the benchmarks left in `docs/benchmarks/`.
 
 First: python -m benchmarks all --data-root FOLDER -o docs/benchmarks
+and: FREEMOE_HARDENING_OUT=docs/benchmarks make hardening
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import BENCHES
+from benchmarks.harness import BENCHES, HARDENING
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "benchmarks"
@@ -17,10 +18,10 @@ BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
 
 
 def results(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """What `python -m benchmarks` wrote, in the order of its own table; of a benchmark that ran on several machines all files."""
+    """What `python -m benchmarks` wrote, in the order of its own table, and `make hardening`; of several machines all files."""
     paths = [
         p
-        for name in BENCHES
+        for name in (*BENCHES, *HARDENING)
         # A name may begin with another's.
         for p in (folder / f"{name}.json", *(p for p in sorted(folder.glob(f"{name}-*.json")) if p.stem not in BENCHES))
     ]
@@ -49,7 +50,7 @@ def table(found: list[dict[str, Any]]) -> str:
         for r in found
         if r["environment"]["cpu"] != machine["cpu"]
     ]
-    absent = [f"`{name}`" for name in BENCHES if name not in [r["bench"] for r in found]]
+    absent = [f"`{name}`" for name in (*BENCHES, *HARDENING) if name not in [r["bench"] for r in found]]
     if absent:
         lines.append(f"Not run in full yet: {', '.join(absent)}.")
     return "\n".join(lines)

@@ -276,7 +276,7 @@ def _benches() -> Iterator[str]:
         "",
         "## The benchmarks themselves",
         "",
-        "| `python -m benchmarks` | seconds | machine |",
+        "| `python -m benchmarks`, or a test of `make hardening` | seconds | machine |",
         "|---|---|---|",
     )
     for path in sorted(RESULTS.glob("*.json")):

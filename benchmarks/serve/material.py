@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from benchmarks.harness import Settings
 from benchmarks.serve.experts import random_experts
 from freemoe.domain_experts.mixture import FreeMoE
@@ -56,6 +58,14 @@ def wishes(moe: FreeMoE, count: int, tokens: int, experts: Sequence[str], seed: 
         Wish(experts[i % len(experts)], tuple(rng.choice(usual) for _ in range(n)), tokens)
         for i, n in enumerate(lengths)
     ]
+
+
+def generated(moe: FreeMoE, wish: Wish) -> list[int]:
+    """The tokens of an answer, by transformers' generate alone."""
+    ids = torch.tensor([wish.prompt])
+    options = {"max_new_tokens": wish.tokens, "do_sample": False, "pad_token_id": moe.tokenizer.pad_token_id or 0}
+    out = moe.generate(ids, attention_mask=torch.ones_like(ids), expert=wish.expert, **options)
+    return out[0, ids.shape[1] :].tolist()
 
 
 @contextlib.contextmanager

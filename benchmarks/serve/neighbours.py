@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.serve.experts import random_experts
-from benchmarks.serve.material import Wish, wishes
-from benchmarks.serve.soak import generated
+from benchmarks.serve.material import Wish, generated, wishes
 from freemoe import FreeMoE
 from freemoe.models.checkpoints.loading import BUNDLED, load_base
 from freemoe.serve.engine.engine import Engine

@@ -64,6 +64,9 @@ def test_what_cannot_be_run_is_refused_before_anything_runs(seen: list[Settings]
     done = bench("pretend", "scorers")
     assert done.code == 2
     assert "Did you mean 'scorer'" in done.err
+    done = bench("pretend", "fuzz")
+    assert done.code == 2
+    assert "python -m pytest tests/hardening/fuzz -m hardening" in done.err
     done = bench("pretend", "--data-root", "nowhere")
     assert done.code == 2
     assert "--data-root" in done.err

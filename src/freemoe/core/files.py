@@ -16,7 +16,7 @@ from typing import BinaryIO
 from freemoe.core.errors import ArtifactError, DiskError
 
 WATCHERS: list[Callable[[str, str], None]] = []
-"""Told of every write: ``begins``, ``half`` or ``done``, and what. Empty but in `python -m benchmarks kill`, whose processes die there."""
+"""Told of every write: ``begins``, ``half`` or ``done``, and what. Empty but in `tests/hardening/kill`, whose processes die there."""
 
 MANIFEST = "freemoe_config.json"
 """The file that makes a folder an artefact (`artifacts`); only such a folder is ever replaced."""

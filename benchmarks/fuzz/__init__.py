@@ -1,1 +1,0 @@
-"""`python -m benchmarks fuzz`: hostile recipes, flags, task files, artefacts, base models and results, and what becomes of them."""

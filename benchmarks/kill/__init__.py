@@ -1,1 +1,0 @@
-"""`python -m benchmarks kill`: runs that are killed at every kind of write, and what becomes of them."""

@@ -1,1 +1,0 @@
-"""The sandbox of generated programs, attacked."""

@@ -1,0 +1,158 @@
+"""A case: plain data that says what is opened; and how it may end."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from freemoe.core.errors import FreeMoEError
+from freemoe.core.files import digest
+from tests.hardening.fuzz.material import Material
+
+PATIENCE = 10.0
+"""Seconds that a case may take."""
+
+CROWDED = 5
+"""Times as long it may take while it hardly gets a processor, as one that sleeps does."""
+
+SHARES = {"recipes": 30, "tasks": 30, "artefacts": 18, "requests": 11, "results": 8, "bases": 3}
+"""Kinds, each a module of `kinds`, and their per cent of the cases, about in the order of what a case costs."""
+
+Ending = Literal["refused", "accepted", "traceback", "hang", "crash", "wrong"]
+
+
+class WrongError(Exception):
+    """Something was accepted and is not what the changed input says."""
+
+
+class Refused(Exception):
+    """Not accepted, in words of ours."""
+
+
+class _TooLong(BaseException):
+    """Rung by the alarm; no handler of ``Exception`` may swallow it."""
+
+
+def require(holds: bool, what: str) -> None:
+    """Raise where something was accepted that must not be."""
+    if not holds:
+        raise WrongError(what)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case.
+
+    Attributes:
+        kind: A module of `kinds`.
+        what: What is opened, as its kind reads it: plain data.
+        seed: Of the draw that it came from; None of one that was written by hand.
+        about: In words, where somebody wrote them.
+    """
+
+    kind: str
+    what: Any
+    seed: int | None = None
+    about: str = ""
+
+    @property
+    def name(self) -> str:
+        """``KIND-HASH``, the same for the same case."""
+        return f"{self.kind}-{digest(repr(self.what))}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a case ended.
+
+    Attributes:
+        ending: ``refused`` by an error of ours and ``accepted`` are good; ``wrong`` was accepted and is not what it says.
+        said: The error's first lines, or the end of the traceback.
+        seconds: It took.
+    """
+
+    ending: Ending
+    said: str = ""
+    seconds: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        return self.ending in ("refused", "accepted")
+
+
+def write_case(case: Case, folder: Path) -> Path:
+    """Keep a case as a file that `read_case` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{case.name}.json"
+    path.write_text(json.dumps(vars(case), indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def read_case(path: Path) -> Case:
+    return Case(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def module_of(kind: str) -> ModuleType:
+    """What draws (``strategy(material)``) and opens (``attempt(what, material, folder)``) the cases of a kind."""
+    return importlib.import_module(f"tests.hardening.fuzz.kinds.{kind}")
+
+
+def warm(kind: str, material: Material) -> None:
+    """Load what the cases of a kind need, so that none of them is charged for it."""
+    getattr(module_of(kind), "warm", lambda _: None)(material)
+
+
+def judge(case: Case, material: Material, patience: float = PATIENCE) -> Verdict:
+    """Open what a case says, in a folder of its own, with an alarm."""
+    module = module_of(case.kind)
+    began = time.perf_counter()
+
+    def verdict(ending: Ending, said: str = "") -> Verdict:
+        return Verdict(ending, said[-1500:], round(time.perf_counter() - began, 3))
+
+    with tempfile.TemporaryDirectory(prefix="freemoe-fuzz-") as name, chdir(name):
+        try:
+            with _alarm(patience):
+                module.attempt(case.what, material, Path(name))
+        except (FreeMoEError, Refused) as error:
+            return verdict("refused", str(error)[:300])
+        except WrongError as error:
+            return verdict("wrong", str(error))
+        except _TooLong:
+            return verdict("hang", traceback.format_exc())
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # a panic of Rust code is no Exception
+            return verdict("traceback", traceback.format_exc())
+        return verdict("accepted")
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Ring after so many seconds; what does not come back to Python is for the parent to end."""
+    began, own = time.monotonic(), time.process_time()
+
+    def ring(*_: Any) -> None:
+        # On a crowded machine a case that had no processor did not hang.
+        if time.process_time() - own < seconds / 2 and time.monotonic() - began < CROWDED * seconds:
+            signal.setitimer(signal.ITIMER_REAL, seconds / 2)
+            return
+        raise _TooLong
+
+    old = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)

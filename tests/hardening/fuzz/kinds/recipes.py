@@ -1,0 +1,170 @@
+"""Recipes as YAML.
+
+Accepted is a recipe that is what its text says: every value is there as it was written, no key is unknown or there twice, every
+number is one, and written again it is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from tests.hardening.fuzz.case import require
+from tests.hardening.fuzz.drawing import TEXTS, near, rarely, spliced
+from tests.hardening.fuzz.editing import holder_of, places
+from tests.hardening.fuzz.material import Material
+
+FILE = "recipe.yaml"
+
+_BEGUN: dict[str, dict[str, Any]] = {
+    "build": {"command": "build", "model": "freemoe-demo", "domains": {"math": ["demo:math"]}},
+    "eval": {"command": "eval", "artefact": "freemoe-demo", "domains": {"math": ["demo:math"]}},
+    "convert": {"command": "convert", "model": "freemoe-demo", "text": ["a.txt"]},
+    "trim": {"command": "trim", "model": "freemoe-demo-moe", "text": "a.txt"},
+}
+
+
+def whole(command: str) -> dict[str, Any]:
+    """A sound recipe with every field written out."""
+    from freemoe.recipes import recipe_from
+
+    return recipe_from(_BEGUN[command]).model_dump(mode="json")
+
+
+def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
+    """The text of a recipe: fields of a sound one changed, then maybe some characters of its text."""
+    del material
+
+    @st.composite
+    def texts(draw: Any) -> dict[str, Any]:
+        data = json.loads(json.dumps(whole(draw(st.sampled_from(sorted(_BEGUN))))))
+        for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
+            found = list(places(data))
+            numbers = [one for one in found if isinstance(one[1], int | float)]
+            path, held = draw(st.sampled_from(found if draw(rarely(3)) or not numbers else numbers))
+            holder = holder_of(data, path)
+            if draw(rarely(12)):
+                del holder[path[-1]]
+            elif not draw(rarely(12)) or not isinstance(path[-1], str):
+                holder[path[-1]] = draw(near(held))
+            else:
+                holder[draw(st.one_of(st.sampled_from(TEXTS), st.just(path[-1] + "s"), st.text(max_size=6)))] = held
+        text = spliced(draw, _dumped(data), st.sampled_from(_INSERTS), 5, 12)
+        if draw(rarely(20)) and (lines := text.splitlines(keepends=True)):
+            # The same key once more, with another value.
+            line = draw(st.sampled_from(lines))
+            text += line.partition(":")[0] + ": 1\n"
+        return {"text": text}
+
+    return texts()
+
+
+_INSERTS = (
+    *(
+        "\n",
+        ": ",
+        "- ",
+        "&a ",
+        "*a",
+        "!!python/object/apply:os.system ",
+        "!!binary ",
+        "{",
+        "[",
+        "]",
+        "\t",
+        "#",
+        "'",
+        '"',
+    ),
+    *("? ", "| ", "<<: ", "---\n", "...\n", "\x00", "\ufeff", "\x1b", "é", "%", "@", "0x1F", "1_000", "1e3", ".inf"),
+    *(".nan", "2024-01-01", "1:30", "yes", "~", "[" * 100, "{a: " * 80, "&a [*a]", "12345678901234567890"),
+)
+
+
+def _dumped(data: Any) -> str:
+    try:
+        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return json.dumps(data)
+
+
+def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
+    """Read a recipe, and hold it against its text."""
+    from freemoe.recipes import dump, load_recipe
+
+    del material
+    path = folder / FILE
+    path.write_bytes(what["text"].encode("utf-8", "surrogatepass"))
+    recipe = load_recipe(path)
+    said = recipe.model_dump(mode="json")
+    node = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+    _require_once(node)
+    _require_same(yaml.safe_load(path.read_text(encoding="utf-8-sig")), said, "")
+    for place, value in places(said):
+        require(not isinstance(value, float) or math.isfinite(value), f"{place} is {value}")
+    bands = getattr(recipe, "bands", None)
+    if bands is not None:
+        require(len(bands.edges()) <= 1_000_000, f"a grid of {len(bands.edges())} bands")
+    again = folder / "again.yaml"
+    again.write_text(dump(recipe), encoding="utf-8")
+    require(load_recipe(again) == recipe, "written again it is another recipe")
+
+
+def _require_once(node: Any) -> None:
+    seen: set[int] = set()
+
+    def walk(part: Any) -> Iterator[Any]:
+        require(id(part) not in seen or not part.value, "an alias was followed")
+        seen.add(id(part))
+        yield part
+        for inner in part.value if isinstance(part.value, list) else ():
+            for child in inner if isinstance(inner, tuple) else (inner,):
+                yield from walk(child)
+
+    for part in walk(node):
+        if isinstance(part, yaml.MappingNode):
+            keys = [key.value for key, _ in part.value]
+            require(len(set(map(str, keys))) == len(keys), f"a key stands there twice: {keys}")
+
+
+def _require_same(wanted: Any, said: Any, path: str) -> None:
+    """Every value of the text stands in the recipe: as it is, or as the same number or list in words."""
+    if isinstance(wanted, dict):
+        require(isinstance(said, dict), f"{path}: a mapping became {said!r}")
+        for key, value in wanted.items():
+            require(key in said, f"{path}.{key} was read as nothing")
+            _require_same(value, said[key], f"{path}.{key}")
+    elif isinstance(wanted, list) and isinstance(said, list):
+        require(len(wanted) == len(said), f"{path}: {wanted!r} became {said!r}")
+        for number, (one, other) in enumerate(zip(wanted, said, strict=True)):
+            _require_same(one, other, f"{path}.{number}")
+    else:
+        require(_means(wanted, said), f"{path}: {wanted!r} became {said!r}")
+
+
+def _means(wanted: Any, said: Any) -> bool:
+    if isinstance(wanted, bool) or isinstance(said, bool):
+        # YAML 1.1 has yes and no; in words they are a choice of their own, and 0 and 1 say them too.
+        if isinstance(said, bool) and isinstance(wanted, int | float):
+            return wanted == said
+        return wanted is said or (
+            isinstance(wanted, str) and wanted.lower() in ("true", "false", "yes", "no", "on", "off")
+        )
+    if wanted is None or said is None:
+        return wanted is said
+    if isinstance(said, list):
+        parts = wanted.split(",") if isinstance(wanted, str) else [wanted]
+        return len(parts) == len(said) and all(
+            map(_means, [p.strip() if isinstance(p, str) else p for p in parts], said)
+        )
+    try:
+        return wanted == said or str(wanted) == str(said) or float(wanted) == float(said)
+    except (TypeError, ValueError, OverflowError):
+        return False

@@ -1,0 +1,101 @@
+"""Result files that were edited, and what is shown of them: tables for the terminal, the lines of a card, the page.
+
+Accepted is a result that is what its schema says, and what is shown of it holds no escape codes and no markup of the file's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from pydantic import ValidationError
+
+from freemoe.core.artifacts import MANIFEST
+from tests.hardening.fuzz.case import require
+from tests.hardening.fuzz.drawing import byte_edits, json_edits, rarely
+from tests.hardening.fuzz.editing import edited_copy
+from tests.hardening.fuzz.material import Material, write_again
+
+RESULT = "result.json"
+MARKUP = "<script>alert(1)</script>"
+
+
+def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
+    """Which artefact's, the edits, and whether its page is written too, which takes a second."""
+
+    def of(name: str) -> SearchStrategy[dict[str, Any]]:
+        folder = material.folder / name
+        edit = st.one_of(*[json_edits(folder, RESULT)] * 6, byte_edits(folder, RESULT))
+        page = rarely(30)
+        return st.builds(
+            lambda edits, p: {"artefact": name, "edits": edits, "page": p}, st.lists(edit, min_size=1, max_size=2), page
+        )
+
+    return st.one_of(of("experts"), of("trimmed"))
+
+
+def warm(material: Material) -> None:
+    """Load what draws the pictures."""
+    del material
+    importlib.import_module("matplotlib.pyplot")
+
+
+def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
+    """Read an edited result and show it."""
+    from rich.console import Console
+
+    from freemoe.results import BuildResult, TrimResult, read_result, shown
+
+    own = edited_copy(material.folder / what["artefact"], folder / "artefact", what["edits"])
+    write_again(own, json.loads((own / MANIFEST).read_text(encoding="utf-8")))
+    found = read_result(own)
+    require(isinstance(found, dict), "a result that is no mapping")
+    experts = what["artefact"] == "experts"
+    with shown(own):
+        parts = _of_experts(found) if experts else _of_trim(found)
+    shown = io.StringIO()
+    console = Console(file=shown, width=200, force_terminal=False)
+    for part in parts:
+        console.print(part, markup=False) if isinstance(part, str) else console.print(part)
+    require("\x1b" not in shown.getvalue(), "an escape code of the file's reached the terminal")
+    _require_valid(BuildResult if experts else TrimResult, own)
+    if what["page"]:
+        html = _page(own, experts).read_text(encoding="utf-8")
+        require(MARKUP not in html, "markup of the file's reached the page")
+
+
+def _of_experts(result: dict[str, Any]) -> list[Any]:
+    from freemoe.domain_experts.prove.card import headlines
+    from freemoe.report.tables import subdomain_table, summary_table
+
+    return [summary_table(result), subdomain_table(result), *headlines(result)]
+
+
+def _of_trim(result: dict[str, Any]) -> list[Any]:
+    from freemoe.hookmoe.card import headlines, table
+    from freemoe.report.tables import plain_table
+
+    return [plain_table(*table(result)), *headlines(result)]
+
+
+def _page(folder: Path, experts: bool) -> Path:
+    from freemoe.report.experts import write_report
+    from freemoe.report.trimmed import write_trimmed_report
+
+    return write_report(folder) if experts else write_trimmed_report(folder)
+
+
+def _require_valid(result: Any, folder: Path) -> None:
+    """It was shown, so it must be what its schema says."""
+    told = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    try:
+        result.model_validate(told)
+    except ValidationError as error:
+        # A newer freemoe may write more keys.
+        wrong = [fault for fault in error.errors() if fault["type"] != "extra_forbidden"]
+        require(not wrong, f"a result that is none was shown: {str(wrong)[:300]}")

@@ -1,0 +1,117 @@
+"""Cases are drawn here and opened in a process of their own, which may hang or die."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import resource
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Figure, Outcome
+from tests.hardening.fuzz.case import CROWDED, PATIENCE, SHARES, Case, Verdict, judge, module_of, warm
+from tests.hardening.fuzz.drawing import draw
+from tests.hardening.fuzz.material import Material
+from tests.hardening.worker import Worker
+
+CASES = 10_000
+"""Of a full run, all kinds together."""
+
+ROUND = 100
+"""Cases that are drawn at once, under one seed."""
+
+MEMORY = 8 << 30
+"""Bytes of address space that a process may take, so that a case that asks for more ends as an error."""
+
+_GRACE = 6.0
+_KEPT = 200
+
+
+def share_of(kind: str, total: float) -> int:
+    """A kind's cases of so many."""
+    return max(1, round(total * SHARES[kind] / 100))
+
+
+def cases(material: Material, kind: str, count: int, seed: int) -> Iterator[Case]:
+    """So many cases of a kind, of one seed; each once, fewer where there are no more."""
+    strategy = module_of(kind).strategy(material)
+    seen: set[str] = set()
+    for number in range(4 * count // ROUND + 4):
+        own = seed * 1_000_003 + number
+        for what in draw(strategy, min(ROUND, count), own):
+            case = Case(kind, what, own)
+            if len(seen) < count and case.name not in seen:
+                seen.add(case.name)
+                yield case
+        if len(seen) >= count:
+            break
+
+
+class Opener:
+    """Opens cases of one kind in a process of their own; another one is started where it hangs or dies.
+
+    Args:
+        material: What cases are made of.
+        kind: Of all cases.
+        patience: Seconds for a case, before the process itself calls it a hang.
+    """
+
+    def __init__(self, material: Material, kind: str, patience: float = PATIENCE) -> None:
+        self._arguments = str(material.folder), kind, patience
+        self._seconds = CROWDED * patience + _GRACE
+        self._worker: Worker | None = None
+
+    def judge(self, case: Case) -> Verdict:
+        """How a case ends; ``hang`` where nothing comes back, ``crash`` where the process dies."""
+        self._worker = self._worker or Worker(__name__, *self._arguments)
+        try:
+            return Verdict(**self._worker.ask(vars(case), self._seconds))
+        except TimeoutError:
+            verdict = Verdict("hang", "nothing came back, and the process did not hear its alarm", self._seconds)
+        except EOFError:
+            verdict = Verdict("crash", f"the process ended with {self._worker.process.wait()}")
+        self.close()
+        return verdict
+
+    def close(self) -> None:
+        """End the process."""
+        if self._worker:
+            self._worker.close()
+        self._worker = None
+
+
+def start(folder: str, kind: str, patience: float) -> Callable[[Any], Any]:
+    """What the process does with a case."""
+    faulthandler.enable()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most), most))
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    material = Material(Path(folder))
+    warm(kind, material)
+    return lambda case: asdict(judge(Case(**case), material, patience))
+
+
+def outcome(found: Sequence[tuple[Case, Verdict]], wanted: float) -> Outcome:
+    """The figures of cases that were opened, of so many that were wanted, and those that did not end well."""
+    endings = Counter(verdict.ending for _, verdict in found)
+    kinds = Counter(case.kind for case, _ in found)
+    told = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+    answered = f"{endings['accepted']} accepted, {endings['refused']} refused"
+    figures = (
+        Figure("inputs tried", len(found), wanted, unit="", digits=0, note=told),
+        Figure("tracebacks", endings["traceback"] + endings["crash"], 0, "lower", "", 0, f"{endings['crash']} crashes"),
+        Figure(f"hangs over {PATIENCE:g} s", endings["hang"], 0, "lower", "", 0),
+        Figure("wrong results accepted", endings["wrong"], 0, "lower", "", 0, answered),
+    )
+    slowest = sorted(found, key=lambda one: -one[1].seconds)[:5]
+    details = {
+        "by_kind": {kind: dict(Counter(v.ending for c, v in found if c.kind == kind)) for kind in kinds},
+        "slowest": [{"case": case.name, "seconds": verdict.seconds} for case, verdict in slowest],
+        "bad": [{"case": vars(case), **asdict(verdict)} for case, verdict in found if not verdict.good][:_KEPT],
+    }
+    return Outcome(figures, details)

@@ -1,0 +1,251 @@
+"""Hostile input: the net catches what is planted, and what is drawn ends in an answer that is right or in our own words."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hardening import full
+from tests.hardening.fuzz import case as case_module
+from tests.hardening.fuzz import running
+from tests.hardening.fuzz.case import SHARES, Case, Verdict, judge, read_case, warm, write_case
+from tests.hardening.fuzz.material import Material, make_material
+from tests.hardening.fuzz.running import CASES, Opener, cases, share_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+KEPT = Path(os.environ.get("FREEMOE_FUZZ_CASES", Path(__file__).parents[2] / "data" / "fuzz"))
+SEED, FEW = 16, 300
+ABOUT = "hostile recipes, files and artefacts: tracebacks, hangs, wrong answers"
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return make_material(tmp_path_factory.mktemp("material"))
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+# ------------------------------------------------------------------------------- what is drawn
+
+
+@pytest.mark.parametrize("kind", SHARES)
+def test_what_is_drawn_ends_well(material: Material, tmp_path: Path, kind: str) -> None:
+    warm(kind, material)
+    drawn = cases(material, kind, share_of(kind, FEW), SEED)
+    require_good([(case, judge(case, material)) for case in drawn], tmp_path)
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[list[tuple[Case, Verdict]]]:
+    """Cases of full runs, of all kinds that were asked for."""
+    tried: list[tuple[Case, Verdict]] = []
+    began = time.perf_counter()
+    yield tried
+    if tried:
+        full.keep("fuzz", ABOUT, running.outcome(tried, CASES * full.SHARE), began)
+
+
+@pytest.mark.hardening
+@pytest.mark.parametrize("kind", SHARES)
+def test_everything_that_is_drawn_ends_well(
+    material: Material, found: list[tuple[Case, Verdict]], tmp_path: Path, kind: str
+) -> None:
+    count, opener = share_of(kind, CASES * full.SHARE), Opener(material, kind)
+    try:
+        tried = [(case, opener.judge(case)) for case in cases(material, kind, count, full.SEED)]
+    finally:
+        opener.close()
+    found += tried
+    assert len(tried) == count
+    require_good(tried, Path(full.OUT) / "fuzz-cases" if full.OUT else tmp_path)
+
+
+def require_good(tried: list[tuple[Case, Verdict]], folder: Path) -> None:
+    """Keep every case that did not end well as a file that `test_a_kept_case_ends_well` opens again."""
+    bad = []
+    for case, verdict in tried:
+        if not verdict.good:
+            said = f"{verdict.ending}: {verdict.said[-400:]}"
+            path = write_case(dataclasses.replace(case, about=said), folder)
+            bad.append(f"FREEMOE_FUZZ_CASES={path} python -m pytest tests/hardening/fuzz -k kept\n{said}")
+    assert not bad, "\n\n".join(bad)
+
+
+FOUND = [KEPT] if KEPT.is_file() else sorted(KEPT.glob("*.json"))
+
+
+@pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
+def test_a_kept_case_ends_well(material: Material, path: Path) -> None:
+    case = read_case(path)
+    warm(case.kind, material)
+    verdict = judge(case, material)
+    assert verdict.good, f"{case.about}\n{verdict.ending}: {verdict.said}"
+
+
+def test_the_same_seed_draws_the_same_cases(material: Material) -> None:
+    def drawn(seed: int) -> list[Case]:
+        return [case for kind in SHARES for case in cases(material, kind, share_of(kind, 40), seed)]
+
+    first = drawn(5)
+    assert first == drawn(5)
+    assert [case.name for case in first] != [case.name for case in drawn(6)]
+    assert len({case.name for case in first}) == len(first) == sum(share_of(kind, 40) for kind in SHARES)
+
+
+# ------------------------------------------------------------------------------- the net
+
+
+@pytest.mark.parametrize(
+    ("what", "ending"),
+    [
+        ("accept", "accepted"),
+        ("refuse", "refused"),
+        ("wrong", "wrong"),
+        ("raise", "traceback"),
+        ("exit", "traceback"),
+        ("sleep", "hang"),
+        ("swallow", "hang"),
+        ("swell", "traceback"),
+        ("write", "accepted"),
+    ],
+)
+def test_every_way_to_end_is_noticed(
+    material: Material, monkeypatch: pytest.MonkeyPatch, what: str, ending: str
+) -> None:
+    monkeypatch.setattr(case_module, "CROWDED", 1)
+    before = Path.cwd()
+    verdict = judge(Case("planted", what), material, patience=0.5)
+    assert verdict.ending == ending, verdict.said
+    assert verdict.good is (ending in ("accepted", "refused"))
+    assert Path.cwd() == before
+    assert not (before / "left.txt").exists()
+
+
+def test_a_process_that_dies_or_hears_nothing_is_replaced(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "CROWDED", 1)
+    monkeypatch.setattr(running, "_GRACE", 2.0)
+    opener = Opener(material, "planted", patience=1.0)
+    try:
+        endings = [opener.judge(Case("planted", what)).ending for what in ("accept", "die", "refuse", "deaf", "wrong")]
+    finally:
+        opener.close()
+    assert endings == ["accepted", "crash", "refused", "hang", "wrong"]
+
+
+def test_what_went_wrong_is_counted_and_written_as_a_file_that_is_opened_again(
+    material: Material, tmp_path: Path
+) -> None:
+    one = Case("planted", "wrong", 7)
+    tried = [(case, judge(case, material)) for case in (one, Case("planted", "accept"))]
+    figures = {figure.name: figure for figure in running.outcome(tried, 2).figures}
+    assert [figure.value for figure in figures.values()] == [2, 0, 0, 1]
+    assert list(figures) == ["inputs tried", "tracebacks", "hangs over 10 s", "wrong results accepted"]
+    assert figures["wrong results accepted"].verdict(quick=False) == "missed"
+    assert running.outcome(tried, 2).details["by_kind"] == {"planted": {"wrong": 1, "accepted": 1}}
+    with pytest.raises(
+        AssertionError, match=rf"FREEMOE_FUZZ_CASES=\S*{one.name}\.json .*\s+wrong: it is not what it says"
+    ):
+        require_good(tried, tmp_path)
+    [path] = tmp_path.iterdir()
+    assert dataclasses.replace(read_case(path), about="") == one
+    with pytest.raises(AssertionError, match="it is not what it says"):
+        test_a_kept_case_ends_well(material, path)
+
+
+RECIPE = "command: build\nmodel: m\ndomains: {a: [b.jsonl]}\n"
+CHOICES = (
+    '{"question": "q", "choices": ["x", "y"], "answer": 1}\n{"question": "r", "choices": ["x", "y"], "answer": "B"}\n'
+)
+
+
+def _edited(artefact: str, file: str, path: list[Any], to: Any) -> dict[str, Any]:
+    return {"artefact": artefact, "edits": [{"file": file, "set": path, "to": to}], "again": True}
+
+
+def test_a_recipe_that_is_read_as_another_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+    from freemoe import recipes
+
+    case = Case("recipes", {"text": RECIPE + "seed: 3\n"})
+    assert judge(case, material).ending == "accepted"
+    own = recipes.load_recipe
+    monkeypatch.setattr(recipes, "load_recipe", lambda path: own(path).model_copy(update={"seed": 4}))
+    assert "seed: 3 became 4" in judge(case, material).said
+
+
+def test_another_right_answer_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+    from freemoe.text import shapes
+
+    case = Case("tasks", {"suffix": ".jsonl", "bytes": CHOICES})
+    assert judge(case, material).ending == "accepted"
+    monkeypatch.setattr(shapes, "answer_index", lambda *_: 0)
+    assert judge(case, material).ending == "wrong"
+
+
+def test_another_base_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+    from freemoe.domain_experts import mixture
+
+    case = Case("artefacts", _edited("experts", "freemoe_config.json", ["base_fingerprint"], "0" * 64))
+    assert judge(case, material).ending == "refused"
+    monkeypatch.setattr(mixture, "require_base", lambda *_: None)
+    assert "another base" in judge(case, material).said
+
+
+def test_an_expert_that_does_something_else_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+    from freemoe.domain_experts.expert import Expert
+    from freemoe.models.mask import Mask
+
+    case = Case("artefacts", {"artefact": "experts", "edits": [], "again": True})
+    assert judge(case, material).ending == "accepted"
+    own = Expert.mask
+    monkeypatch.setattr(Expert, "mask", lambda self, weights: Mask(dict(list(own(self, weights).items())[1:])))
+    assert judge(case, material).ending == "wrong"
+
+
+def test_hooks_that_are_read_as_others_are_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+    from freemoe.hookmoe import adapter
+
+    case = Case("artefacts", {"artefact": "trimmed", "edits": [], "again": True})
+    assert judge(case, material).ending == "accepted"
+    own = adapter.load_adapter
+    monkeypatch.setattr(adapter, "load_adapter", lambda *asked: dataclasses.replace(own(*asked), rescale="renorm"))
+    assert "another rule" in judge(case, material).said
+
+
+def test_numbers_that_no_file_holds_are_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+    from freemoe.models.checkpoints import loading
+
+    case = Case("bases", {"edits": []})
+    assert judge(case, material).ending == "accepted"
+    own = loading.load_base
+
+    def made_up(*asked: Any, **how: Any) -> Any:
+        model, tokenizer = own(*asked, **how)
+        model.lm_head.weight.data.normal_()
+        return model, tokenizer
+
+    monkeypatch.setattr(loading, "load_base", made_up)
+    assert "other numbers than the file" in judge(case, material).said
+
+
+def test_a_result_that_is_none_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+    from freemoe import results
+
+    what = {"artefact": "experts", "edits": [], "page": False}
+    assert judge(Case("results", what), material).ending == "accepted"
+    gone = {**what, "edits": [{"file": "result.json", "drop": ["created"]}]}
+    whole = results.read_result(material.folder / "experts")
+    monkeypatch.setattr(results, "read_result", lambda folder: whole)
+    assert "a result that is none was shown" in judge(Case("results", gone), material).said

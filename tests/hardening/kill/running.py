@@ -1,0 +1,131 @@
+"""Runs of every system are killed (SIGKILL) at their own writes, and go on to the same bytes.
+
+A place is a write of the run's journal, of a unit's tensors or state, or of a file of the artefact: before it, in its middle
+with half of the bytes on disk, or right behind it. Every place is a run of its own, killed there, and gone on with by the same
+command; then both folders are compared. One more run of each system is killed
+after every single thing that it keeps, over and over.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.harness import Figure, Outcome
+from freemoe.core.errors import FreeMoEError
+from tests.hardening.kill.compare import differences
+from tests.hardening.kill.dying import FIRST_KEPT, NOTED, Event, Runs
+from tests.hardening.kill.places import kind, longest_unit, places
+from tests.hardening.kill.systems import OUTPUT, prepare
+
+PLACES = 60
+
+
+@dataclass
+class Tally:
+    """What became of one system's kills.
+
+    Attributes:
+        writes: Of the run that nobody kills.
+        seconds_of_a_run: That it takes.
+        longest_unit: The unit that kept the most states.
+        kills: Stage and kind of every place -> kills there.
+        wrong: What went wrong, by place.
+        processes: Of the run that is killed after every write.
+    """
+
+    writes: int = 0
+    seconds_of_a_run: float = 0.0
+    longest_unit: str = ""
+    kills: Counter[str] = field(default_factory=Counter)
+    wrong: dict[str, str] = field(default_factory=dict)
+    processes: int = 0
+
+
+def outcome(tallies: Mapping[str, Tally], wanted: int) -> Outcome:
+    """The figures of every system's kills, at so many places each."""
+    kills = sum(tally.kills.total() for tally in tallies.values())
+    wrong = sum(len(tally.wrong) for tally in tallies.values())
+    figures = [
+        Figure(
+            f"kill points, {name}",
+            tally.kills.total(),
+            wanted,
+            unit="",
+            digits=0,
+            note=f"{tally.writes} writes, {len(tally.kills)} kinds",
+        )
+        for name, tally in tallies.items()
+    ]
+    figures.append(Figure("identical bytes", 100 * (1 - wrong / kills) if kills else 0.0, 100.0, unit=" %", digits=1))
+    figures += [
+        Figure(f"processes of a run killed whenever it has kept something, {name}", tally.processes, unit="", digits=0)
+        for name, tally in tallies.items()
+    ]
+    return Outcome(tuple(figures), {name: vars(tally) for name, tally in tallies.items()})
+
+
+def kill_system(runs: Runs, name: str, scratch: Path, count: int) -> Tally:
+    """Kill one system's run at so many places, and one more run whenever it has kept something."""
+    whole = scratch / "whole"
+    prepare(whole)
+    began = time.perf_counter()
+    runs.run(name, whole, noted=True)
+    seconds = time.perf_counter() - began
+    events: list[Event] = [tuple(event) for event in json.loads((whole / NOTED).read_text(encoding="utf-8"))]
+    tally = Tally(len(events), round(seconds, 2), longest_unit(events))
+    chosen = places(events, count)
+
+    def one(number: int) -> str:
+        folder = scratch / f"killed at {number}"
+        try:
+            return _killed_once(runs, name, folder, whole, number)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    with ThreadPoolExecutor(runs.side_by_side) as pool:
+        for number, trouble in zip(chosen, pool.map(one, chosen), strict=True):
+            tally.kills[kind(events[number])] += 1
+            if trouble:
+                tally.wrong[f"{number} {' '.join(events[number])}"] = trouble
+    tally.processes, trouble = _killed_always(runs, name, scratch / "always", whole, len(events))
+    if trouble:
+        tally.wrong["after every write"] = trouble
+    return tally
+
+
+def _killed_once(runs: Runs, name: str, folder: Path, whole: Path, number: int) -> str:
+    """Kill a run at a write and go on with it; says what is wrong with the end, empty where nothing is."""
+    prepare(folder)
+    try:
+        if runs.run(name, folder, dies_at=number) != -signal.SIGKILL:
+            return "the run ended before that write"
+        runs.run(name, folder)
+    except FreeMoEError as error:
+        return str(error)
+    return _compared(folder, whole)
+
+
+def _killed_always(runs: Runs, name: str, folder: Path, whole: Path, events: int) -> tuple[int, str]:
+    """Kill a run each time that it has kept one thing more; returns how many processes it took, and what is wrong."""
+    prepare(folder)
+    lives = 0
+    for lives in range(1, events + 2):
+        try:
+            if runs.run(name, folder, dies_at=FIRST_KEPT) == 0:
+                return lives, _compared(folder, whole)
+        except FreeMoEError as error:
+            return lives, str(error)
+    return lives, "it never came to its end"
+
+
+def _compared(folder: Path, whole: Path) -> str:
+    left = [p.name for p in folder.iterdir() if p.name.startswith(OUTPUT) and p.name != OUTPUT]
+    return "; ".join([*differences(whole / OUTPUT, folder / OUTPUT), *(f"{p} is left over" for p in left)])

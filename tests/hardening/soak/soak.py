@@ -1,0 +1,118 @@
+"""Many clients for minutes, some of them hostile, while experts come and go: wrong answers, errors without a cause, leaks."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness import Figure, Outcome, Settings, in_own_process
+from benchmarks.serve.material import NAMES, Wish, generated, open_base, serving, wishes, write_experts
+from freemoe.core.memory import used_memory_bytes
+from freemoe.domain_experts.mixture import FreeMoE
+from tests.hardening.worker import Sampled
+
+SECONDS, CLIENTS, REQUESTS = 600.0, 16, 70
+PASSING = ("five", "six")
+"""Experts that are loaded and dropped over and over."""
+
+NEAR = 1e-4
+"""Logits of two tokens that are closer are a tie: which of them is larger depends on how rows are put together."""
+
+GROWTH, JUDGED = 5.0, 60.0
+"""Per cent; in fewer seconds memory grows by what first requests take."""
+
+
+def run(seconds: float, seed: int, clients: int = CLIENTS, requests: int = REQUESTS) -> Outcome:
+    """Let clients ask, each one of so many requests at a time, and look at what they saw."""
+    moe = open_base(Settings(seed=seed))
+    asked = wishes(moe, requests, 24, ["base", *NAMES, "one+two", *PASSING], seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_experts(Path(name) / "passing", moe, PASSING, seed + 100)
+        moe.load_expert(folder)
+        true = [generated(moe, wish) for wish in asked]
+        for expert in PASSING:
+            moe.delete_expert(expert)
+        rows = [[w.expert, w.prompt, w.tokens, _text(moe, ids)] for w, ids in zip(asked, true, strict=True)]
+        how = {"asked": rows, "passing": PASSING, "folder": str(folder), "seconds": seconds, "seed": seed}
+        memory = Sampled(used_memory_bytes, max(0.05, seconds / 200))
+        with serving(moe, CLIENTS, [folder]) as (url, engine), memory:
+            seen = in_own_process("tests.hardening.soak.clients", [url, clients, how])
+            left = engine.busy
+        moe.load_expert(folder)
+        gaps = [gap(moe, asked[number], true[number], said) for number, said in seen["differs"]]
+    return outcome(seen, gaps, memory.seen, left, seconds)
+
+
+def _text(moe: FreeMoE, ids: Sequence[int]) -> str:
+    return moe.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+@torch.no_grad()
+def gap(moe: FreeMoE, wish: Wish, true: Sequence[int], said: str) -> float:
+    """By how much the first two tokens' logits differ where an answer leaves the right one; the least up to there.
+
+    Args:
+        moe: The base.
+        wish: What was asked.
+        true: Tokens of the right answer.
+        said: The text of the other.
+    """
+    agree = next((n for n in range(len(true), 0, -1) if said.startswith(_text(moe, true[:n]).rstrip("\ufffd"))), 0)
+    ids = torch.tensor([[*wish.prompt, *true]])
+    logits = moe(ids, expert=wish.expert).logits[0, len(wish.prompt) - 1 : len(wish.prompt) + agree]
+    best = logits.topk(2, dim=-1).values
+    # A character that is not whole hides where exactly they part.
+    return float((best[:, 0] - best[:, 1])[-4:].min())
+
+
+def growth(seen: Sequence[int]) -> float:
+    """Per cent between the medians of the second fifth and the last fifth; NaN of too few."""
+    fifth = len(seen) // 5
+    if not fifth:
+        return float("nan")
+    early, late = statistics.median(seen[fifth : 2 * fifth]), statistics.median(seen[-fifth:])
+    return 100 * (late / early - 1) if early else float("nan")
+
+
+def outcome(seen: dict[str, Any], gaps: list[float], memory: list[int], left: int, seconds: float) -> Outcome:
+    """The figures of what clients saw."""
+    counts = dict.fromkeys(("right", "gone", "bad", "absent", "loads", "errors", "differs"), 0) | seen["counts"]
+    ties = sum(value <= NEAR for value in gaps)
+    answers = counts["right"] + counts["differs"]
+    figures = (
+        Figure(
+            "answers that differ from those of single requests",
+            counts["differs"] - ties,
+            0,
+            "lower",
+            "",
+            0,
+            f"of {answers:,} in {seconds / 60:.1f} minutes; {ties} more at ties of two tokens within {NEAR:g}",
+        ),
+        Figure(
+            "errors without a cause",
+            counts["errors"],
+            0,
+            "lower",
+            "",
+            0,
+            f"{counts['bad']:,} wrong requests, {counts['gone']:,} clients gone, {counts['loads']:,} times experts loaded and dropped",
+        ),
+        Figure(
+            "growth of memory",
+            growth(memory),
+            GROWTH if seconds >= JUDGED else None,
+            "lower",
+            " %",
+            1,
+            f"{len(memory)} looks",
+        ),
+        Figure("sequences left behind", left, None, "lower", "", 0),
+    )
+    details = {"counts": counts, "errors": seen["errors"], "gaps": gaps, "memory_bytes": memory}
+    return Outcome(figures, details)
