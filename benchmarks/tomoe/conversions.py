@@ -25,8 +25,8 @@ from freemoe.assets import DOMAINS
 from freemoe.core.environment import DECIDING, versions
 from freemoe.core.errors import LockedError
 from freemoe.core.files import digest, write_atomic
+from freemoe.core.run.execute import NOT_DECIDING
 from freemoe.core.run.lock import alone
-from freemoe.core.run.skeleton import NOT_DECIDING
 from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
 
 # Asked for once per job that may be kept.

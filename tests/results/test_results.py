@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from freemoe.cli import app
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError
-from freemoe.core.run.skeleton import RESULT_FORMAT
+from freemoe.core.run.execute import RESULT_FORMAT
 from freemoe.results import BuildResult, Result, TrimResult, read_result, shown
 from freemoe.results.documents import DOCUMENTS
 from freemoe.systems import SYSTEMS

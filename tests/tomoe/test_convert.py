@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, FreeMoEError, NumericError, RecipeError
+from freemoe.core.run.execute import NOT_DECIDING
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.skeleton import NOT_DECIDING
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import find_sublayers
 from freemoe.recipes import ConvertRecipe, dump, load_recipe, recipe_from

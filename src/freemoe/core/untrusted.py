@@ -201,6 +201,13 @@ def read_yaml(path: Path, error: type[FreeMoEError] = DataError) -> Any:
     return parse_yaml(read_text(path, MOST_YAML, error), str(path), error)
 
 
+def dump_yaml(value: Any) -> str:
+    """Plain data as YAML, in its own order, that `parse_yaml` reads back."""
+    import yaml
+
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
+
+
 def parse_yaml(text: str, where: str, error: type[FreeMoEError] = DataError) -> Any:
     """What a YAML document says.
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from freemoe.core.errors import NumericError
 from freemoe.core.files import digest, write_atomic
+from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish
 from freemoe.core.run.folder import RunFolder, RunPart
 from freemoe.core.run.places import place_of
-from freemoe.core.run.progress import Progress, Quiet
-from freemoe.core.run.skeleton import Made, carry_out
+from freemoe.core.run.progress import Progress, Quiet, default_progress
 from freemoe.distributed.executors import require_place
 from freemoe.domain_experts.ahead import Ahead, Stage
 from freemoe.domain_experts.candidates import (
@@ -47,13 +47,13 @@ from freemoe.domain_experts.route.router import Router, train_on_subdomains
 from freemoe.domain_experts.route.subdomains import Subdomains, divide, features
 from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.evals.held_out import keep_record
-from freemoe.evals.keywords import asked
+from freemoe.evals.keywords import resolve_recipe
 from freemoe.evals.seen import Seen
 from freemoe.evals.tasks.documents import FrozenChoice, digest_documents
 from freemoe.models.checkpoints.identity import IDENTITY, SETTINGS
 from freemoe.models.checkpoints.loading import origin
 from freemoe.models.precision import compute_dtype, is_measured
-from freemoe.recipes import BuildRecipe, dump, recipe_from
+from freemoe.recipes import BuildRecipe, recipe_from
 from freemoe.results.build import KIND
 
 # Batches of a calibration after which its sums are written down.
@@ -93,19 +93,12 @@ def build(
     Raises:
         FreeMoEError: Its child that says what is wrong; no folder named like the output is left half written.
     """
-    with asked(BuildRecipe, recipe, fields, tokenizer, overwrite) as made:
-        return carry_out(
-            KIND,
-            made,
-            dump(made),
-            functools.partial(_steps, made),
-            functools.partial(inspect_artefact, exact=True),
-            model_card,
-            page=page,
-            progress=progress,
-            overwrite=overwrite,
-            resume=resume,
-        )
+    with resolve_recipe(BuildRecipe, recipe, fields, tokenizer, overwrite) as recipe:
+        if resume and is_finished(recipe):
+            return Path(recipe.output)
+        with open_run(recipe, overwrite=overwrite, resume=resume) as run:
+            output = _build(recipe, run, progress or default_progress())
+            return publish(run, KIND, recipe, output, inspect_artefact, model_card, page)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +143,7 @@ class _Chosen:
         return FrozenChoice(hashlib.sha256(self.files["experts.safetensors"]).hexdigest())
 
 
-def _steps(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> Made:
+def _build(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> RunOutput:
     require_place(recipe)
     begun = _begin(recipe, run, progress)
     bench = begun.bench
@@ -165,7 +158,7 @@ def _steps(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> Made:
         reported = reported_evidence(
             bench, begun.divided, begun.subdomains, chosen.experts, chosen.router, choice, ahead
         )
-    return Made(
+    return RunOutput(
         base_fingerprint=bench.fingerprint,
         result={
             "base": _base_facts(bench),

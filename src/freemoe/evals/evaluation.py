@@ -21,10 +21,10 @@ from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import digest, write_atomic
 from freemoe.core.ledger import count_openings
 from freemoe.core.registry import unknown_name
+from freemoe.core.run.execute import deciding
 from freemoe.core.run.lock import alone
 from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Progress, default_progress
-from freemoe.core.run.skeleton import deciding
 from freemoe.core.run.units import Unit
 from freemoe.core.version import __version__
 from freemoe.distributed.executors import executor_of, require_place

@@ -34,7 +34,9 @@ _SOURCE = re.compile(r"[a-z_]+:\S")
 
 
 @contextlib.contextmanager
-def asked(kind: type[R], recipe: R | None, fields: Mapping[str, Any], tokenizer: Any, overwrite: bool) -> Iterator[R]:
+def resolve_recipe(
+    kind: type[R], recipe: R | None, fields: Mapping[str, Any], tokenizer: Any, overwrite: bool
+) -> Iterator[R]:
     """The recipe of a run, given as such or by keywords; inside, a loaded model is lent under the recipe's name for it.
 
     Args:

@@ -11,20 +11,19 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.progress import Progress
-from freemoe.core.run.skeleton import Made, carry_out
+from freemoe.core.run.progress import Progress, default_progress
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.distributed.executors import require_place
 from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
-from freemoe.evals.keywords import asked
+from freemoe.evals.keywords import resolve_recipe
 from freemoe.evals.speed import compare_prompts, prompt_lengths
 from freemoe.evals.verdict import perplexity_against
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
@@ -55,7 +54,7 @@ from freemoe.hookmoe.plans.plan import Plan
 from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.identity import IDENTITY, identity
 from freemoe.models.spec import family_of
-from freemoe.recipes import HookTraining, TrimRecipe, dump
+from freemoe.recipes import HookTraining, TrimRecipe
 from freemoe.text.blocks import Blocks, row_texts
 from freemoe.training.loop import Store
 
@@ -93,22 +92,15 @@ def trim(
     Raises:
         FreeMoEError: Its child that says what is wrong; no folder named like the output is left half written.
     """
-    with asked(TrimRecipe, recipe, fields, tokenizer, overwrite) as made:
-        return carry_out(
-            KIND,
-            made,
-            dump(made),
-            partial(_steps, made),
-            partial(inspect_trimmed, exact=True),
-            model_card,
-            page=page,
-            progress=progress,
-            overwrite=overwrite,
-            resume=resume,
-        )
+    with resolve_recipe(TrimRecipe, recipe, fields, tokenizer, overwrite) as recipe:
+        if resume and is_finished(recipe):
+            return Path(recipe.output)
+        with open_run(recipe, overwrite=overwrite, resume=resume) as run:
+            output = _trim(recipe, run, progress or default_progress())
+            return publish(run, KIND, recipe, output, inspect_trimmed, model_card, page)
 
 
-def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
+def _trim(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> RunOutput:
     require_place(recipe)
     model, tokenizer, text = prepare(recipe)
     base_print, settings = fingerprint(model), identity(model, tokenizer)
@@ -144,7 +136,7 @@ def _steps(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> Made:
     test = _test(model, recipe, trimmed, control, text, run, progress)
     compared = _compared(model, recipe, text, run, progress)
     guessing = text_against_guessing(math.exp(min(700.0, test["rows"]["full"]["ce"])), vocabulary_of(model))
-    return Made(
+    return RunOutput(
         base_fingerprint=base_print,
         result={
             **({"guessing": guessing} if guessing else {}),

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from freemoe.core.errors import RecipeError
-from freemoe.core.untrusted import is_there, read_yaml
+from freemoe.core.untrusted import dump_yaml, is_there, read_yaml
 from freemoe.recipes.build import BuildRecipe
 from freemoe.recipes.convert import ConvertRecipe
 from freemoe.recipes.evaluate import EvalRecipe
@@ -116,4 +115,4 @@ def load_recipe(path: str | Path) -> Recipe:
 
 def dump(recipe: Recipe) -> str:
     """Write a recipe as YAML that `load_recipe` reads back to an equal recipe."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+    return dump_yaml(recipe.model_dump(mode="json"))

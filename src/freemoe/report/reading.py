@@ -12,7 +12,7 @@ from typing import Any
 
 from freemoe.core.errors import ArtifactError
 from freemoe.core.numbers import decimals
-from freemoe.core.run.skeleton import RESULT_FORMAT
+from freemoe.core.run.execute import RESULT_FORMAT
 from freemoe.domain_experts.prove.card import ROWS, control_text
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.statistics import MIN_CHANGED, MIN_CLUSTERS

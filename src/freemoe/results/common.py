@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from freemoe.core.errors import ArtifactError
-from freemoe.core.run.skeleton import RESULT_FORMAT
+from freemoe.core.run.execute import RESULT_FORMAT
 from freemoe.core.untrusted import read_json
 
 
@@ -91,7 +91,7 @@ class SeenRecord(Part):
 
 
 class Result(Part):
-    """The part of ``result.json`` that the skeleton of a run writes."""
+    """The part of ``result.json`` that every run writes."""
 
     format: Literal[1]
     kind: str

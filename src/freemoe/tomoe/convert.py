@@ -21,21 +21,21 @@ from torch import Tensor
 
 from freemoe.core.files import write_atomic
 from freemoe.core.run.ahead import Ahead
+from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish
 from freemoe.core.run.folder import RunFolder, RunPart
 from freemoe.core.run.places import place_of
-from freemoe.core.run.progress import Progress
-from freemoe.core.run.skeleton import Made, carry_out
+from freemoe.core.run.progress import Progress, default_progress
 from freemoe.distributed.executors import executor_of, require_place
 from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
-from freemoe.evals.keywords import asked
+from freemoe.evals.keywords import resolve_recipe
 from freemoe.evals.speed import compare_prompts
 from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.identity import IDENTITY, identity
 from freemoe.models.checkpoints.lending import lent_model
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.hooks import before, hooked
-from freemoe.recipes import ConvertRecipe, dump, recipe_from
+from freemoe.recipes import ConvertRecipe, recipe_from
 from freemoe.results.convert import KIND
 from freemoe.text.blocks import row_texts
 from freemoe.tomoe.agreement import layer_inputs, require_agreement, tokens_apart
@@ -95,25 +95,18 @@ def convert(
         FreeMoEError: Its child that says what is wrong; no folder named like the output is left half written.
     """
     devices = Devices.found()
-    with asked(ConvertRecipe, recipe, fields, tokenizer, overwrite) as made:
+    with resolve_recipe(ConvertRecipe, recipe, fields, tokenizer, overwrite) as recipe:
         if devices.rank:
-            follow(made, devices)
-            return Path(made.output)
-        return carry_out(
-            KIND,
-            made,
-            dump(made),
-            functools.partial(_steps, made, devices),
-            functools.partial(read_files, exact=True),
-            model_card,
-            page=page,
-            progress=progress,
-            overwrite=overwrite,
-            resume=resume,
-        )
+            follow(recipe, devices)
+            return Path(recipe.output)
+        if resume and is_finished(recipe):
+            return Path(recipe.output)
+        with open_run(recipe, overwrite=overwrite, resume=resume) as run:
+            output = _convert(recipe, devices, run, progress or default_progress())
+            return publish(run, KIND, recipe, output, read_files, model_card, page)
 
 
-def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Progress) -> Made:
+def _convert(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Progress) -> RunOutput:
     require_place(recipe)
     bench = prepare(recipe, run, progress)
     base = fingerprint(bench.model)
@@ -149,7 +142,7 @@ def _steps(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Pr
     }
     write_atomic(folder / STRUCTURE, save(to_tensors(structure)))
     models = [p for p in folder.glob("*.safetensors") if p.name.startswith("model")]
-    return Made(
+    return RunOutput(
         base_fingerprint=base,
         result=result,
         manifest={IDENTITY: settings},

@@ -19,8 +19,8 @@ from freemoe.core import files
 from freemoe.core.errors import ArtifactError, DiskError
 from freemoe.core.files import as_disk_error, disk_error, write_atomic
 from freemoe.core.run.folder import RunFolder
+from tests.core.run.test_execute import Plain, System
 from tests.core.run.test_journal import inside, never
-from tests.core.run.test_skeleton import Plain, System
 
 REFUSALS = [
     (
@@ -110,14 +110,14 @@ def test_a_full_disk_while_the_steps_prepare_throws_nothing_away(
 ) -> None:
     """An input that is refused discards what only prepared; a disk that is refused does not."""
     system = System(Plain(str(tmp_path / "out")))
-    steps = system.steps
+    steps = system.pipeline
 
-    def filled(run: RunFolder, progress: Any) -> Any:
+    def filled(run: RunFolder) -> Any:
         run.unit("features|a", lambda: 1)
         monkeypatch.setattr(os, "fsync", Refusing(errno.ENOSPC, 0))
-        return steps(run, progress)
+        return steps(run)
 
-    monkeypatch.setattr(system, "steps", filled)
+    monkeypatch.setattr(system, "pipeline", filled)
     with pytest.raises(DiskError):
         system.run()
     monkeypatch.undo()
@@ -138,11 +138,11 @@ def test_another_packages_error_is_put_into_our_words(
     )
     system = System(Plain(str(tmp_path / "out")))
 
-    def steps(run: RunFolder, progress: Any) -> Any:
+    def steps(run: RunFolder) -> Any:
         run.unit("a", lambda: 1)
         raise error
 
-    monkeypatch.setattr(system, "steps", steps)
+    monkeypatch.setattr(system, "pipeline", steps)
     with pytest.raises(DiskError, match=r"The disk is full: .*out\.partial"):
         system.run()
 

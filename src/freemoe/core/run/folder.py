@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ class RunFolder:
     def __init__(
         self, output: str | Path, identity: dict[str, Any], overwrite: bool = False, resume: bool = True
     ) -> None:
+        self.began = time.time()
         self.output = Path(output)
         if self.output.name in ("", ".."):
             raise ArtifactError(f"{str(output)!r} names no new folder. Choose another -o.")

@@ -1,13 +1,14 @@
-"""The skeleton of every run that writes an artefact: folder, steps, result, card, manifest, publish.
+"""How every run that writes an artefact begins and ends: its working folder, then result, card, manifest, publish.
 
-A system brings its recipe, its steps and its card; what is written where, and when, stands here once.
+A system's pipeline stands between `open_run` and `publish`; what is written where, and when, stands here once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from freemoe.core.files import CARD, as_disk_error, write_atomic
 from freemoe.core.ledger import count_openings
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run.folder import RunFolder, finished
-from freemoe.core.run.progress import Progress, default_progress
+from freemoe.core.untrusted import dump_yaml
 from freemoe.core.version import __version__
 
 NOT_DECIDING = ("workers", "place", "unit_seconds", "preset")
@@ -39,7 +40,7 @@ class Fields(Protocol):
 
 
 class Recipe(Fields, Protocol):
-    """What the skeleton reads of a recipe."""
+    """What every run reads of a recipe."""
 
     @property
     def model(self) -> str:
@@ -62,8 +63,8 @@ class Recipe(Fields, Protocol):
 
 
 @dataclass(frozen=True)
-class Made:
-    """What the steps of a run leave, beside the tensors that they wrote into its folder.
+class RunOutput:
+    """What a run made, beside the tensors that it wrote into its folder.
 
     Attributes:
         base_fingerprint: Of the base it was made from.
@@ -87,49 +88,26 @@ def deciding(recipe: Fields, *others: str) -> dict[str, Any]:
     return {k: v for k, v in recipe.model_dump(mode="json").items() if k not in (*NOT_DECIDING, *others)}
 
 
-def carry_out(
-    kind: str,
-    recipe: Recipe,
-    spelled: str,
-    steps: Callable[[RunFolder, Progress], Made],
-    check: Callable[[Path], Any],
-    card: Callable[[dict[str, Any]], str],
-    *,
-    page: Callable[[Path], Any] | None = None,
-    progress: Progress | None = None,
-    overwrite: bool = False,
-    resume: bool = True,
-) -> Path:
-    """Run the steps in a folder that appears under its name when all is written.
+def is_finished(recipe: Recipe) -> bool:
+    """Whether a run of this recipe was killed right after its folder had appeared; what it left there is removed now."""
+    return finished(recipe.output, deciding(recipe))
+
+
+@contextlib.contextmanager
+def open_run(recipe: Recipe, *, overwrite: bool = False, resume: bool = True) -> Iterator[RunFolder]:
+    """The working folder of a recipe's run, for as long as it lasts.
 
     Args:
-        kind: What the artefact is.
         recipe: Everything that decides the result.
-        spelled: The recipe as YAML.
-        steps: Do the work, and write tensors into the run's working folder.
-        check: Opens everything that was written, as its readers do: what they refuse is not published.
-        card: The model card, from the result.
-        page: Draws `PAGES` into the folder that it is given, before that appears under its name.
-        progress: Where to report.
         overwrite: Replace a finished artefact of the same name.
         resume: Go on with an unfinished run of the same recipe.
 
-    Returns:
-        The artefact's folder.
-
     Raises:
-        FreeMoEError: What the steps raise, or the readers; no folder named like the output is left half written.
+        FreeMoEError: What goes wrong inside; no folder named like the output is left half written.
     """
-    started = time.time()
-    identity = deciding(recipe)
-    if resume and finished(recipe.output, identity):
-        return Path(recipe.output)
-    run = RunFolder(recipe.output, identity, overwrite=overwrite, resume=resume)
+    run = RunFolder(recipe.output, deciding(recipe), overwrite=overwrite, resume=resume)
     try:
-        made = steps(run, progress or default_progress())
-        _write(kind, recipe, spelled, made, card, run, started)
-        _require_readable(run.partial, check, page)
-        return run.publish()
+        yield run
     except BaseException as error:
         full = as_disk_error(error, run.partial)
         run.discard_if_idle(refused=isinstance(error, FreeMoEError) and not isinstance(error, DiskError))
@@ -138,17 +116,33 @@ def carry_out(
         raise
 
 
-def _write(
+def publish(
+    run: RunFolder,
     kind: str,
     recipe: Recipe,
-    spelled: str,
-    made: Made,
+    output: RunOutput,
+    check: Callable[..., Any],
     card: Callable[[dict[str, Any]], str],
-    run: RunFolder,
-    started: float,
-) -> None:
-    """Write result, card and manifest of what the steps made."""
-    openings = count_openings(made.reported, [made.base_fingerprint, deciding(recipe, "output")])
+    page: Callable[[Path], Any] | None = None,
+) -> Path:
+    """Write result, card and manifest of what a run made, and let its folder appear under its name.
+
+    Args:
+        run: Where the tensors are.
+        kind: What the artefact is.
+        recipe: Everything that decided the result.
+        output: What the run made.
+        check: Opens everything that was written, as its readers do: what they refuse is not published.
+        card: The model card, from the result.
+        page: Draws `PAGES` into the folder that it is given, before that appears under its name.
+
+    Returns:
+        The artefact's folder.
+
+    Raises:
+        ArtifactError: The readers refuse it.
+    """
+    openings = count_openings(output.reported, [output.base_fingerprint, deciding(recipe, "output")])
     result = {
         "format": RESULT_FORMAT,
         "kind": kind,
@@ -156,16 +150,16 @@ def _write(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": recipe.model_dump(mode="json"),
         **({"notes": notes} if (notes := recipe.notes()) else {}),
-        **made.result,
-        "seen": made.seen,
+        **output.result,
+        "seen": output.seen,
         "environment": environment(),
         "cost": {
-            "wall_seconds": time.time() - started,
+            "wall_seconds": time.time() - run.began,
             "peak_memory_bytes": peak_memory_bytes(),
             "units_done": run.journal.done,
             "units_reused": run.journal.reused,
             "openings": openings,
-            **made.cost,
+            **output.cost,
         },
     }
     manifest = {
@@ -173,20 +167,22 @@ def _write(
         "freemoe_version": __version__,
         "base_model_name_or_path": recipe.model,
         "revision": recipe.revision,
-        "base_fingerprint": made.base_fingerprint,
-        **made.manifest,
-        "seen": made.seen,
+        "base_fingerprint": output.base_fingerprint,
+        **output.manifest,
+        "seen": output.seen,
     }
-    write_atomic(run.partial / "recipe.yaml", spelled.encode())
+    write_atomic(run.partial / "recipe.yaml", dump_yaml(recipe.model_dump(mode="json")).encode())
     write_atomic(run.partial / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     write_atomic(run.partial / CARD, card(result).encode())
     write_manifest(run.partial, manifest)
+    _require_readable(run.partial, check, page)
+    return run.publish()
 
 
-def _require_readable(folder: Path, check: Callable[[Path], Any], page: Callable[[Path], Any] | None) -> None:
+def _require_readable(folder: Path, check: Callable[..., Any], page: Callable[[Path], Any] | None) -> None:
     """Raise unless the readers of a folder take it; where they do, its pages are drawn."""
     try:
-        check(folder)
+        check(folder, exact=True)
         if page is not None:
             page(folder)
     except DiskError:
