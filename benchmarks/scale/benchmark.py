@@ -120,7 +120,7 @@ class Clock:
 
 def _passes(recipe: Any, clock: Clock, total: float) -> dict[str, float]:
     """What the stages of a build took, in forward passes over the documents that they are about."""
-    from freemoe.domain_experts.workbench import prepare
+    from freemoe.domain_experts.context import prepare
 
     bench = prepare(recipe)
     took, scored = [], 0

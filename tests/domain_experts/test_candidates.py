@@ -9,10 +9,10 @@ import torch
 from freemoe.core.errors import DataError, NumericError
 from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts.candidates import check_division, make_subdomains, purify_all
+from freemoe.domain_experts.context import prepare
 from freemoe.domain_experts.purify import methods as purification
 from freemoe.domain_experts.purify.greedy import Purified
 from freemoe.domain_experts.route.subdomains import divide
-from freemoe.domain_experts.workbench import prepare
 from freemoe.evals.statistics import detectable_gain
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.weights import find_weights
@@ -54,18 +54,18 @@ def made(world, folder, counts, **changes):
         **{"search": {"metrics": ["saliency"], "select": "guarded"}, **changes},
     )
     told = Told()
-    bench = prepare(recipe, told)
+    context = prepare(recipe, told)
     told.lines.clear()
     for i, n in enumerate(counts):
-        assert len(bench.domains[f"d{i}"].reference) == n
-    check_division(bench, divided(bench))
-    return bench, told, make_subdomains(bench, divided(bench), None)
+        assert len(context.domains[f"d{i}"].reference) == n
+    check_division(context, divided(context))
+    return context, told, make_subdomains(context, divided(context), None)
 
 
-def divided(bench):
+def divided(context):
     return {
-        name: divide(name, data.reference, torch.zeros(len(data.reference), 32), bench.recipe.subdomains, 0)
-        for name, data in bench.domains.items()
+        name: divide(name, data.reference, torch.zeros(len(data.reference), 32), context.recipe.subdomains, 0)
+        for name, data in context.domains.items()
     }
 
 
@@ -199,9 +199,9 @@ def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make
     common = {"saliency": section, "seed": 1, "search": search, "subdomains": {"by": "none"}}
     recipe = make(world, tmp_path / "out", **common)
     told = Told()
-    bench = prepare(recipe, told)
-    subs = make_subdomains(bench, divided(bench), None)
-    purify_all(bench, RunFolder(tmp_path / "out", {}), subs)
+    context = prepare(recipe, told)
+    subs = make_subdomains(context, divided(context), None)
+    purify_all(context, RunFolder(tmp_path / "out", {}), subs)
     asked = ("learned" if make is text_recipe else "greedy") if method == "auto" else method
     expected = ["greedy", "learned"] if asked == "both" else [asked]
     assert [name for name, _ in calls] == expected * len(subs)
@@ -213,7 +213,7 @@ def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make
             assert more["step"] == (3e-4 if make is text_recipe else 5e-5)
     for sub in subs:
         assert sub.curve == (2.0, 1.0)
-        assert indices_of(sub.mask("saliency"))[bench.weights[0].name].tolist() == [1, 4]
+        assert indices_of(sub.mask("saliency"))[context.weights[0].name].tolist() == [1, 4]
     # The bar ends full, though every subdomain took one round only.
     most = {"learned": 4, "greedy": int(0.02 / (3e-4 if make is text_recipe else 5e-5))}
     rounds = sum(most[name] for name in expected)
@@ -221,22 +221,22 @@ def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make
 
 
 def test_broken_numbers_name_the_subdomain_and_keep_what_is_done(world, tmp_path):
-    bench, _, (first, second) = made(world, tmp_path, [40, 44])
-    before = {k: v.clone() for k, v in bench.model.state_dict().items()}
+    context, _, (first, second) = made(world, tmp_path, [40, 44])
+    before = {k: v.clone() for k, v in context.model.state_dict().items()}
     run = RunFolder(tmp_path / "out", {})
-    real = bench.batches
+    real = context.batches
     spoilt = {id(second.split.documents[i]) for i in second.parts[0]}
 
     def batches(documents, labels=None):
         found = real(documents, labels)
         if id(documents[0]) in spoilt:
-            bench.model.model.norm.weight.data.fill_(math.nan)
+            context.model.model.norm.weight.data.fill_(math.nan)
         return found
 
-    bench.batches = batches
+    context.batches = batches
     with pytest.raises(NumericError, match=r"Subdomain 'd1/all': .*loss.*\n?.*subdomains done before are kept"):
-        purify_all(bench, run, [first, second])
+        purify_all(context, run, [first, second])
     assert f"purify|{first.name}" in run.journal
     assert f"purify|{second.name}" not in run.journal
-    for name, value in bench.model.state_dict().items():
+    for name, value in context.model.state_dict().items():
         assert name == "model.norm.weight" or torch.equal(value, before[name])

@@ -70,7 +70,7 @@ def test_rivals_that_workers_measure_elsewhere_are_the_same(
     done: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convert_module, "executor_of", SerialAway)
-    convert_module._bench_once.cache_clear()
+    convert_module._context_once.cache_clear()
     measured = []
     work = convert_module.work_ahead
 

@@ -40,7 +40,7 @@ import os, sys
 from freemoe.cli import main
 from freemoe.tomoe.structures import methods
 real = methods._candidate
-methods._candidate = lambda bench, trainer, *more: os._exit({KILLED}) if trainer.step == 2 else real(bench, trainer, *more)
+methods._candidate = lambda context, trainer, *more: os._exit({KILLED}) if trainer.step == 2 else real(context, trainer, *more)
 sys.argv = sys.argv[1:]
 main()
 """

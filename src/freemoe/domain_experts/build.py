@@ -36,6 +36,7 @@ from freemoe.domain_experts.candidates import (
     search,
     shrink_all,
 )
+from freemoe.domain_experts.context import BuildContext, prepare
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.inspection import inspect_artefact
 from freemoe.domain_experts.prove.card import model_card
@@ -45,7 +46,6 @@ from freemoe.domain_experts.rank.calibrate import Batch, Norms, calibrate, parts
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.route.router import Router, train_on_subdomains
 from freemoe.domain_experts.route.subdomains import Subdomains, divide, features
-from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import resolve_recipe
 from freemoe.evals.seen import Seen
@@ -102,17 +102,17 @@ def build(
 
 
 @dataclass(frozen=True, eq=False)
-class _Begun:
+class _Prepared:
     """A build before anything is fitted.
 
     Attributes:
-        bench: Base and data.
+        context: Base and data.
         feature: Features of the reference documents, by domain.
         divided: The domains' subdomains.
         subdomains: All of them, on their way through the build.
     """
 
-    bench: Workbench
+    context: BuildContext
     feature: dict[str, Tensor]
     divided: dict[str, Subdomains]
     subdomains: list[Subdomain]
@@ -123,7 +123,7 @@ class _Begun:
 
 
 @dataclass(frozen=True, eq=False)
-class _Chosen:
+class _Selected:
     """A build in which nothing is chosen any more.
 
     Attributes:
@@ -145,55 +145,55 @@ class _Chosen:
 
 def _build(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> RunOutput:
     require_place(recipe)
-    begun = _begin(recipe, run, progress)
-    bench = begun.bench
+    prepared = _prepare(recipe, run, progress)
+    context = prepared.context
     with contextlib.ExitStack() as stack:
         several = place_of(recipe).several
-        ahead = stack.enter_context(Ahead(bench.recipe, bench.model, run, begun.division())) if several else None
-        chosen = _choose(begun, run, ahead)
-        for name, blob in chosen.files.items():
+        ahead = stack.enter_context(Ahead(context.recipe, context.model, run, prepared.division())) if several else None
+        selected = _select(prepared, run, ahead)
+        for name, blob in selected.files.items():
             write_atomic(run.partial / name, blob)
         # From here on nothing is chosen any more, so the reported documents may be opened.
-        choice = chosen.freeze()
+        choice = selected.freeze()
         reported = reported_evidence(
-            bench, begun.divided, begun.subdomains, chosen.experts, chosen.router, choice, ahead
+            context, prepared.divided, prepared.subdomains, selected.experts, selected.router, choice, ahead
         )
     return RunOutput(
-        base_fingerprint=bench.fingerprint,
+        base_fingerprint=context.fingerprint,
         result={
-            "base": _base_facts(bench),
+            "base": _base_facts(context),
             "domains": reported,
             "overall": overall(reported),
-            "router": chosen.routing,
+            "router": selected.routing,
         },
         manifest={
-            IDENTITY: bench.identity,
-            "experts": [e.describe() for e in chosen.experts],
-            "router": chosen.router.describe(),
-            "chat": any(data.chat for data in bench.domains.values()),
+            IDENTITY: context.identity,
+            "experts": [e.describe() for e in selected.experts],
+            "router": selected.router.describe(),
+            "chat": any(data.chat for data in context.domains.values()),
         },
-        seen=keep_record(run.partial, _seen(bench, choice)),
-        reported=(d.content() for data in bench.domains.values() for d in data.reported.open(choice)),
-        cost={"artefact_bytes": sum(map(len, chosen.files.values()))},
+        seen=keep_record(run.partial, _seen(context, choice)),
+        reported=(d.content() for data in context.domains.values() for d in data.reported.open(choice)),
+        cost={"artefact_bytes": sum(map(len, selected.files.values()))},
     )
 
 
-def _begin(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> _Begun:
-    bench = prepare(recipe, progress)
-    bench.run = run
-    run.same_inputs(_inputs(bench))
-    bench.recipe = recipe = _with_format(recipe, bench.model, run)
-    for data in bench.domains.values():
+def _prepare(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> _Prepared:
+    context = prepare(recipe, progress)
+    context.run = run
+    run.same_inputs(_inputs(context))
+    context.recipe = recipe = _with_format(recipe, context.model, run)
+    for data in context.domains.values():
         for note in data.notes:
             progress.say(f"{data.name}: {note}")
-    feature = {name: _features(bench, run, name) for name in bench.domains}
+    feature = {name: _features(context, run, name) for name in context.domains}
     divided = {
         name: divide(name, data.reference, feature[name], recipe.subdomains, recipe.seed)
-        for name, data in bench.domains.items()
+        for name, data in context.domains.items()
     }
-    check_division(bench, divided)
-    norms = _calibrate(bench, run, divided) if _needs_norms(recipe) else None
-    return _Begun(bench, feature, divided, make_subdomains(bench, divided, norms))
+    check_division(context, divided)
+    norms = _calibrate(context, run, divided) if _needs_norms(recipe) else None
+    return _Prepared(context, feature, divided, make_subdomains(context, divided, norms))
 
 
 def _with_format(recipe: BuildRecipe, model: Any, run: RunFolder) -> BuildRecipe:
@@ -208,18 +208,18 @@ def _with_format(recipe: BuildRecipe, model: Any, run: RunFolder) -> BuildRecipe
     return recipe.model_copy(update={"saliency": recipe.saliency.model_copy(update={"compute": compute})})
 
 
-def _choose(begun: _Begun, run: RunFolder, ahead: Ahead | None = None) -> _Chosen:
-    bench, subdomains = begun.bench, begun.subdomains
-    purify_all(bench, run, subdomains, ahead)
-    shrink_all(bench, run, subdomains, ahead)
-    choose_all(bench, subdomains, ahead)
-    experts = [make_expert(bench, s) for s in subdomains]
-    router, routing = _router(bench, begun.divided, begun.feature)
+def _select(prepared: _Prepared, run: RunFolder, ahead: Ahead | None = None) -> _Selected:
+    context, subdomains = prepared.context, prepared.subdomains
+    purify_all(context, run, subdomains, ahead)
+    shrink_all(context, run, subdomains, ahead)
+    choose_all(context, subdomains, ahead)
+    experts = [make_expert(context, s) for s in subdomains]
+    router, routing = _router(context, prepared.divided, prepared.feature)
     tensors = {
         "experts.safetensors": {k: v for e in experts for k, v in e.to_tensors().items()},
         "router.safetensors": router.to_tensors(),
     }
-    return _Chosen(experts, router, routing, {name: save(held) for name, held in tensors.items()})
+    return _Selected(experts, router, routing, {name: save(held) for name, held in tensors.items()})
 
 
 def work_ahead(recipe: dict[str, Any], output: str, division: str, stage: Stage, name: str) -> None:
@@ -235,35 +235,35 @@ def work_ahead(recipe: dict[str, Any], output: str, division: str, stage: Stage,
     Raises:
         FreeMoEError: What goes wrong in the build, or when this process does not find what that one found.
     """
-    begun = _begun_once(json.dumps(recipe), output)
-    bench, run = begun.bench, RunPart(output, f"{stage}|{name}")
-    bench.run = run
-    if begun.division() != division:
+    prepared = _prepared_once(json.dumps(recipe), output)
+    context, run = prepared.context, RunPart(output, f"{stage}|{name}")
+    context.run = run
+    if prepared.division() != division:
         raise _other(output, "division into subdomains")
     if stage == "report":
-        chosen = _choose(begun, run)
+        selected = _select(prepared, run)
         # The choice is frozen when the first process has written it down, and then only.
-        for file, blob in chosen.files.items():
+        for file, blob in selected.files.items():
             if not (run.partial / file).is_file() or (run.partial / file).read_bytes() != blob:
                 raise _other(output, file)
-        of_domain = {name: begun.divided[name]}
-        reported_evidence(bench, of_domain, begun.subdomains, chosen.experts, chosen.router, chosen.freeze())
+        of_domain = {name: prepared.divided[name]}
+        reported_evidence(context, of_domain, prepared.subdomains, selected.experts, selected.router, selected.freeze())
         return
-    own = [s for s in begun.subdomains if s.name == name]
+    own = [s for s in prepared.subdomains if s.name == name]
     if stage in ("purify", "search"):
-        purify_all(bench, run, own)
+        purify_all(context, run, own)
     if stage in ("units", "search"):
-        shrink_all(bench, run, own)
+        shrink_all(context, run, own)
     if stage == "search":
-        search(bench, own[0])
+        search(context, own[0])
 
 
 @functools.lru_cache(maxsize=1)
-def _begun_once(recipe: str, output: str) -> _Begun:
+def _prepared_once(recipe: str, output: str) -> _Prepared:
     """The build of this process, whose base is loaded once."""
     read = recipe_from(json.loads(recipe))
     assert isinstance(read, BuildRecipe)
-    return _begin(read, RunPart(output, "begun"), Quiet())
+    return _prepare(read, RunPart(output, "prepared"), Quiet())
 
 
 def _other(output: str, what: str) -> NumericError:
@@ -273,9 +273,9 @@ def _other(output: str, what: str) -> NumericError:
     )
 
 
-def _seen(bench: Workbench, choice: FrozenChoice) -> Seen:
+def _seen(context: BuildContext, choice: FrozenChoice) -> Seen:
     """Everything that features, calibration, search, guard and router read: the reference documents of every domain."""
-    found = [Seen.of(d.reference.documents, d.reported.open(choice)) for d in bench.domains.values()]
+    found = [Seen.of(d.reference.documents, d.reported.open(choice)) for d in context.domains.values()]
     return functools.reduce(Seen.joined, found)
 
 
@@ -283,56 +283,56 @@ def _needs_norms(recipe: BuildRecipe) -> bool:
     return any(METRICS.get(m).needs == "norms" for m in recipe.search.metrics)
 
 
-def _inputs(bench: Workbench) -> dict[str, Any]:
+def _inputs(context: BuildContext) -> dict[str, Any]:
     """What the run reads; a resumed run must read the same base and documents."""
     return {
-        "base model": bench.fingerprint,
-        SETTINGS: digest(bench.identity),
-        "reference documents": {n: digest_documents(d.reference.documents) for n, d in bench.domains.items()},
-        "reported documents": {n: d.reported.digest() for n, d in bench.domains.items()},
-        "tokens": {n: digest(bench.rows(d.reference.documents)) for n, d in bench.domains.items()},
+        "base model": context.fingerprint,
+        SETTINGS: digest(context.identity),
+        "reference documents": {n: digest_documents(d.reference.documents) for n, d in context.domains.items()},
+        "reported documents": {n: d.reported.digest() for n, d in context.domains.items()},
+        "tokens": {n: digest(context.rows(d.reference.documents)) for n, d in context.domains.items()},
     }
 
 
-def _base_facts(bench: Workbench) -> dict[str, Any]:
+def _base_facts(context: BuildContext) -> dict[str, Any]:
     return {
-        "name": bench.recipe.model,
-        "revision": bench.recipe.revision,
-        "origin": origin(bench.recipe.model, bench.recipe.dtype),
-        "fingerprint": bench.fingerprint,
-        "model_type": bench.model.config.model_type,
-        "dtype": str(bench.model.dtype).removeprefix("torch."),
-        "parameters": sum(p.numel() for p in bench.model.parameters()),
-        "weights": sum(w.size for w in bench.weights),
-        "layers": 1 + max(w.layer for w in bench.weights),
+        "name": context.recipe.model,
+        "revision": context.recipe.revision,
+        "origin": origin(context.recipe.model, context.recipe.dtype),
+        "fingerprint": context.fingerprint,
+        "model_type": context.model.config.model_type,
+        "dtype": str(context.model.dtype).removeprefix("torch."),
+        "parameters": sum(p.numel() for p in context.model.parameters()),
+        "weights": sum(w.size for w in context.weights),
+        "layers": 1 + max(w.layer for w in context.weights),
     }
 
 
-def _features(bench: Workbench, run: RunFolder, domain: str) -> Tensor:
+def _features(context: BuildContext, run: RunFolder, domain: str) -> Tensor:
     """Features of a domain's reference documents, kept in the run folder: ``(D, H)``."""
 
     def work() -> dict[str, Tensor]:
-        prompts = [bench.scorer.prompt_ids(d) for d in bench.domains[domain].reference.documents]
-        return {"feature": features(bench.model, prompts, bench.recipe.subdomains.feature)}
+        prompts = [context.scorer.prompt_ids(d) for d in context.domains[domain].reference.documents]
+        return {"feature": features(context.model, prompts, context.recipe.subdomains.feature)}
 
     return run.tensors(f"features|{domain}", work)["feature"]
 
 
-def _calibrate(bench: Workbench, run: RunFolder, divided: dict[str, Subdomains]) -> Norms:
+def _calibrate(context: BuildContext, run: RunFolder, divided: dict[str, Subdomains]) -> Norms:
     """One pass over all reference documents for all subdomains and all p; a killed one goes on at its last part."""
     documents, labels, groups = [], [], 0
     for name, part in divided.items():
-        documents += bench.domains[name].reference.documents
+        documents += context.domains[name].reference.documents
         labels += [groups + k for k in part.labels]
         groups += len(part.names)
-    lengths = [len(ids) for ids, _ in bench.rows(documents)]
-    parts = parts_of(lengths, CALIBRATION_PART * bench.recipe.batch_tokens)
+    lengths = [len(ids) for ids, _ in context.rows(documents)]
+    parts = parts_of(lengths, CALIBRATION_PART * context.recipe.batch_tokens)
 
-    with bench.progress.stage("calibration", len(documents)) as advance:
+    with context.progress.stage("calibration", len(documents)) as advance:
 
         def batches(first: int, end: int) -> Iterator[Batch]:
             for part in parts[first:end]:
-                for b in bench.batches([documents[i] for i in part], [labels[i] for i in part]):
+                for b in context.batches([documents[i] for i in part], [labels[i] for i in part]):
                     yield b.ids, b.mask, b.labels
 
         def unit(end: int) -> str:
@@ -345,7 +345,7 @@ def _calibrate(bench: Workbench, run: RunFolder, divided: dict[str, Subdomains])
 
             def work(first: int = done, end: int = end, before: Norms | None = norms) -> dict[str, Tensor]:
                 told = None if end == kept else advance
-                return calibrate(bench.model, bench.weights, batches(first, end), groups, told, before).to_tensors()
+                return calibrate(context.model, context.weights, batches(first, end), groups, told, before).to_tensors()
 
             norms = Norms.from_tensors(run.tensors(unit(end), work))
             run.drop(unit(done))
@@ -355,8 +355,8 @@ def _calibrate(bench: Workbench, run: RunFolder, divided: dict[str, Subdomains])
 
 
 def _router(
-    bench: Workbench, divided: dict[str, Subdomains], feature: dict[str, Tensor]
+    context: BuildContext, divided: dict[str, Subdomains], feature: dict[str, Tensor]
 ) -> tuple[Router, dict[str, Any]]:
-    recipe = bench.recipe
-    keys = {name: [d.key for d in bench.domains[name].reference.documents] for name in divided}
+    recipe = context.recipe
+    keys = {name: [d.key for d in context.domains[name].reference.documents] for name in divided}
     return train_on_subdomains(divided, feature, keys, recipe.router, kind=recipe.subdomains.feature, seed=recipe.seed)

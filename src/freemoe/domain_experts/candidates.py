@@ -13,6 +13,7 @@ from freemoe.core.errors import DataError, NumericError, RecipeError
 from freemoe.core.numbers import decimals
 from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts.ahead import Ahead, Stage
+from freemoe.domain_experts.context import BuildContext
 from freemoe.domain_experts.expert import Expert, band_expert, switch_expert, unit_expert
 from freemoe.domain_experts.purify.curvature import Forecast
 from freemoe.domain_experts.purify.greedy import OnRound, from_state, to_state
@@ -34,7 +35,6 @@ from freemoe.domain_experts.select.scores import ScoreTable
 from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits, fit_units, multiple_of
 from freemoe.domain_experts.structured.training import OnLook
 from freemoe.domain_experts.structured.units import find_units, numbers_off
-from freemoe.domain_experts.workbench import Workbench
 from freemoe.evals.engine.evaluator import Score
 from freemoe.evals.statistics import detectable_effect, detectable_gain
 from freemoe.evals.summary import is_text
@@ -106,19 +106,19 @@ class Members:
     parts: tuple[list[int], list[int], list[int]]
 
 
-def members_of(bench: Workbench, divided: dict[str, Subdomains]) -> list[Members]:
+def members_of(context: BuildContext, divided: dict[str, Subdomains]) -> list[Members]:
     """The documents of every subdomain, in parts."""
-    recipe, found = bench.recipe, []
+    recipe, found = context.recipe, []
     shared = [recipe.saliency.gradient_share, recipe.saliency.stop_share]
     for name, part in divided.items():
         for k, subdomain in enumerate(part.names):
-            split = bench.domains[name].reference.take([i for i, label in enumerate(part.labels) if label == k])
+            split = context.domains[name].reference.take([i for i, label in enumerate(part.labels) if label == k])
             gradient, stop, guard = shares([d.key for d in split.documents], shared, recipe.seed)
             found.append(Members(subdomain, name, split, (gradient, stop, guard)))
     return found
 
 
-def check_division(bench: Workbench, divided: dict[str, Subdomains]) -> None:
+def check_division(context: BuildContext, divided: dict[str, Subdomains]) -> None:
     """Say what was merged and what cannot be proven, before anything is calibrated or searched.
 
     Raises:
@@ -126,8 +126,8 @@ def check_division(bench: Workbench, divided: dict[str, Subdomains]) -> None:
     """
     for part in divided.values():
         for note in part.notes:
-            bench.progress.say(f"note: {note}")
-    members, fitted = members_of(bench, divided), {SALIENCY, UNITS} & set(competing(bench.recipe))
+            context.progress.say(f"note: {note}")
+    members, fitted = members_of(context, divided), {SALIENCY, UNITS} & set(competing(context.recipe))
     for sub in members:
         if fitted and not all(sub.parts):
             raise DataError(
@@ -135,14 +135,14 @@ def check_division(bench: Workbench, divided: dict[str, Subdomains]) -> None:
                 f"{len({d.key for d in sub.split.documents})} keys or groups: too few to give gradients, to stop and to guard. "
                 "Raise --limit, use fewer subdomains (--subdomains), or group otherwise (--group-by)."
             )
-    if bench.recipe.search.select == "guarded":
-        _say_what_can_be_proven(bench, members)
+    if context.recipe.search.select == "guarded":
+        _say_what_can_be_proven(context, members)
 
 
-def make_subdomains(bench: Workbench, divided: dict[str, Subdomains], norms: Norms | None) -> list[Subdomain]:
+def make_subdomains(context: BuildContext, divided: dict[str, Subdomains], norms: Norms | None) -> list[Subdomain]:
     """List every subdomain with the bands that compete for it and with the parts of its documents."""
-    found, recipe = [], bench.recipe
-    for number, sub in enumerate(members_of(bench, divided)):
+    found, recipe = [], context.recipe
+    for number, sub in enumerate(members_of(context, divided)):
         bands = {
             b.name: b
             for m in recipe.search.metrics
@@ -150,7 +150,7 @@ def make_subdomains(bench: Workbench, divided: dict[str, Subdomains], norms: Nor
             for b in grid(recipe.bands, m, recipe.seed)
         }
         norm = partial(norms.norm, group=number, p=float(recipe.bands.p)) if norms else None
-        rankings = Rankings(bench.weights, norm, bands.values())
+        rankings = Rankings(context.weights, norm, bands.values())
         found.append(Subdomain(sub.name, sub.domain, number, sub.split, bands, rankings, sub.parts))
     return found
 
@@ -166,9 +166,9 @@ def competing(recipe: BuildRecipe) -> tuple[str, ...]:
     return (UNITS, *(m for m in metrics if m != SALIENCY))
 
 
-def _say_what_can_be_proven(bench: Workbench, subdomains: list[Members]) -> None:
+def _say_what_can_be_proven(context: BuildContext, subdomains: list[Members]) -> None:
     """Say which gain the guard finds four times in five, and what would lower it; refuse where it could find none at all."""
-    recipe, metrics = bench.recipe, competing(bench.recipe)
+    recipe, metrics = context.recipe, competing(context.recipe)
     alpha, tests = recipe.search.alpha, len(metrics) * len(subdomains)
     said, hopeless = [], []
     for metric in metrics:
@@ -178,7 +178,7 @@ def _say_what_can_be_proven(bench: Workbench, subdomains: list[Members]) -> None
         # A test that has all scores counts alike candidates as one, and unrelated ones each; another counts each.
         counted = (1, bands) if bands > 1 and recipe.search.method == "exhaustive" else (bands,)
         needed = enough(tests * counted[0], alpha)
-        for domain, data in bench.domains.items():
+        for domain, data in context.domains.items():
             counts = {
                 s.name: len({s.split.documents[i].key for i in (s.parts[2] if fitted else range(len(s.split)))})
                 for s in subdomains
@@ -194,7 +194,7 @@ def _say_what_can_be_proven(bench: Workbench, subdomains: list[Members]) -> None
                 gain = partial(_detectable, is_text(data.reference.documents), [alpha / count for count in counted])
                 now, less = gain(tests, tested), {"twice the documents": gain(tests, [2 * count for count in tested])}
                 if len(counts) > 1:
-                    less["no subdomains"] = gain(len(metrics) * len(bench.domains), [sum(counts.values())])
+                    less["no subdomains"] = gain(len(metrics) * len(context.domains), [sum(counts.values())])
                 alike = f"; the more alike the {bands} candidates, the less" if counted[1:] else ""
                 said.append(
                     f"power: {domain}, {metric}: a true gain of {now} is accepted with a chance of 80 % ({_range(tested, 0)} "
@@ -209,7 +209,7 @@ def _say_what_can_be_proven(bench: Workbench, subdomains: list[Members]) -> None
             "(--select argmax)."
         )
     for line in [*said, *(f"warning: {line}" for line in hopeless)]:
-        bench.progress.say(line)
+        context.progress.say(line)
 
 
 def _detectable(text: bool, alphas: Sequence[float], tests: int, documents: Sequence[int]) -> str:
@@ -225,20 +225,22 @@ def _range(values: Sequence[float], places: int) -> str:
     return " to ".join(dict.fromkeys(decimals(value, places) for value in (min(values), max(values))))
 
 
-def purify_all(bench: Workbench, run: RunFolder, subdomains: Sequence[Subdomain], ahead: Ahead | None = None) -> None:
+def purify_all(
+    context: BuildContext, run: RunFolder, subdomains: Sequence[Subdomain], ahead: Ahead | None = None
+) -> None:
     """Signed purification of every subdomain, each a journalled unit, done by those ahead if there are any.
 
     Raises:
         NumericError: When a loss or gradient is NaN or infinite; names the subdomain.
     """
-    recipe, section = bench.recipe, bench.recipe.saliency
+    recipe, section = context.recipe, context.recipe.saliency
     if SALIENCY not in competing(recipe):
         return
     text = {s.name: is_text(s.split.documents) for s in subdomains}
-    methods = {s.name: method_of(section, text[s.name], bench.weights) for s in subdomains}
+    methods = {s.name: method_of(section, text[s.name], context.weights) for s in subdomains}
     # Rounds are the steps of the bar; a subdomain that ends early jumps to its end.
     most = {s.name: methods[s.name].rounds(section, text[s.name]) for s in subdomains}
-    with bench.progress.stage("signed purification", sum(most.values())) as advance:
+    with context.progress.stage("signed purification", sum(most.values())) as advance:
         done = _fill(ahead, "purify", run, subdomains, lambda name: advance(most[name]))
         for sub in subdomains:
             seen = most[sub.name] if sub.name in done else 0
@@ -251,10 +253,10 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: Sequence[Subdomain]
             def work(sub: Subdomain = sub, on_round: OnRound = on_round) -> dict[str, Tensor]:
                 gradient, stop, _ = ([sub.split.documents[i] for i in part] for part in sub.parts)
                 task = Task(
-                    bench.model,
-                    bench.weights,
-                    bench.batches(gradient),
-                    bench.batches(stop),
+                    context.model,
+                    context.weights,
+                    context.batches(gradient),
+                    context.batches(stop),
                     text[sub.name],
                     recipe.seed,
                     on_round,
@@ -269,19 +271,21 @@ def purify_all(bench: Workbench, run: RunFolder, subdomains: Sequence[Subdomain]
                     ) from None
                 return to_state(found)
 
-            found = from_state(run.tensors(f"purify|{sub.name}", work), bench.weights)
+            found = from_state(run.tensors(f"purify|{sub.name}", work), context.weights)
             sub.curve, sub.forecast, sub.fitted = found.losses, found.forecast, found.mask
             advance(max(0, most[sub.name] - seen))
 
 
-def shrink_all(bench: Workbench, run: RunFolder, subdomains: Sequence[Subdomain], ahead: Ahead | None = None) -> None:
+def shrink_all(
+    context: BuildContext, run: RunFolder, subdomains: Sequence[Subdomain], ahead: Ahead | None = None
+) -> None:
     """Structured purification of every subdomain, each a journalled unit, done by those ahead if there are any.
 
     Raises:
         RecipeError: Shares of units that the layout cannot keep.
         NumericError: When a loss or gradient is NaN or infinite; names the subdomain.
     """
-    recipe, section = bench.recipe, bench.recipe.units
+    recipe, section = context.recipe, context.recipe.units
     if section.unit is None:
         return
     if recipe.bands.layers is not None or recipe.bands.sublayers != "both":
@@ -289,11 +293,11 @@ def shrink_all(bench: Workbench, run: RunFolder, subdomains: Sequence[Subdomain]
             "Units are of the whole model: leave bands.layers and bands.sublayers (--layers, --sublayers) at their defaults "
             "with --unit."
         )
-    units = find_units(bench.model, section.unit)
+    units = find_units(context.model, section.unit)
     for share in section.off:
-        numbers_off(units, share, section.layout, multiple_of(section, bench.model.device))
+        numbers_off(units, share, section.layout, multiple_of(section, context.model.device))
     looks = len(section.off) * math.ceil(section.steps / section.every)
-    with bench.progress.stage("structured purification", len(subdomains) * looks) as advance:
+    with context.progress.stage("structured purification", len(subdomains) * looks) as advance:
         done = _fill(ahead, "units", run, subdomains, lambda name: advance(looks))
         for sub in subdomains:
             seen = looks if sub.name in done else 0
@@ -304,33 +308,33 @@ def shrink_all(bench: Workbench, run: RunFolder, subdomains: Sequence[Subdomain]
                 advance(1)
 
             def work(sub: Subdomain = sub, on_look: OnLook = on_look) -> dict[str, Tensor]:
-                gradient, stop, _ = (bench.batches([sub.split.documents[i] for i in part]) for part in sub.parts)
+                gradient, stop, _ = (context.batches([sub.split.documents[i] for i in part]) for part in sub.parts)
                 text = is_text(sub.split.documents)
                 try:
                     return fit_units(
-                        bench.model, bench.weights, units, gradient, stop, section, recipe.saliency,
+                        context.model, context.weights, units, gradient, stop, section, recipe.saliency,
                         singles=SALIENCY in recipe.search.metrics, text=text, seed=recipe.seed, on_look=on_look,
                         kept=run.state(f"units|{sub.name}"),
                     ).to_tensors()  # fmt: skip
                 except NumericError as error:
                     raise NumericError(f"Subdomain {sub.name!r}: {error} The base model is as it was.") from None
 
-            sub.units = FoundUnits.from_tensors(units, bench.weights, run.tensors(f"units|{sub.name}", work))
+            sub.units = FoundUnits.from_tensors(units, context.weights, run.tensors(f"units|{sub.name}", work))
             sub.curve = sub.units.losses
             advance(max(0, looks - seen))
 
 
-def search(bench: Workbench, sub: Subdomain) -> ScoreTable:
+def search(context: BuildContext, sub: Subdomain) -> ScoreTable:
     """Let every metric find its best candidate in a subdomain and test it; returns the scores that were asked for."""
-    section, seed = bench.recipe.search, bench.recipe.seed
+    section, seed = context.recipe.search, context.recipe.seed
 
     def compute(candidate: str, numbers: list[int]) -> list[Score]:
         documents = [sub.split.documents[i] for i in numbers]
-        return bench.scores(sub.domain, f"{sub.name}|{candidate}", partial(sub.mask, candidate), documents)
+        return context.scores(sub.domain, f"{sub.name}|{candidate}", partial(sub.mask, candidate), documents)
 
     table = ScoreTable(sub.split, compute)
     verdicts = []
-    for metric in competing(bench.recipe):
+    for metric in competing(context.recipe):
         if metric in (SALIENCY, UNITS):
             verdicts.append(judge_fitted(table, metric, sub.guard, seed))
             continue
@@ -349,15 +353,15 @@ def _fill(
     return ahead.fill(stage, names, told) if ahead else set()
 
 
-def choose_all(bench: Workbench, subdomains: Sequence[Subdomain], ahead: Ahead | None = None) -> None:
+def choose_all(context: BuildContext, subdomains: Sequence[Subdomain], ahead: Ahead | None = None) -> None:
     """Search each metric's candidates, test the winners with the search counted, accept the proven."""
-    section = bench.recipe.search
+    section = context.recipe.search
     tables = []
-    with bench.progress.stage("search", len(subdomains)) as advance:
+    with context.progress.stage("search", len(subdomains)) as advance:
         names = [s.name for s in subdomains]
         done = ahead.fill("search", names, lambda name: advance(1)) if ahead else set()
         for sub in subdomains:
-            tables.append(search(bench, sub))
+            tables.append(search(context, sub))
             advance(0 if sub.name in done else 1)
     adjusted = adjust([s.verdicts for s in subdomains])
     for sub, verdicts, table in zip(subdomains, adjusted, tables, strict=True):
@@ -375,13 +379,13 @@ def choose_all(bench: Workbench, subdomains: Sequence[Subdomain], ahead: Ahead |
             sub.choice = best if gain(best) > 0 or best.candidate == UNITS else None
 
 
-def make_expert(bench: Workbench, sub: Subdomain) -> Expert:
+def make_expert(context: BuildContext, sub: Subdomain) -> Expert:
     """Turn a subdomain's choice into what is written to disk; a choice that switches nothing off is the base."""
-    found = _chosen_expert(bench, sub)
+    found = _chosen_expert(context, sub)
     return found if found.switches or found.lines or found.ends else Expert(sub.name)
 
 
-def _chosen_expert(bench: Workbench, sub: Subdomain) -> Expert:
+def _chosen_expert(context: BuildContext, sub: Subdomain) -> Expert:
     if sub.choice is None:
         return Expert(sub.name)
     if sub.choice.candidate == SALIENCY:
@@ -392,5 +396,5 @@ def _chosen_expert(bench: Workbench, sub: Subdomain) -> Expert:
     band = sub.bands[sub.choice.candidate]
     norm, ends = sub.rankings.norm, sub.rankings.ends(band)
     sub.rankings.forget()
-    held = {t: norm(t) for t in dict.fromkeys(w.tap for w in bench.weights)} if norm is not None else {}
-    return band_expert(sub.name, band, ends, held, bench.weights)
+    held = {t: norm(t) for t in dict.fromkeys(w.tap for w in context.weights)} if norm is not None else {}
+    return band_expert(sub.name, band, ends, held, context.weights)

@@ -190,19 +190,19 @@ def _evaluated(recipe: EvalRecipe, subject: Open, place: str, work: str | None, 
     if record is not None and record.warning():
         progress.say(record.warning())
     require_place(recipe)
-    begun = _begin(recipe, subject, place)
-    opened, tensors = begun.opened, tensor_checksums(place)
+    prepared = _prepare(recipe, subject, place)
+    opened, tensors = prepared.opened, tensor_checksums(place)
     # Of an artefact its tensors count, wherever it lies; of a plain model its name.
     opening = [tensors, deciding(recipe, "output", *(["artefact"] if tensors else []))]
-    openings = count_openings((d.content() for docs in begun.documents.values() for d in docs), opening)
-    for name, (data, _) in begun.domains.items():
+    openings = count_openings((d.content() for docs in prepared.documents.values() for d in docs), opening)
+    for name, (data, _) in prepared.domains.items():
         for note in data.notes:
             progress.say(f"{name}: {note}")
     several = work is not None and place_of(recipe).several
-    rows = _rows_elsewhere(begun, recipe, work or "", progress) if several else _rows(begun, progress)
+    rows = _rows_elsewhere(prepared, recipe, work or "", progress) if several else _rows(prepared, progress)
     found = [
-        {"name": name, "set_aside": apart, **_domain(begun, name, data, rows[name], recipe.seed or 0)}
-        for name, (data, apart) in begun.domains.items()
+        {"name": name, "set_aside": apart, **_domain(prepared, name, data, rows[name], recipe.seed or 0)}
+        for name, (data, apart) in prepared.domains.items()
     ]
     adjust_rows(found)
     return {
@@ -225,7 +225,7 @@ Scored = tuple[Sequence[Score], Sequence[str]]
 
 
 @dataclass(frozen=True, eq=False)
-class _Begun:
+class _Prepared:
     """An evaluation before anything is scored.
 
     Attributes:
@@ -241,7 +241,7 @@ class _Begun:
     evaluators: dict[str, Evaluator]
 
 
-def _begin(recipe: EvalRecipe, subject: Open, place: str) -> _Begun:
+def _prepare(recipe: EvalRecipe, subject: Open, place: str) -> _Prepared:
     record = read_record(place)
     opened = subject(recipe.model_copy(update={"artefact": place}))
     domains = {name: set_aside(data, record) for name, data in load_domains(recipe, opened.tokenizer).items()}
@@ -249,7 +249,7 @@ def _begin(recipe: EvalRecipe, subject: Open, place: str) -> _Begun:
     sampling = sampling_of(recipe)
     # Nothing is chosen here, so the reported split may be read at once.
     choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
-    return _Begun(
+    return _Prepared(
         opened,
         domains,
         {name: tuple(data.reported.open(choice)) for name, (data, _) in domains.items()},
@@ -257,27 +257,29 @@ def _begin(recipe: EvalRecipe, subject: Open, place: str) -> _Begun:
     )
 
 
-def _rows(begun: _Begun, progress: Progress) -> dict[str, dict[str, Scored]]:
+def _rows(prepared: _Prepared, progress: Progress) -> dict[str, dict[str, Scored]]:
     """Every domain in every way, here."""
     found: dict[str, dict[str, Scored]] = {}
-    for name, documents in begun.documents.items():
+    for name, documents in prepared.documents.items():
         found[name] = {}
-        with progress.stage(name, len(begun.opened.rows)) as advance:
-            for way, score in begun.opened.rows.items():
-                found[name][way] = score(begun.evaluators[name], documents)
+        with progress.stage(name, len(prepared.opened.rows)) as advance:
+            for way, score in prepared.opened.rows.items():
+                found[name][way] = score(prepared.evaluators[name], documents)
                 advance(1)
     return found
 
 
-def _rows_elsewhere(begun: _Begun, recipe: EvalRecipe, work: str, progress: Progress) -> dict[str, dict[str, Scored]]:
+def _rows_elsewhere(
+    prepared: _Prepared, recipe: EvalRecipe, work: str, progress: Progress
+) -> dict[str, dict[str, Scored]]:
     """Every domain in every way, each a unit of work."""
     plain = recipe.model_dump(mode="json")
-    asked = [(name, way) for name in begun.documents for way in begun.opened.rows]
+    asked = [(name, way) for name in prepared.documents for way in prepared.opened.rows]
     units = [
         Unit(
             f"{name}|{way}",
             work,
-            {"recipe": plain, "domain": name, "way": way, "documents": digest_documents(begun.documents[name])},
+            {"recipe": plain, "domain": name, "way": way, "documents": digest_documents(prepared.documents[name])},
         )
         for name, way in asked
     ]
@@ -286,7 +288,7 @@ def _rows_elsewhere(begun: _Begun, recipe: EvalRecipe, work: str, progress: Prog
         for unit, found in executor.run(units):
             scored[unit.name] = found
             advance(1)
-    return {name: {way: scored[f"{name}|{way}"] for way in begun.opened.rows} for name in begun.documents}
+    return {name: {way: scored[f"{name}|{way}"] for way in prepared.opened.rows} for name in prepared.documents}
 
 
 def score_way(recipe: dict[str, Any], subject: Open, place: str, domain: str, way: str, documents: str) -> Scored:
@@ -303,28 +305,30 @@ def score_way(recipe: dict[str, Any], subject: Open, place: str, domain: str, wa
     Raises:
         DataError: When they are not.
     """
-    begun = _begun_once(json.dumps(recipe), subject, place)
-    own = begun.documents[domain]
+    prepared = _begun_once(json.dumps(recipe), subject, place)
+    own = prepared.documents[domain]
     if digest_documents(own) != documents:
         raise DataError(
             f"A worker found other documents for {domain!r} than the evaluation itself: its files differ. Put the same ones on "
             "every machine."
         )
-    return begun.opened.rows[way](begun.evaluators[domain], own)
+    return prepared.opened.rows[way](prepared.evaluators[domain], own)
 
 
 @functools.lru_cache(maxsize=1)
-def _begun_once(recipe: str, subject: Open, place: str) -> _Begun:
+def _begun_once(recipe: str, subject: Open, place: str) -> _Prepared:
     """The evaluation of this process, whose base is loaded once."""
     read = recipe_from(json.loads(recipe))
     assert isinstance(read, EvalRecipe)
     use_threads(read.threads)
-    return _begin(read, subject, place)
+    return _prepare(read, subject, place)
 
 
-def _domain(begun: _Begun, name: str, data: DomainData, scored: Mapping[str, Scored], seed: int) -> dict[str, Any]:
+def _domain(
+    prepared: _Prepared, name: str, data: DomainData, scored: Mapping[str, Scored], seed: int
+) -> dict[str, Any]:
     """What is told of a domain."""
-    documents = begun.documents[name]
+    documents = prepared.documents[name]
     rows = {way: scores for way, (scores, _) in scored.items()}
     routed: Sequence[str] = next((went for _, went in reversed(list(scored.values())) if went), ())
     first, base = next(iter(rows.items()))
@@ -332,7 +336,7 @@ def _domain(begun: _Begun, name: str, data: DomainData, scored: Mapping[str, Sco
     for way, row in table.items():
         if way != first:
             row["p"] = two_sided_p(rows[way], base, documents, seed)
-    values, vocabulary = [s.value for s in base], vocabulary_of(begun.opened.model)
+    values, vocabulary = [s.value for s in base], vocabulary_of(prepared.opened.model)
     guessing = against_guessing(documents, values, table[first]["score"], vocabulary)
     return {
         "notes": list(data.notes),

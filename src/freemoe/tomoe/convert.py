@@ -44,7 +44,7 @@ from freemoe.tomoe.devices import Devices
 from freemoe.tomoe.export import export
 from freemoe.tomoe.gates.train import History
 from freemoe.tomoe.inspection import read_files
-from freemoe.tomoe.material import Bench, inputs, prepare
+from freemoe.tomoe.material import ConversionContext, inputs, prepare
 from freemoe.tomoe.measure import TextScore, score_text
 from freemoe.tomoe.structures.masked import masked
 from freemoe.tomoe.structures.methods import GATHERED, best_variant, decide, follow, gather, scored
@@ -108,26 +108,26 @@ def convert(
 
 def _convert(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Progress) -> RunOutput:
     require_place(recipe)
-    bench = prepare(recipe, run, progress)
-    base = fingerprint(bench.model)
-    settings = identity(bench.model, bench.tokenizer)
-    run.same_inputs(inputs(bench, base, settings))
-    structure, history, curve = decide(bench, devices)
-    scores = {"dense": scored(bench, "dense", bench.test, None)}
-    scores["converted"] = scored(bench, "converted", bench.test, structure)
-    guessing = text_against_guessing(scores["dense"].perplexity, vocabulary_of(bench.model))
-    rivals = _rivals(bench) if recipe.rivals and recipe.method == "tomoe" else {}
+    context = prepare(recipe, run, progress)
+    base = fingerprint(context.model)
+    settings = identity(context.model, context.tokenizer)
+    run.same_inputs(inputs(context, base, settings))
+    structure, history, curve = decide(context, devices)
+    scores = {"dense": scored(context, "dense", context.test, None)}
+    scores["converted"] = scored(context, "converted", context.test, structure)
+    guessing = text_against_guessing(scores["dense"].perplexity, vocabulary_of(context.model))
+    rivals = _rivals(context) if recipe.rivals and recipe.method == "tomoe" else {}
     scores |= {name: score for name, (score, _) in rivals.items()}
-    parameters = counted(bench, structure)
+    parameters = counted(context, structure)
     folder = run.partial
-    layers, usage, model_type = _layers(bench, structure), _usage(bench, structure), bench.model.config.model_type
-    speed = _export(bench, structure, folder)
+    layers, usage, model_type = _layers(context, structure), _usage(context, structure), context.model.config.model_type
+    speed = _export(context, structure, folder)
     result = {
         "base": {"name": recipe.model, "fingerprint": base, "model_type": model_type},
         "blocks": {
-            "length": bench.train.length,
-            **{part: getattr(bench, part).tokens for part in ("train", "held_out", "test")},
-            "test_groups": bench.test.clusters(),
+            "length": context.train.length,
+            **{part: getattr(context, part).tokens for part in ("train", "held_out", "test")},
+            "test_groups": context.test.clusters(),
         },
         "parameters": parameters,
         **missed_budget(recipe.active, parameters["active_share"]),
@@ -146,13 +146,13 @@ def _convert(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: 
         base_fingerprint=base,
         result=result,
         manifest={IDENTITY: settings},
-        seen=keep_record(folder, bench.seen()),
-        reported=row_texts(bench.tokenizer, bench.test),
+        seen=keep_record(folder, context.seen()),
+        reported=row_texts(context.tokenizer, context.test),
         cost={"model_bytes": sum(p.stat().st_size for p in models)},
     )
 
 
-def _layers(bench: Bench, structure: Structure) -> list[dict[str, Any]]:
+def _layers(context: ConversionContext, structure: Structure) -> list[dict[str, Any]]:
     """What each layer keeps."""
     return [
         {
@@ -164,29 +164,29 @@ def _layers(bench: Bench, structure: Structure) -> list[dict[str, Any]]:
             "union": own.union,
             "width": layer.width,
         }
-        for layer, own in zip(bench.sublayers, structure, strict=True)
+        for layer, own in zip(context.sublayers, structure, strict=True)
     ]
 
 
-def _rivals(bench: Bench) -> dict[str, tuple[TextScore, dict[str, float]]]:
+def _rivals(context: ConversionContext) -> dict[str, tuple[TextScore, dict[str, float]]]:
     """Every rival, from the journal where workers have done it by now."""
-    if place_of(bench.recipe).several:
-        gather(bench)
-        known = {"recipe": bench.recipe.model_dump(mode="json")}
+    if place_of(context.recipe).several:
+        gather(context)
+        known = {"recipe": context.recipe.model_dump(mode="json")}
         work = f"{__name__}:{work_ahead.__name__}"
         with (
             Ahead(
-                bench.own_run, executor_of(bench.recipe), work, known, lambda stage, name, unit: unit in GATHERED
+                context.own_run, executor_of(context.recipe), work, known, lambda stage, name, unit: unit in GATHERED
             ) as ahead,
-            bench.progress.stage("rivals", len(RIVALS.names())) as advance,
+            context.progress.stage("rivals", len(RIVALS.names())) as advance,
         ):
             ahead.fill("rival", RIVALS.names(), lambda name: advance(1))
-    return {method: _rival(bench, method) for method in RIVALS.names()}
+    return {method: _rival(context, method) for method in RIVALS.names()}
 
 
-def _rival(bench: Bench, method: str) -> tuple[TextScore, dict[str, float]]:
-    structure, variant = best_variant(bench, method)
-    return scored(bench, method, bench.test, structure), variant
+def _rival(context: ConversionContext, method: str) -> tuple[TextScore, dict[str, float]]:
+    structure, variant = best_variant(context, method)
+    return scored(context, method, context.test, structure), variant
 
 
 def work_ahead(recipe: dict[str, Any], output: str, stage: str, name: str) -> None:
@@ -198,37 +198,37 @@ def work_ahead(recipe: dict[str, Any], output: str, stage: str, name: str) -> No
         stage: What is done.
         name: Of the rival.
     """
-    bench = _bench_once(json.dumps(recipe), output)
-    bench.run = RunPart(output, f"{stage}|{name}")
-    _rival(bench, name)
+    context = _context_once(json.dumps(recipe), output)
+    context.run = RunPart(output, f"{stage}|{name}")
+    _rival(context, name)
 
 
 @functools.lru_cache(maxsize=1)
-def _bench_once(recipe: str, output: str) -> Bench:
+def _context_once(recipe: str, output: str) -> ConversionContext:
     """The conversion of this process, whose base is loaded once."""
     read = recipe_from(json.loads(recipe))
     assert isinstance(read, ConvertRecipe)
     run = RunPart(output, "begun")
-    bench = prepare(read, run, None)
-    run.same_inputs(inputs(bench, fingerprint(bench.model), identity(bench.model, bench.tokenizer)))
-    return bench
+    context = prepare(read, run, None)
+    run.same_inputs(inputs(context, fingerprint(context.model), identity(context.model, context.tokenizer)))
+    return context
 
 
-def counted(bench: Bench, structure: Structure) -> dict[str, Any]:
+def counted(context: ConversionContext, structure: Structure) -> dict[str, Any]:
     """Parameters of the decoder's linears and of the whole model, nominal and real.
 
     Nominal counts a value dimension that a token masks as saved, as the paper does; real counts only what need not be
     read or multiplied at run time: token-wise V/O masks save nothing there.
     """
-    dense = dense_parameters(bench.sublayers)
-    nominal = active_parameters(structure, bench.sublayers)
+    dense = dense_parameters(context.sublayers)
+    nominal = active_parameters(structure, context.sublayers)
     real = nominal + sum(
         layer.hidden * (layer.heads + layer.kv_heads) * (layer.rotary.head_dim - own.value_width)
-        for layer, own in zip(bench.sublayers, structure, strict=True)
+        for layer, own in zip(context.sublayers, structure, strict=True)
         if not isinstance(own.vo, Tensor)
     )
     gates = sum(t.numel() for name, t in to_tensors(structure).items() if "router" in name or ".vo." in name)
-    total = sum(p.numel() for p in bench.model.parameters())
+    total = sum(p.numel() for p in context.model.parameters())
     return {
         "dense_linears": dense,
         "active_linears": nominal,
@@ -240,8 +240,8 @@ def counted(bench: Bench, structure: Structure) -> dict[str, Any]:
         "gates": gates,
         # Two per weight and token: multiply and add. Attention over the context comes on top, the same for both.
         "flops_per_token": {
-            "dense": 2 * total_multiplied(total, bench),
-            "converted": 2 * (total_multiplied(total, bench) - dense + real + gates),
+            "dense": 2 * total_multiplied(total, context),
+            "converted": 2 * (total_multiplied(total, context) - dense + real + gates),
         },
     }
 
@@ -251,14 +251,14 @@ def missed_budget(asked: float, got: float) -> dict[str, dict[str, float]]:
     return {"missed_budget": {"asked": asked, "got": got}} if got > 1.01 * asked else {}
 
 
-def total_multiplied(total: int, bench: Bench) -> int:
+def total_multiplied(total: int, context: ConversionContext) -> int:
     """Weights that a token's hidden state is multiplied by: all but an embedding table that is no head as well."""
-    table = bench.model.get_input_embeddings().weight
-    return total if table is bench.model.get_output_embeddings().weight else total - table.numel()
+    table = context.model.get_input_embeddings().weight
+    return total if table is context.model.get_output_embeddings().weight else total - table.numel()
 
 
 @torch.no_grad()
-def _usage(bench: Bench, structure: Structure) -> list[list[float]]:
+def _usage(context: ConversionContext, structure: Structure) -> list[list[float]]:
     """Per layer the share of held-out tokens that each expert gets."""
     from freemoe.kernels.gates import route
 
@@ -274,31 +274,31 @@ def _usage(bench: Bench, structure: Structure) -> list[list[float]]:
 
         return hook
 
-    listening = hooked(*(before(layer.up[0], listen(n)) for n, layer in enumerate(bench.sublayers)))
-    with masked(bench.model, structure, bench.sublayers), listening:
-        score_text(bench.model, bench.held_out.rows(range(min(8, len(bench.held_out)))))
+    listening = hooked(*(before(layer.up[0], listen(n)) for n, layer in enumerate(context.sublayers)))
+    with masked(context.model, structure, context.sublayers), listening:
+        score_text(context.model, context.held_out.rows(range(min(8, len(context.held_out)))))
     return [(c / c.sum()).tolist() for c in counts]
 
 
-def _export(bench: Bench, structure: Structure, folder: Path) -> dict[str, Any]:
+def _export(context: ConversionContext, structure: Structure, folder: Path) -> dict[str, Any]:
     """Write the model, load it again, hold it against the masks on the dense one, and time the two; the dense one is then gone.
 
     Returns:
         What `compare_prompts` found.
     """
-    export(bench.model, structure, folder, mode=bench.recipe.mode, tokenizer=bench.tokenizer, resume=True)
-    device, paths = bench.model.device, [layer.path for layer in bench.sublayers]
-    ids = bench.test.ids[:1, :COMPARED].to(device)
-    with masked(bench.model, structure, bench.sublayers):
-        given, logits = layer_inputs(bench.model, paths, ids)
-    timing, lengths = bench.recipe.timing, bench.prompts
-    if not lengths and lent_model(bench.recipe.model) is None:
+    export(context.model, structure, folder, mode=context.recipe.mode, tokenizer=context.tokenizer, resume=True)
+    device, paths = context.model.device, [layer.path for layer in context.sublayers]
+    ids = context.test.ids[:1, :COMPARED].to(device)
+    with masked(context.model, structure, context.sublayers):
+        given, logits = layer_inputs(context.model, paths, ids)
+    timing, lengths = context.recipe.timing, context.prompts
+    if not lengths and lent_model(context.recipe.model) is None:
         # Nothing is left for it to do, and the two together would take twice the memory.
-        bench.model.to("meta")
+        context.model.to("meta")
     loaded, _ = load_base(folder, device=str(device))
     require_agreement(tokens_apart(loaded, paths, ids, given, logits), ids.numel())
-    sides = {"dense": partial(_answering, bench.model), "converted": partial(_answering, loaded)}
-    return compare_prompts(timing, sides, bench.test.ids.flatten().to(device), lengths, bench.own_run)
+    sides = {"dense": partial(_answering, context.model), "converted": partial(_answering, loaded)}
+    return compare_prompts(timing, sides, context.test.ids.flatten().to(device), lengths, context.own_run)
 
 
 @contextmanager

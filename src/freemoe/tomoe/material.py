@@ -25,7 +25,7 @@ from freemoe.text.mixes import read_mix
 
 
 @dataclass(eq=False)
-class Bench:
+class ConversionContext:
     """What every step of a conversion works on."""
 
     recipe: ConvertRecipe
@@ -107,7 +107,7 @@ def read_blocks(recipe: ConvertRecipe, model: Any, tokenizer: Any) -> tuple[dict
     return blocks, parts
 
 
-def prepare(recipe: ConvertRecipe, run: RunFolder | None, progress: Progress | None) -> Bench:
+def prepare(recipe: ConvertRecipe, run: RunFolder | None, progress: Progress | None) -> ConversionContext:
     """Load the base and the text."""
     use_threads(recipe.threads)
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
@@ -121,7 +121,7 @@ def prepare(recipe: ConvertRecipe, run: RunFolder | None, progress: Progress | N
     for part in ("held_out", "test"):
         blocks[part] = blocks[part].rows(range(min(len(blocks[part]), most)))
     questions = Seen.of_questions(parts.about())
-    return Bench(
+    return ConversionContext(
         recipe, model, tokenizer, sublayers, **blocks, run=run, progress=progress or Quiet(), questions=questions
     )
 
@@ -144,13 +144,13 @@ def checkpoint_activations(model: Any) -> None:
             module.attention_dropout = 0.0  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
 
 
-def inputs(bench: Bench, base: str, settings: dict[str, Any]) -> dict[str, str]:
+def inputs(context: ConversionContext, base: str, settings: dict[str, Any]) -> dict[str, str]:
     """What the run reads; a resumed run must read the same.
 
     Args:
-        bench: Base and text.
+        context: Base and text.
         base: The base's fingerprint.
         settings: Its identity beside that.
     """
-    parts = {f"{part} text": digest(getattr(bench, part).ids.tolist()) for part in ("train", "held_out", "test")}
+    parts = {f"{part} text": digest(getattr(context, part).ids.tolist()) for part in ("train", "held_out", "test")}
     return {"base model": base, SETTINGS: digest(settings), **parts}

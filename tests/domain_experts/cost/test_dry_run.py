@@ -7,13 +7,13 @@ import pytest
 from freemoe.core.errors import ArtifactError, DataError, NumericError
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.candidates import check_division
+from freemoe.domain_experts.context import prepare
 from freemoe.domain_experts.cost.dry_run import plan
 from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.prove.card import control_text, gain_text, headlines, model_card
 from freemoe.domain_experts.purify.methods import METHODS
 from freemoe.domain_experts.route.subdomains import divide, features
-from freemoe.domain_experts.workbench import prepare
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.statistics import detectable_effect, detectable_gain
 from freemoe.models.checkpoints.fingerprint import fingerprint
@@ -56,11 +56,11 @@ def lines_of(world, recipe):
     from freemoe.core.run.progress import Kept
 
     said = Kept()
-    bench = prepare(recipe, said)
-    feature = {n: features(bench.model, [bench.scorer.prompt_ids(d) for d in data.reference.documents])
-               for n, data in bench.domains.items()}  # fmt: skip
-    divided = {n: divide(n, d.reference, feature[n], recipe.subdomains, 0) for n, d in bench.domains.items()}
-    check_division(bench, divided)
+    context = prepare(recipe, said)
+    feature = {n: features(context.model, [context.scorer.prompt_ids(d) for d in data.reference.documents])
+               for n, data in context.domains.items()}  # fmt: skip
+    divided = {n: divide(n, d.reference, feature[n], recipe.subdomains, 0) for n, d in context.domains.items()}
+    check_division(context, divided)
     return said.lines
 
 

@@ -8,8 +8,8 @@ import torch
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.journal import Journal
 from freemoe.domain_experts import build as build_module
+from freemoe.domain_experts.context import prepare
 from freemoe.domain_experts.rank.calibrate import calibrate, parts_of
-from freemoe.domain_experts.workbench import prepare
 from freemoe.models.weights import find_weights
 from tests.domain_experts.conftest import task_recipe
 from tests.tiny import tiny_model
@@ -68,7 +68,7 @@ def test_parts_hold_every_document_once_and_not_too_much():
 
 
 @pytest.fixture(scope="module")
-def bench(world):
+def context(world):
     """A workbench with 32 documents, of which each part of the calibration takes few."""
     recipe = task_recipe(
         world, "unused", domains={"law": [str(world.law)]}, search={"metrics": ["wanda"]}, batch_tokens=128
@@ -116,46 +116,46 @@ def same(a, b):
     )
 
 
-def test_a_killed_run_goes_on_at_its_last_part(bench, tmp_path, measured):
-    whole = build_module._calibrate(bench, run_of(tmp_path / "whole"), DIVIDED)
+def test_a_killed_run_goes_on_at_its_last_part(context, tmp_path, measured):
+    whole = build_module._calibrate(context, run_of(tmp_path / "whole"), DIVIDED)
     assert measured.documents == 32
     count = len(measured.units)
     assert count > 5
     assert measured.units == [f"calibration|{n}/{count}" for n in range(1, count + 1)]
-    tokens = sum(len(ids) for ids, _ in bench.rows(bench.domains["law"].reference.documents))
+    tokens = sum(len(ids) for ids, _ in context.rows(context.domains["law"].reference.documents))
     assert int(sum(n.sum() for n in whole.counts.values())) == tokens * len(whole.counts)
 
     measured.units, measured.documents = [], 0
     for measured.stop in (0, 1, 4):
         with pytest.raises(KeyboardInterrupt):
-            build_module._calibrate(bench, run_of(tmp_path), DIVIDED)
+            build_module._calibrate(context, run_of(tmp_path), DIVIDED)
         assert len(measured.units) == measured.stop
     measured.stop = None
-    assert same(build_module._calibrate(bench, run_of(tmp_path), DIVIDED), whole)
+    assert same(build_module._calibrate(context, run_of(tmp_path), DIVIDED), whole)
     assert len(set(measured.units)) == len(measured.units) == count
     # What a killed run measured last was not written down, and is measured twice.
     assert 32 < measured.documents < 32 + 3 * 8
     measured.documents = 0
-    assert same(build_module._calibrate(bench, run_of(tmp_path), DIVIDED), whole)
+    assert same(build_module._calibrate(context, run_of(tmp_path), DIVIDED), whole)
     assert measured.documents == 0
 
 
-def test_only_the_newest_sums_stay_on_the_disk(bench, tmp_path, measured):
+def test_only_the_newest_sums_stay_on_the_disk(context, tmp_path, measured):
     run = run_of(tmp_path)
-    build_module._calibrate(bench, run, DIVIDED)
+    build_module._calibrate(context, run, DIVIDED)
     assert len(measured.units) > 5
     assert len(list((run.partial / "units").iterdir())) == 1
 
 
 @pytest.mark.parametrize("damage", [lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-1] + b"x")])
-def test_lost_or_damaged_sums_are_measured_anew(bench, tmp_path, measured, damage):
-    whole = build_module._calibrate(bench, run_of(tmp_path / "whole"), DIVIDED)
+def test_lost_or_damaged_sums_are_measured_anew(context, tmp_path, measured, damage):
+    whole = build_module._calibrate(context, run_of(tmp_path / "whole"), DIVIDED)
     measured.units, measured.documents, measured.stop = [], 0, 4
     with pytest.raises(KeyboardInterrupt):
-        build_module._calibrate(bench, run_of(tmp_path), DIVIDED)
+        build_module._calibrate(context, run_of(tmp_path), DIVIDED)
     measured.stop = None
     for path in (run_of(tmp_path).partial / "units").iterdir():
         damage(path)
     measured.documents = 0
-    assert same(build_module._calibrate(bench, run_of(tmp_path), DIVIDED), whole)
+    assert same(build_module._calibrate(context, run_of(tmp_path), DIVIDED), whole)
     assert measured.documents == 32

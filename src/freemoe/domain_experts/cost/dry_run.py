@@ -10,13 +10,13 @@ from typing import Any
 from freemoe.core.run.places import place_of
 from freemoe.core.run.progress import Kept
 from freemoe.domain_experts.candidates import SALIENCY, check_division, competing
+from freemoe.domain_experts.context import BuildContext, prepare
 from freemoe.domain_experts.cost.memory import FITTED, fitting, stage_peaks
 from freemoe.domain_experts.purify.methods import method_of
 from freemoe.domain_experts.rank.bands import grid
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.route.subdomains import divide, features
 from freemoe.domain_experts.structured.fitting import UNITS, documents_to_fit
-from freemoe.domain_experts.workbench import Workbench, prepare
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.checkpoints.placement import free_bytes
@@ -39,21 +39,25 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
         FreeMoEError: What the build would raise before its first unit of work.
     """
     said, began = Kept(), time.perf_counter()
-    bench = prepare(recipe, said)
+    context = prepare(recipe, said)
     loading = time.perf_counter() - began
     fitted = any(METRICS.get(m).needs == "gradients" for m in recipe.search.metrics)
     divided, reference, reported, units, purified = {}, 0, 0, 0.0, 0.0
-    for name, data in bench.domains.items():
-        ids = [bench.scorer.prompt_ids(d) for d in data.reference.documents]
+    for name, data in context.domains.items():
+        ids = [context.scorer.prompt_ids(d) for d in data.reference.documents]
         part = divide(
-            name, data.reference, features(bench.model, ids, recipe.subdomains.feature), recipe.subdomains, recipe.seed
+            name,
+            data.reference,
+            features(context.model, ids, recipe.subdomains.feature),
+            recipe.subdomains,
+            recipe.seed,
         )
         divided[name] = part
         reference += len(data.reference)
         reported += len(data.reported)
-        of_units, of_weights = _documents_to_fit(bench, data.reference.documents, part.labels, fitted)
+        of_units, of_weights = _documents_to_fit(context, data.reference.documents, part.labels, fitted)
         units, purified = units + of_units, purified + of_weights
-    check_division(bench, divided)
+    check_division(context, divided)
     subdomains = sum(len(part.names) for part in divided.values())
     bands = sum(
         len(grid(recipe.bands, m, recipe.seed)) for m in recipe.search.metrics if METRICS.get(m).needs != "gradients"
@@ -73,16 +77,16 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
         "report_controls": recipe.evidence.controls * reported,
         "report_oracle": recipe.evidence.oracle * (bands + tested) * reported,
     }
-    per_document = _seconds_per_document(bench)
+    per_document = _seconds_per_document(context)
     stages_seconds = {stage: per_document * count for stage, count in documents.items() if count}
     # What a method from elsewhere takes, no one knows: as much as the greater of these two.
     ways = (recipe.saliency.method,) if recipe.saliency.method in FITTED else FITTED
     stages = ("scoring", *(("calibration", "band search") if bands else ()), *(ways if fitted else ()), "report")
     return {
         "documents": {
-            n: {"reference": len(d.reference), "reported": len(d.reported)} for n, d in bench.domains.items()
+            n: {"reference": len(d.reference), "reported": len(d.reported)} for n, d in context.domains.items()
         },
-        "splits": [note for d in bench.domains.values() for note in d.notes],
+        "splits": [note for d in context.domains.values() for note in d.notes],
         "warnings": said.lines,
         "subdomains": subdomains,
         "bands_per_subdomain": bands,
@@ -90,7 +94,7 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
         "purifications": subdomains * fitted,
         "document_scores_to_search": round(search),
         "document_scores_to_report": round(sum(n for stage, n in documents.items() if stage.startswith("report"))),
-        **_memory(bench, stages),
+        **_memory(context, stages),
         "time_of_one_document_seconds": per_document,
         "time_by_stage_seconds": {"loading": loading, **stages_seconds},
         "time_of_one_worker_seconds": loading + sum(stages_seconds.values()),
@@ -99,33 +103,33 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
 
 
 def _documents_to_fit(
-    bench: Workbench, documents: Sequence[Document], labels: Sequence[int], purify: bool
+    context: BuildContext, documents: Sequence[Document], labels: Sequence[int], purify: bool
 ) -> tuple[float, float]:
     """Cost of what is fitted to a domain's subdomains, units and single weights, as documents scored once."""
-    section, saliency, text = bench.recipe.units, bench.recipe.saliency, is_text(documents)
+    section, saliency, text = context.recipe.units, context.recipe.saliency, is_text(documents)
     units = weights = 0.0
     for number in dict.fromkeys(labels) if section.unit or purify else ():
         members = [d for d, label in zip(documents, labels, strict=True) if label == number]
-        tokens = sum(len(answer) for _, answer in bench.rows(members))
+        tokens = sum(len(answer) for _, answer in context.rows(members))
         if section.unit:
             shares = (saliency.stop_share, saliency.gradient_share)
             units += documents_to_fit(section, *shares, len(members), tokens)
         if purify:
-            weights += method_of(saliency, text, bench.weights).cost(saliency, text, len(members), tokens)
+            weights += method_of(saliency, text, context.weights).cost(saliency, text, len(members), tokens)
     return units, weights
 
 
-def _memory(bench: Workbench, stages: Sequence[str]) -> dict[str, Any]:
+def _memory(context: BuildContext, stages: Sequence[str]) -> dict[str, Any]:
     """The base and the largest moment of every stage above it, beside the libraries, and on what that fits."""
-    recipe = bench.recipe
-    base = resident_bytes(bench.model)
-    compute = compute_dtype(recipe.saliency.compute, bench.model)
+    recipe = context.recipe
+    base = resident_bytes(context.model)
+    compute = compute_dtype(recipe.saliency.compute, context.model)
     # Purification multiplies copies where it does so in another format.
-    copies = 0 if compute is None else sum(w.size * compute.itemsize for w in bench.weights)
-    texts = [is_text(d.reference.documents) for d in bench.domains.values()]
+    copies = 0 if compute is None else sum(w.size * compute.itemsize for w in context.weights)
+    texts = [is_text(d.reference.documents) for d in context.domains.values()]
     step = max(recipe.saliency.text_step if text else recipe.saliency.step for text in texts)
     peaks = stage_peaks(
-        bench.model, bench.weights, recipe.batch_tokens, recipe.bands.ratio, recipe.saliency.budget, step
+        context.model, context.weights, recipe.batch_tokens, recipe.bands.ratio, recipe.saliency.budget, step
     )
     above = {stage: peaks[stage].said + copies * (stage in FITTED) for stage in stages}
     total = base + max(above.values())
@@ -134,7 +138,7 @@ def _memory(bench: Workbench, stages: Sequence[str]) -> dict[str, Any]:
     if place.several:
         # Each has the base and a stage of its own; the process that they work for has the base too.
         total = base + workers * total
-    here = ", or this machine" if total < free_bytes(bench.model.device) + base else ""
+    here = ", or this machine" if total < free_bytes(context.model.device) + base else ""
     return {
         "workers": workers,
         "memory_bytes": round(total),
@@ -144,14 +148,14 @@ def _memory(bench: Workbench, stages: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _seconds_per_document(bench: Workbench) -> float:
+def _seconds_per_document(context: BuildContext) -> float:
     """Time of scoring some documents; the first few warm up, the others are measured."""
     elapsed, scored = 0.0, 0
     for count in (_WARM, _TIMED):
         start, scored = time.perf_counter(), 0
-        for name, data in bench.domains.items():
+        for name, data in context.domains.items():
             documents = data.reference.documents[:count]
-            bench.evaluators[name].score(documents)
+            context.evaluators[name].score(documents)
             scored += len(documents)
         elapsed = time.perf_counter() - start
     return elapsed / scored

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from freemoe.domain_experts.workbench import MakeMask
+from freemoe.domain_experts.context import MakeMask
 from freemoe.evals.engine.evaluator import Score
 from freemoe.evals.statistics import Interval, mean_of_means
 from freemoe.evals.summary import figure, mean_scores, paired_gain, summary

@@ -11,6 +11,7 @@ from freemoe.core.files import digest
 from freemoe.core.numbers import percent
 from freemoe.domain_experts.ahead import Ahead
 from freemoe.domain_experts.candidates import SALIENCY, Subdomain
+from freemoe.domain_experts.context import BuildContext, MakeMask
 from freemoe.domain_experts.expert import Expert
 from freemoe.domain_experts.prove.evidence import domain_evidence, where_off
 from freemoe.domain_experts.rank.random_mask import random_mask
@@ -20,7 +21,6 @@ from freemoe.domain_experts.route.subdomains import Subdomains, features
 from freemoe.domain_experts.select.choice import MOST_MUCH_WORSE
 from freemoe.domain_experts.structured.evidence import cut_evidence, largest_harmless, unit_evidence
 from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits
-from freemoe.domain_experts.workbench import MakeMask, Workbench
 from freemoe.evals.engine.evaluator import Score
 from freemoe.evals.guessing import against_guessing, vocabulary_of
 from freemoe.evals.statistics import HEAVY_LOSS
@@ -31,7 +31,7 @@ from freemoe.recipes import BuildRecipe
 
 
 def reported_evidence(
-    bench: Workbench,
+    context: BuildContext,
     divided: dict[str, Subdomains],
     subdomains: list[Subdomain],
     experts: list[Expert],
@@ -40,22 +40,24 @@ def reported_evidence(
     ahead: Ahead | None = None,
 ) -> list[dict[str, Any]]:
     """Score the reported split in every row, domain by domain; those ahead do that, if there are any."""
-    recipe = bench.recipe
+    recipe = context.recipe
     # Regenerated from what is written to disk, so that the report is about the artefact.
     stored = {k: v for e in experts for k, v in e.to_tensors().items()}
     accepted: dict[str, MakeMask] = {
-        e.name: partial(Expert.from_parts(e.describe(), stored).mask, bench.weights)
+        e.name: partial(Expert.from_parts(e.describe(), stored).mask, context.weights)
         for e in experts
         if e.kind != "base"
     }
     by_name = {s.name: s for s in subdomains}
 
     found = []
-    with bench.progress.stage("report", len(divided)) as advance:
+    with context.progress.stage("report", len(divided)) as advance:
         done = ahead.fill("report", list(divided), lambda name: advance(1)) if ahead else set()
         for domain, part in divided.items():
-            documents = bench.domains[domain].reported.open(choice)
-            feature = features(bench.model, [bench.scorer.prompt_ids(d) for d in documents], recipe.subdomains.feature)
+            documents = context.domains[domain].reported.open(choice)
+            feature = features(
+                context.model, [context.scorer.prompt_ids(d) for d in documents], recipe.subdomains.feature
+            )
             seen = router.route(feature)
             routes = [("base" if router.abstains(r) else r.subdomain, r.subdomain, r.confidence) for r in seen]
             known = part.assign(documents, feature)
@@ -67,18 +69,18 @@ def reported_evidence(
                 routes,
                 accepted,
                 candidates if recipe.evidence.oracle else {},
-                partial(_control, bench, by_name, accepted),
+                partial(_control, context, by_name, accepted),
                 recipe.evidence.controls,
-                lambda unit, off, docs, domain=domain: bench.reported_scores(domain, unit, off, docs),
+                lambda unit, off, docs, domain=domain: context.reported_scores(domain, unit, off, docs),
             )
             right, score = [entry["base"] for entry in evidence["documents"]], evidence["rows"]["base"]["score"]
-            evidence["guessing"] = against_guessing(documents, right, score, vocabulary_of(bench.model))
+            evidence["guessing"] = against_guessing(documents, right, score, vocabulary_of(context.model))
             evidence["router"] |= calibration_errors(seen, [domain] * len(seen), [part.names[k] for k in known])
-            found.append(_domain_result(bench, domain, part, by_name, accepted, evidence))
+            found.append(_domain_result(context, domain, part, by_name, accepted, evidence))
             for k, (name, entry) in enumerate(zip(part.names, found[-1]["subdomains"], strict=True)):
                 if (units := by_name[name].units) is not None:
                     own = [d for d, number in zip(documents, known, strict=True) if number == k]
-                    entry["units"] = _units_of(bench, by_name[name], units, own)
+                    entry["units"] = _units_of(context, by_name[name], units, own)
             for name in part.names:
                 by_name[name].rankings.forget()
             advance(0 if domain in done else 1)
@@ -86,11 +88,11 @@ def reported_evidence(
 
 
 def _control(
-    bench: Workbench, by_name: dict[str, Subdomain], accepted: dict[str, MakeMask], name: str, number: int
+    context: BuildContext, by_name: dict[str, Subdomain], accepted: dict[str, MakeMask], name: str, number: int
 ) -> Mask:
     """One random draw as large as what the expert of a subdomain has off."""
-    values = {w.name: w.values for w in bench.weights}
-    sub, seed = by_name[name], _seed_of_draw(bench, name, number)
+    values = {w.name: w.values for w in context.weights}
+    sub, seed = by_name[name], _seed_of_draw(context, name, number)
     matched = partial(random_mask, seed=seed, values=lambda weight: values[weight]())
     if sub.units is not None and sub.choice is not None and sub.choice.candidate == UNITS:
         # Random units, and where single weights are off too, as many random ones beside them.
@@ -98,25 +100,27 @@ def _control(
     return matched(accepted[name]())
 
 
-def _seed_of_draw(bench: Workbench, subdomain: str, number: int) -> int:
+def _seed_of_draw(context: BuildContext, subdomain: str, number: int) -> int:
     """Seed of a control's draw; subdomains share none, so that their draws are independent."""
-    return int(digest([bench.recipe.seed, subdomain, number]), 16)
+    return int(digest([context.recipe.seed, subdomain, number]), 16)
 
 
-def _units_of(bench: Workbench, sub: Subdomain, units: FoundUnits, documents: Sequence[Document]) -> dict[str, Any]:
+def _units_of(
+    context: BuildContext, sub: Subdomain, units: FoundUnits, documents: Sequence[Document]
+) -> dict[str, Any]:
     """The curve of a subdomain's units on its reported documents, and what cutting them saves."""
-    recipe, guard = bench.recipe, [sub.split.documents[i] for i in sub.guard]
+    recipe, guard = context.recipe, [sub.split.documents[i] for i in sub.guard]
 
     def score(unit: str, off: MakeMask, docs: Sequence[Document]) -> Sequence[Score]:
-        return bench.reported_scores(sub.domain, f"curve {sub.name} {unit}", off, docs)
+        return context.reported_scores(sub.domain, f"curve {sub.name} {unit}", off, docs)
 
     def guarded(unit: str, off: MakeMask, docs: Sequence[Document]) -> Sequence[Score]:
-        return bench.scores(sub.domain, f"{sub.name}|curve {unit}", off, docs)
+        return context.scores(sub.domain, f"{sub.name}|curve {unit}", off, docs)
 
-    seeds = [_seed_of_draw(bench, sub.name, number) for number in range(recipe.evidence.controls)]
+    seeds = [_seed_of_draw(context, sub.name, number) for number in range(recipe.evidence.controls)]
     found = unit_evidence(units, documents, score, seeds)
     found |= largest_harmless(units, guard, guarded, recipe.units.margin)
-    return {**found, "layout": recipe.units.layout, "cut": cut_evidence(bench.model, units)}
+    return {**found, "layout": recipe.units.layout, "cut": cut_evidence(context.model, units)}
 
 
 def _candidates(sub: Subdomain) -> list[str]:
@@ -125,14 +129,14 @@ def _candidates(sub: Subdomain) -> list[str]:
 
 
 def _domain_result(
-    bench: Workbench,
+    context: BuildContext,
     domain: str,
     part: Subdomains,
     by_name: dict[str, Subdomain],
     accepted: dict[str, MakeMask],
     evidence: dict[str, Any],
 ) -> dict[str, Any]:
-    data = bench.domains[domain]
+    data = context.domains[domain]
     subdomains = []
     for name, held in zip(part.names, contents(data.reference.documents, part), strict=True):
         sub = by_name[name]
@@ -145,11 +149,11 @@ def _domain_result(
                 "reference_documents": len(sub.split),
                 "holds": held,
                 "chosen": sub.choice.candidate if sub.choice else "base",
-                "verdict": _verdict_in_words(sub, bench.recipe),
+                "verdict": _verdict_in_words(sub, context.recipe),
                 "verdicts": [vars(v) for v in sub.verdicts],
                 "off": off.count,
-                "off_share": off.share(bench.weights),
-                "where_off": where_off(shown, bench.weights),
+                "off_share": off.share(context.weights),
+                "where_off": where_off(shown, context.weights),
                 "where_off_is": "chosen" if off else f"best candidate, turned down: {best.candidate}",
                 "purification_curve": sub.curve,
                 "forecast": asdict(sub.forecast) if sub.forecast else None,

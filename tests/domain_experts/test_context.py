@@ -9,9 +9,9 @@ import torch
 from freemoe.core.errors import DataError
 from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts.build import build
+from freemoe.domain_experts.context import _as_row, _score, prepare
 from freemoe.domain_experts.purify.batches import mean_loss
 from freemoe.domain_experts.select.scores import ReportedScores
-from freemoe.domain_experts.workbench import _as_row, _score, prepare
 from freemoe.evals.engine.evaluator import Score
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.models.mask import Mask
@@ -20,30 +20,30 @@ from tests.masks import mask_of
 
 
 @pytest.fixture(scope="module")
-def bench(world, tmp_path_factory):
-    return prepare(task_recipe(world, tmp_path_factory.mktemp("bench") / "out"))
+def context(world, tmp_path_factory):
+    return prepare(task_recipe(world, tmp_path_factory.mktemp("context") / "out"))
 
 
-def test_batches_hold_prompt_and_gold_answer(world, bench):
-    documents = bench.domains["law"].reference.documents
-    scorer = bench.scorer
+def test_batches_hold_prompt_and_gold_answer(world, context):
+    documents = context.domains["law"].reference.documents
+    scorer = context.scorer
     expected = [scorer.loglikelihoods([(d.prompt, d.answers[d.gold])])[0][0] for d in documents]
     tokens = sum(len(d.answers[d.gold]) for d in documents)
-    assert mean_loss(bench.model, bench.batches(documents)) == pytest.approx(-sum(expected) / tokens, rel=1e-4)
+    assert mean_loss(context.model, context.batches(documents)) == pytest.approx(-sum(expected) / tokens, rel=1e-4)
     labels = list(range(len(documents)))
-    batches = bench.batches(documents, labels)
+    batches = context.batches(documents, labels)
     assert sorted(int(x) for b in batches for x in b.labels) == labels
-    for ids, answer in bench.rows(documents):
+    for ids, answer in context.rows(documents):
         assert world.tokenizer.decode([*ids, answer[-1]]).endswith(world.tokenizer.decode(answer))
 
 
 def test_batches_of_text(world, tmp_path):
-    bench = prepare(text_recipe(world, tmp_path / "out"))
-    documents = bench.domains["wiki"].reference.documents
-    batches = bench.batches(documents)
+    context = prepare(text_recipe(world, tmp_path / "out"))
+    documents = context.domains["wiki"].reference.documents
+    batches = context.batches(documents)
     assert sum(b.answer_tokens for b in batches) == sum(len(d.tokens) for d in documents)
-    found = bench.scorer.score([bench.scorer.gold_pair(d) for d in documents])
-    assert mean_loss(bench.model, batches) == pytest.approx(
+    found = context.scorer.score([context.scorer.gold_pair(d) for d in documents])
+    assert mean_loss(context.model, batches) == pytest.approx(
         -sum(s.loglikelihood for s in found) / sum(s.tokens for s in found), rel=1e-4
     )
 
@@ -52,25 +52,25 @@ def not_called():
     raise AssertionError("The journal has it.")
 
 
-def test_scores_are_journalled_and_the_base_comes_back(bench, tmp_path):
-    documents = bench.domains["law"].reference.documents[:6]
-    weight = bench.weights[5]
-    before = {k: v.clone() for k, v in bench.model.state_dict().items()}
+def test_scores_are_journalled_and_the_base_comes_back(context, tmp_path):
+    documents = context.domains["law"].reference.documents[:6]
+    weight = context.weights[5]
+    before = {k: v.clone() for k, v in context.model.state_dict().items()}
     off = partial(mask_of, {weight.name: torch.arange(weight.size)}, [weight])
-    plain, without = bench.scores("law", "base", Mask, documents), bench.scores("law", "off", off, documents)
+    plain, without = context.scores("law", "base", Mask, documents), context.scores("law", "off", off, documents)
     assert plain != without
-    assert all(torch.equal(v, before[k]) for k, v in bench.model.state_dict().items())
-    bench.run = RunFolder(tmp_path / "out", {"a": 1})
-    assert bench.scores("law", "off", off, documents) == without
-    assert bench.run.journal.done == 1
+    assert all(torch.equal(v, before[k]) for k, v in context.model.state_dict().items())
+    context.run = RunFolder(tmp_path / "out", {"a": 1})
+    assert context.scores("law", "off", off, documents) == without
+    assert context.run.journal.done == 1
     # From the journal now: a unit is known by its name and its documents, and no mask is made.
-    assert bench.scores("law", "off", not_called, documents) == without
-    assert bench.run.journal.reused == 1
-    for a, b in zip(bench.scores("law", "off", off, documents[:3]), without, strict=False):
+    assert context.scores("law", "off", not_called, documents) == without
+    assert context.run.journal.reused == 1
+    for a, b in zip(context.scores("law", "off", off, documents[:3]), without, strict=False):
         assert a[:3] == pytest.approx(b[:3], abs=1e-4)
     again = RunFolder(tmp_path / "out", {"a": 1})
     assert len(again.journal._values) == 2
-    bench.run = None
+    context.run = None
 
 
 def test_other_figures_of_an_answer_come_back_from_the_journal():
@@ -79,10 +79,10 @@ def test_other_figures_of_an_answer_come_back_from_the_journal():
     assert _score([1.0, -2.0, 3]) == Score(1.0, -2.0, 3), "a journal from before there were any"
 
 
-def test_reported_scores_have_a_type_of_their_own(bench):
-    documents = bench.domains["law"].reported.open(FrozenChoice("x"))[:2]
-    assert isinstance(bench.reported_scores("law", "u", Mask, documents), ReportedScores)
-    assert not isinstance(bench.scores("law", "u", Mask, documents), ReportedScores)
+def test_reported_scores_have_a_type_of_their_own(context):
+    documents = context.domains["law"].reported.open(FrozenChoice("x"))[:2]
+    assert isinstance(context.reported_scores("law", "u", Mask, documents), ReportedScores)
+    assert not isinstance(context.scores("law", "u", Mask, documents), ReportedScores)
 
 
 def test_domains_do_not_report_on_each_others_reference(world, tmp_path):
@@ -94,12 +94,12 @@ def test_domains_do_not_report_on_each_others_reference(world, tmp_path):
     with pytest.raises(DataError, match="'a'"):
         prepare(task_recipe(world, tmp_path / "out", domains=domains))
     some = write_jsonl(tmp_path / "some.jsonl", rows[15:20])
-    bench = prepare(
+    context = prepare(
         task_recipe(world, tmp_path / "out", domains={"a": [f"{first}::{second}"], "b": [f"{third}::{some}"]})
     )
-    assert len(bench.domains["a"].reference) == 15
-    keys = {d.key for x in bench.domains.values() for d in x.reference.documents}
-    assert not keys & {k for x in bench.domains.values() for k in x.reported.keys()}  # noqa: SIM118
+    assert len(context.domains["a"].reference) == 15
+    keys = {d.key for x in context.domains.values() for d in x.reference.documents}
+    assert not keys & {k for x in context.domains.values() for k in x.reported.keys()}  # noqa: SIM118
 
 
 def test_tasks_of_one_name_in_two_domains_keep_their_own_grader(world, tmp_path):
@@ -109,16 +109,16 @@ def test_tasks_of_one_name_in_two_domains_keep_their_own_grader(world, tmp_path)
     two = write_jsonl(
         tmp_path / "b" / "task.jsonl", [{"prompt": f"{i}?", "target": "x", "key": f"z{i}"} for i in range(20)]
     )
-    bench = prepare(task_recipe(world, tmp_path / "out", domains={"a": [str(one)], "b": [str(two)]}))
-    for name, data in bench.domains.items():
-        found = bench.scores(name, "base", Mask, data.reference.documents)
+    context = prepare(task_recipe(world, tmp_path / "out", domains={"a": [str(one)], "b": [str(two)]}))
+    for name, data in context.domains.items():
+        found = context.scores(name, "base", Mask, data.reference.documents)
         assert {s.value for s in found} <= {0.0, 1.0}
 
 
 def test_a_base_without_tokenizer_is_refused_before_its_weights_are_read(world, tmp_path, monkeypatch):
     bare = tmp_path / "bare"
     world.model.save_pretrained(bare)
-    monkeypatch.setattr("freemoe.domain_experts.workbench.load_base", lambda *a: pytest.fail("the weights were read"))
+    monkeypatch.setattr("freemoe.domain_experts.context.load_base", lambda *a: pytest.fail("the weights were read"))
     with pytest.raises(DataError, match="no tokenizer that can be loaded"):
         build(task_recipe(world, tmp_path / "out", model=str(bare)))
     assert not list(tmp_path.glob("out*"))

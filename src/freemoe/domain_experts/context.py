@@ -1,4 +1,4 @@
-"""The workbench of a build: the base with its tokenizer, scorer, weights and run folder, and the domains' data."""
+"""What every step of a build needs: the base with its tokenizer, scorer, weights and run folder, and the domains' data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MakeMask = Callable[[], Mask]
 
 
 @dataclass(eq=False)
-class Workbench:
+class BuildContext:
     """Everything a step of the build needs.
 
     The model's weights are the only thing that ever changes, and only inside ``switched_off``.
@@ -93,7 +93,7 @@ def _score(row: list[Any]) -> Score:
     return Score(value, loglikelihood, int(tokens), tuple((name, figure) for name, figure in (also[0] if also else ())))
 
 
-def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Workbench:
+def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> BuildContext:
     """Load data, then the base, and check everything that can be checked before the expensive part.
 
     Raises:
@@ -114,7 +114,7 @@ def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Workbench:
     gold = recipe.search.objective == "loglikelihood"
     sampling = sampling_of(recipe)
     evaluators = {name: Evaluator(scorer, data.graders, gold, sampling) for name, data in domains.items()}
-    bench = Workbench(
+    context = BuildContext(
         recipe,
         model,
         scorer,
@@ -126,11 +126,11 @@ def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> Workbench:
         progress=progress or Quiet(),
     )
     for data in domains.values():
-        bench.rows(data.reference.documents)  # every one has a gold answer that fits
+        context.rows(data.reference.documents)  # every one has a gold answer that fits
     for task, count in scorer.truncated.items():
-        bench.progress.say(
+        context.progress.say(
             f"note: {count} prompts of {task or 'a task'} are longer than the context of {scorer.max_length} tokens and are "
             "cut from the left, as lm-eval does (--overflow error refuses them)"
         )
     scorer.truncated.clear()
-    return bench
+    return context
