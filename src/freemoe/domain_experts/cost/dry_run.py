@@ -45,14 +45,8 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     divided, reference, reported, units, purified = {}, 0, 0, 0.0, 0.0
     for name, data in context.domains.items():
         ids = [context.scorer.prompt_ids(d) for d in data.reference.documents]
-        part = divide(
-            name,
-            data.reference,
-            features(context.model, ids, recipe.subdomains.feature),
-            recipe.subdomains,
-            recipe.seed,
-        )
-        divided[name] = part
+        feature = features(context.model, ids, recipe.subdomains.feature)
+        part = divided[name] = divide(name, data.reference, feature, recipe.subdomains, recipe.seed)
         reference += len(data.reference)
         reported += len(data.reported)
         of_units, of_weights = _documents_to_fit(context, data.reference.documents, part.labels, fitted)
