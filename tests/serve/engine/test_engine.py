@@ -17,11 +17,11 @@ from freemoe.serve.engine.requests import (
     Ask,
     ContextError,
     EngineError,
-    Limits,
     QueueFullError,
     SlowReaderError,
     StoppingError,
 )
+from freemoe.serve.settings import Limits
 from tests.domain_experts.test_mixture import bits, unchanged
 from tests.domain_experts.test_threads import experts_on
 from tests.serve.conftest import NAN, alone, ask, engine_on, idle, read
