@@ -6,13 +6,23 @@ import os
 import time
 from pathlib import Path
 
-from benchmarks.harness import Outcome, record, write_record
+from benchmarks.harness import Figure, Outcome, record, write_record
 
 SHARE = float(os.environ.get("FREEMOE_HARDENING", "1"))
 """Of the cases, kills and minutes of a full run."""
 
 SEED = int(os.environ.get("FREEMOE_HARDENING_SEED", "0"))
 OUT = os.environ.get("FREEMOE_HARDENING_OUT")
+
+
+def count(name: str, value: float, least: float | None = None, note: str = "") -> Figure:
+    """How many there are, and how few will do."""
+    return Figure(name, value, least, "higher", "", 0, note)
+
+
+def none(name: str, value: float, note: str = "") -> Figure:
+    """How many there are of what there must not be."""
+    return Figure(name, value, 0, "lower", "", 0, note)
 
 
 def keep(name: str, about: str, outcome: Outcome, began: float) -> list[str]:

@@ -11,10 +11,18 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from freemoe.assets import demo_model_path
 from freemoe.core.artifacts import read_manifest, write_manifest
 from freemoe.core.errors import DataError
+from freemoe.domain_experts.build import build
+from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
+from freemoe.hookmoe.trim import trim
+from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.mask import Mask, TensorMask
+from freemoe.models.weights import find_weights
+from freemoe.recipes import recipe_from
 
 PROBES = ("first add 12 and after that divide by 4: f(x)=", "The judge of 1984 is not heard.")
 """Texts on which answers are compared."""
@@ -61,8 +69,6 @@ class Material:
 
     def opened(self, name: str) -> tuple[Any, Any]:
         """A model of the folder and its tokenizer."""
-        from freemoe.models.checkpoints.loading import load_base
-
         return load_base(self.folder / name, device="cpu")
 
     @cached_property
@@ -93,8 +99,6 @@ def make_material(folder: Path) -> Material:
 
 
 def _models(folder: Path) -> None:
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
-
     tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
     own = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     sizes = {**_SIZES, **own, "vocab_size": len(tokenizer)}
@@ -113,9 +117,6 @@ def _models(folder: Path) -> None:
 
 def _experts(material: Material) -> None:
     """A small build, and beside its experts one of every kind that it did not find."""
-    from freemoe.domain_experts.build import build
-    from freemoe.recipes import recipe_from
-
     recipe: Any = recipe_from(
         {
             "command": "build",
@@ -141,10 +142,6 @@ def _experts(material: Material) -> None:
 
 
 def _more_experts(model: Any) -> list[Any]:
-    from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
-    from freemoe.models.mask import Mask, TensorMask
-    from freemoe.models.weights import find_weights
-
     generator = torch.Generator().manual_seed(0)
     weights = find_weights(model)
     off = {
@@ -164,9 +161,6 @@ def _more_experts(model: Any) -> list[Any]:
 
 
 def _trimmed(material: Material) -> None:
-    from freemoe.hookmoe.trim import trim
-    from freemoe.recipes import recipe_from
-
     text = material.folder / "text.jsonl"
     text.write_text("".join(json.dumps({"text": f"{probe} {n}"}) + "\n" for n in range(60) for probe in PROBES))
     recipe: Any = recipe_from(

@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Figure, Outcome
+from benchmarks.harness import Outcome
+from tests.hardening.full import count, none
 from tests.hardening.fuzz.case import CROWDED, PATIENCE, SHARES, Case, Verdict, judge, module_of, warm
 from tests.hardening.fuzz.drawing import draw
 from tests.hardening.fuzz.material import Material
@@ -100,13 +101,13 @@ def outcome(found: Sequence[tuple[Case, Verdict]], wanted: float) -> Outcome:
     """The figures of cases that were opened, of so many that were wanted, and those that did not end well."""
     endings = Counter(verdict.ending for _, verdict in found)
     kinds = Counter(case.kind for case, _ in found)
-    told = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+    told = ", ".join(f"{kind} {tried}" for kind, tried in kinds.items())
     answered = f"{endings['accepted']} accepted, {endings['refused']} refused"
     figures = (
-        Figure("inputs tried", len(found), wanted, unit="", digits=0, note=told),
-        Figure("tracebacks", endings["traceback"] + endings["crash"], 0, "lower", "", 0, f"{endings['crash']} crashes"),
-        Figure(f"hangs over {PATIENCE:g} s", endings["hang"], 0, "lower", "", 0),
-        Figure("wrong results accepted", endings["wrong"], 0, "lower", "", 0, answered),
+        count("inputs tried", len(found), wanted, told),
+        none("tracebacks", endings["traceback"] + endings["crash"], f"{endings['crash']} crashes"),
+        none(f"hangs over {PATIENCE:g} s", endings["hang"]),
+        none("wrong results accepted", endings["wrong"], answered),
     )
     slowest = sorted(found, key=lambda one: -one[1].seconds)[:5]
     details = {

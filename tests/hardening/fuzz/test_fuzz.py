@@ -16,7 +16,7 @@ from tests.hardening import full
 from tests.hardening.fuzz import case as case_module
 from tests.hardening.fuzz import running
 from tests.hardening.fuzz.case import SHARES, Case, Verdict, judge, read_case, warm, write_case
-from tests.hardening.fuzz.material import Material, make_material
+from tests.hardening.fuzz.material import Material
 from tests.hardening.fuzz.running import CASES, Opener, cases, share_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -24,11 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 KEPT = Path(os.environ.get("FREEMOE_FUZZ_CASES", Path(__file__).parents[2] / "data" / "fuzz"))
 SEED, FEW = 16, 300
 ABOUT = "hostile recipes, files and artefacts: tracebacks, hangs, wrong answers"
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture(autouse=True)

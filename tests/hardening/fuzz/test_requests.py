@@ -12,7 +12,7 @@ import pytest
 from freemoe.serve.engine.scheduler import Scheduler
 from tests.hardening.fuzz.case import Case, Refused, WrongError, judge
 from tests.hardening.fuzz.kinds import requests
-from tests.hardening.fuzz.material import PROBES, Material, make_material
+from tests.hardening.fuzz.material import PROBES, Material
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -25,11 +25,10 @@ GREEDY: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Material]:
-    found = make_material(tmp_path_factory.mktemp("material"))
-    yield found
-    requests._server(found.folder / "experts").engine.stop()
+@pytest.fixture(scope="module", autouse=True)
+def stopped(material: Material) -> Iterator[None]:
+    yield
+    requests._server(material.folder / "experts").engine.stop()
     requests._server.cache_clear()
 
 

@@ -33,10 +33,7 @@ NOTED = "events.json"
 PATIENCE = 900.0
 _SAID = "said.txt"
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-_IMPORTED = (
-    *("freemoe.domain_experts.build", "freemoe.hookmoe.trim", "freemoe.tomoe.convert"),
-    *("sklearn.cluster", "transformers.models.auto.modeling_auto"),
-)
+_IMPORTED_LATE = ("sklearn.cluster", "transformers.models.auto.modeling_auto")
 
 
 class Runs:
@@ -78,7 +75,7 @@ class Runs:
 
 def start() -> Callable[[Any], int]:
     """What such a process does when it is asked for a run."""
-    for module in _IMPORTED:
+    for module in _IMPORTED_LATE:
         importlib.import_module(module)
     return _run_in_child
 

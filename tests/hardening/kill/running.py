@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.harness import Figure, Outcome
 from freemoe.core.errors import FreeMoEError
+from tests.hardening.full import count
 from tests.hardening.kill.compare import differences
 from tests.hardening.kill.dying import FIRST_KEPT, NOTED, Event, Runs
 from tests.hardening.kill.places import kind, longest_unit, places
@@ -54,25 +55,18 @@ def outcome(tallies: Mapping[str, Tally], wanted: int) -> Outcome:
     kills = sum(tally.kills.total() for tally in tallies.values())
     wrong = sum(len(tally.wrong) for tally in tallies.values())
     figures = [
-        Figure(
-            f"kill points, {name}",
-            tally.kills.total(),
-            wanted,
-            unit="",
-            digits=0,
-            note=f"{tally.writes} writes, {len(tally.kills)} kinds",
-        )
-        for name, tally in tallies.items()
+        count(f"kill points, {name}", t.kills.total(), wanted, f"{t.writes} writes, {len(t.kills)} kinds")
+        for name, t in tallies.items()
     ]
     figures.append(Figure("identical bytes", 100 * (1 - wrong / kills) if kills else 0.0, 100.0, unit=" %", digits=1))
     figures += [
-        Figure(f"processes of a run killed whenever it has kept something, {name}", tally.processes, unit="", digits=0)
-        for name, tally in tallies.items()
+        count(f"processes of a run killed whenever it has kept something, {name}", t.processes)
+        for name, t in tallies.items()
     ]
     return Outcome(tuple(figures), {name: vars(tally) for name, tally in tallies.items()})
 
 
-def kill_system(runs: Runs, name: str, scratch: Path, count: int) -> Tally:
+def kill_system(runs: Runs, name: str, scratch: Path, wanted: int) -> Tally:
     """Kill one system's run at so many places, and one more run whenever it has kept something."""
     whole = scratch / "whole"
     prepare(whole)
@@ -81,7 +75,7 @@ def kill_system(runs: Runs, name: str, scratch: Path, count: int) -> Tally:
     seconds = time.perf_counter() - began
     events: list[Event] = [tuple(event) for event in json.loads((whole / NOTED).read_text(encoding="utf-8"))]
     tally = Tally(len(events), round(seconds, 2), longest_unit(events))
-    chosen = places(events, count)
+    chosen = places(events, wanted)
 
     def one(number: int) -> str:
         folder = scratch / f"killed at {number}"

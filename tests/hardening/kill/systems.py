@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from freemoe.assets import BUNDLED, BUNDLED_MOE, DOMAINS, benchmark_path
+from freemoe.domain_experts.build import build
+from freemoe.hookmoe.trim import trim
+from freemoe.recipes import recipe_from
+from freemoe.tomoe.convert import convert
 
 OUTPUT = "out"
 """What every run writes, in a folder of its own: so the recipe, and all that tells of it, is the same everywhere."""
@@ -79,15 +84,6 @@ def prepare(folder: Path) -> None:
 
 def carry_out(name: str) -> Path:
     """Do a run in the folder that this process is in."""
-    from freemoe.domain_experts.build import build
-    from freemoe.hookmoe.trim import trim
-    from freemoe.recipes import BuildRecipe, ConvertRecipe, TrimRecipe, recipe_from
-    from freemoe.tomoe.convert import convert
-
     recipe = recipe_from({**RECIPES[name], "output": OUTPUT, "device": "cpu", "threads": 1})
-    if isinstance(recipe, BuildRecipe):
-        return build(recipe)
-    if isinstance(recipe, ConvertRecipe):
-        return convert(recipe)
-    assert isinstance(recipe, TrimRecipe)
-    return trim(recipe)
+    runs: dict[str, Callable[[Any], Path]] = {"build": build, "convert": convert, "trim": trim}
+    return runs[recipe.command](recipe)

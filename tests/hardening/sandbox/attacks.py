@@ -27,6 +27,7 @@ from benchmarks.harness import Figure, Outcome, in_turns
 from freemoe.evals.sandbox.process import Isolation
 from freemoe.evals.sandbox.runner import run_tests
 from freemoe.evals.sandbox.usage import descendants
+from tests.hardening.full import count, none
 from tests.hardening.sandbox.witness import Witness
 from tests.hardening.worker import Sampled
 
@@ -91,33 +92,25 @@ def run(wanted: Callable[[str], bool] = lambda name: True, rounds: int = ROUNDS)
 
 
 def _figures(programs: int, found: Found, control: Found, cost: dict[str, float]) -> tuple[Figure, ...]:
+    beyond = cost["bubblewrap"] - cost["none"]
     games = f"{len(set(found.named))} games of equality, inherent to HumanEval, aside"
 
-    def none(name: str, lines: list[str], note: str = "") -> Figure:
+    def nothing(name: str, lines: list[str], note: str = "") -> Figure:
         told = "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")
-        return Figure(name, len(lines), 0, "lower", "", 0, "; ".join(t for t in (told, note) if t))
+        return none(name, len(lines), "; ".join(t for t in (told, note) if t))
 
     return (
-        Figure("hostile programs", programs, LEAST, unit="", digits=0),
-        none("effects outside", found.effects),
-        none("false passes", found.false_passes, games),
-        none("parent or other processes harmed", found.harmed),
-        none("right programs failed", [*found.wrong, *control.wrong], f"of {len(RIGHT)}"),
-        Figure(
+        count("hostile programs", programs, LEAST),
+        nothing("effects outside", found.effects),
+        nothing("false passes", found.false_passes, games),
+        nothing("parent or other processes harmed", found.harmed),
+        nothing("right programs failed", [*found.wrong, *control.wrong], f"of {len(RIGHT)}"),
+        count(
             "programs with an effect or harm where nothing isolates them",
             len(control.effects) + len(control.harmed),
-            unit="",
-            digits=0,
             note="the control: what the same programs do to a stand-in of the machine",
         ),
-        Figure(
-            "start of a program beyond one without isolation",
-            cost["bubblewrap"] - cost["none"],
-            START,
-            "lower",
-            " ms",
-            1,
-        ),
+        Figure("start of a program beyond one without isolation", beyond, START, "lower", " ms", 1),
         Figure("start of a program in bubblewrap", cost["bubblewrap"], unit=" ms", digits=1),
         Figure("start of a program without isolation", cost["none"], unit=" ms", digits=1),
         Figure("start of the interpreter alone", cost["interpreter"], unit=" ms", digits=1),

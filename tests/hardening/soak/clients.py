@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
+
 from benchmarks.serve.load import COMPLETIONS, body_of
 
 EXPERTS = "/v1/freemoe/experts"
@@ -32,18 +34,33 @@ _MOST_KEPT = 200
 
 
 @dataclass
-class Seen:
-    """What the clients saw.
+class Clients:
+    """All of them, and what they saw.
 
     Attributes:
-        counts: ``right``, ``gone``, ``bad``, ``absent`` (an expert that was not there), ``loads``, ``tokens``.
+        session: An httpx client.
+        asked: Expert, prompt, tokens and right answer of every request there can be.
+        passing: Experts that come and go.
+        folder: Where they are.
+        seconds: How long.
+        seed: Of what is asked.
+        counts: ``right``, ``gone``, ``bad``, ``absent`` (an expert that was not there), ``loads``.
         differs: Number of the request, and its answer.
         errors: What came without a cause.
     """
 
+    session: Any
+    asked: Sequence[Any]
+    passing: Sequence[str]
+    folder: str
+    seconds: float
+    seed: int
     counts: Counter[str] = field(default_factory=Counter)
     differs: list[tuple[int, str]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._until = time.monotonic() + self.seconds
 
     def failed(self, what: str) -> None:
         """Keep an error."""
@@ -51,34 +68,14 @@ class Seen:
         if len(self.errors) < _MOST_KEPT:
             self.errors.append(what[:300])
 
-
-class Clients:
-    """All of them.
-
-    Args:
-        session: An httpx client.
-        asked: Expert, prompt, tokens and right answer of every request there can be.
-        passing: Experts that come and go.
-        folder: Where they are.
-        seconds: How long.
-        seed: Of what is asked.
-    """
-
-    def __init__(
-        self, session: Any, asked: Sequence[Any], passing: Sequence[str], folder: str, seconds: float, seed: int
-    ) -> None:
-        self.seen = Seen()
-        self._session, self._asked, self._passing, self._folder = session, asked, set(passing), folder
-        self._until, self._seed = time.monotonic() + seconds, seed
-
     async def run(self, clients: int) -> None:
         """Ask until the time is over."""
-        await asyncio.gather(self._change(), *(self._client(self._seed * 1000 + n) for n in range(clients)))
+        await asyncio.gather(self._change(), *(self._client(self.seed * 1000 + n) for n in range(clients)))
 
     async def _client(self, seed: int) -> None:
         rng = random.Random(seed)
         while time.monotonic() < self._until:
-            number = rng.randrange(len(self._asked))
+            number = rng.randrange(len(self.asked))
             kind = rng.random()
             try:
                 if kind < BAD:
@@ -88,64 +85,64 @@ class Clients:
                 else:
                     await self._right(number, rng.random() < 0.5)
             except Exception as error:  # whatever a connection does that nobody asked for
-                self.seen.failed(f"{type(error).__name__}: {error}")
+                self.failed(f"{type(error).__name__}: {error}")
 
     async def _right(self, number: int, streamed: bool) -> None:
-        expert, prompt, tokens, true = self._asked[number]
+        expert, prompt, tokens, true = self.asked[number]
         body = body_of(expert, prompt, tokens)
         if not streamed:
             body = {k: v for k, v in body.items() if not k.startswith("stream")}
-        answer = await self._session.post(COMPLETIONS, json=body)
-        if answer.status_code == 404 and expert in self._passing:
-            self.seen.counts["absent"] += 1
+        answer = await self.session.post(COMPLETIONS, json=body)
+        if answer.status_code == 404 and expert in self.passing:
+            self.counts["absent"] += 1
             return
         if answer.status_code != 200:
-            self.seen.failed(f"{answer.status_code} for {expert}: {answer.text}")
+            self.failed(f"{answer.status_code} for {expert}: {answer.text}")
             return
         said = _streamed(answer.text) if streamed else answer.json()["choices"][0]["text"]
         if said is None:
-            self.seen.failed(f"in a stream of {expert}: {answer.text[-300:]}")
+            self.failed(f"in a stream of {expert}: {answer.text[-300:]}")
         elif said == true:
-            self.seen.counts["right"] += 1
+            self.counts["right"] += 1
         else:
-            self.seen.counts["differs"] += 1
-            if len(self.seen.differs) < _MOST_KEPT:
-                self.seen.differs.append((number, said))
+            self.counts["differs"] += 1
+            if len(self.differs) < _MOST_KEPT:
+                self.differs.append((number, said))
 
     async def _gone(self, rng: random.Random, number: int) -> None:
-        expert, prompt, tokens, _ = self._asked[number]
-        async with self._session.stream("POST", COMPLETIONS, json=body_of(expert, prompt, tokens)) as answer:
+        expert, prompt, tokens, _ = self.asked[number]
+        async with self.session.stream("POST", COMPLETIONS, json=body_of(expert, prompt, tokens)) as answer:
             left = rng.randint(0, 3)
             async for _ in answer.aiter_lines():
                 left -= 1
                 if left < 0:
                     break
-        self.seen.counts["gone"] += 1
+        self.counts["gone"] += 1
 
     async def _bad(self, rng: random.Random, number: int) -> None:
-        expert, prompt, tokens, _ = self._asked[number]
+        expert, prompt, tokens, _ = self.asked[number]
         kind = {"content-type": "application/json"}
         if rng.random() < 0.3:
-            answer = await self._session.post(COMPLETIONS, content=b"{" * rng.randint(1, 5000), headers=kind)
+            answer = await self.session.post(COMPLETIONS, content=b"{" * rng.randint(1, 5000), headers=kind)
         else:
             body = {**body_of(expert, prompt, tokens), "model": "base", **rng.choice(WRONG)}
-            answer = await self._session.post(COMPLETIONS, json=body)
+            answer = await self.session.post(COMPLETIONS, json=body)
         if not 400 <= answer.status_code < 500 or "error" not in answer.json():
-            self.seen.failed(f"a wrong request got {answer.status_code}: {answer.text}")
-        self.seen.counts["bad"] += 1
+            self.failed(f"a wrong request got {answer.status_code}: {answer.text}")
+        self.counts["bad"] += 1
 
     async def _change(self) -> None:
         """Load the passing experts and drop them, over and over."""
         while time.monotonic() < self._until:
-            answer = await self._session.post(EXPERTS, json={"path": self._folder})
+            answer = await self.session.post(EXPERTS, json={"path": self.folder})
             if answer.status_code != 200:
-                self.seen.failed(f"loading got {answer.status_code}: {answer.text}")
-            self.seen.counts["loads"] += 1
+                self.failed(f"loading got {answer.status_code}: {answer.text}")
+            self.counts["loads"] += 1
             await asyncio.sleep(0.4)
-            for name in sorted(self._passing):
-                answer = await self._session.delete(f"{EXPERTS}/{name}")
+            for name in sorted(self.passing):
+                answer = await self.session.delete(f"{EXPERTS}/{name}")
                 if answer.status_code != 200:
-                    self.seen.failed(f"dropping got {answer.status_code}: {answer.text}")
+                    self.failed(f"dropping got {answer.status_code}: {answer.text}")
             await asyncio.sleep(0.1)
 
 
@@ -159,14 +156,11 @@ def _streamed(text: str) -> str | None:
 
 
 async def _all(url: str, clients: int, how: dict[str, Any]) -> dict[str, Any]:
-    import httpx
-
     async with httpx.AsyncClient(
         base_url=url, timeout=120, limits=httpx.Limits(max_connections=clients + 4)
     ) as session:
-        found = Clients(session, **how)
-        await found.run(clients)
-    seen = found.seen
+        seen = Clients(session, **how)
+        await seen.run(clients)
     return {"counts": dict(seen.counts), "differs": seen.differs, "errors": seen.errors}
 
 

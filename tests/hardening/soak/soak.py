@@ -14,6 +14,7 @@ from benchmarks.harness import Figure, Outcome, Settings, in_own_process
 from benchmarks.serve.material import NAMES, Wish, generated, open_base, serving, wishes, write_experts
 from freemoe.core.memory import used_memory_bytes
 from freemoe.domain_experts.mixture import FreeMoE
+from tests.hardening.full import count, none
 from tests.hardening.worker import Sampled
 
 SECONDS, CLIENTS, REQUESTS = 600.0, 16, 70
@@ -84,35 +85,16 @@ def outcome(seen: dict[str, Any], gaps: list[float], memory: list[int], left: in
     counts = dict.fromkeys(("right", "gone", "bad", "absent", "loads", "errors", "differs"), 0) | seen["counts"]
     ties = sum(value <= NEAR for value in gaps)
     answers = counts["right"] + counts["differs"]
+    wrong = f"{counts['bad']:,} wrong requests, {counts['gone']:,} clients gone"
+    of = f"of {answers:,} in {seconds / 60:.1f} minutes; {ties} more at ties of two tokens within {NEAR:g}"
+    most = GROWTH if seconds >= JUDGED else None
     figures = (
-        Figure(
-            "answers that differ from those of single requests",
-            counts["differs"] - ties,
-            0,
-            "lower",
-            "",
-            0,
-            f"of {answers:,} in {seconds / 60:.1f} minutes; {ties} more at ties of two tokens within {NEAR:g}",
+        none("answers that differ from those of single requests", counts["differs"] - ties, of),
+        none(
+            "errors without a cause", counts["errors"], f"{wrong}, {counts['loads']:,} times experts loaded and dropped"
         ),
-        Figure(
-            "errors without a cause",
-            counts["errors"],
-            0,
-            "lower",
-            "",
-            0,
-            f"{counts['bad']:,} wrong requests, {counts['gone']:,} clients gone, {counts['loads']:,} times experts loaded and dropped",
-        ),
-        Figure(
-            "growth of memory",
-            growth(memory),
-            GROWTH if seconds >= JUDGED else None,
-            "lower",
-            " %",
-            1,
-            f"{len(memory)} looks",
-        ),
-        Figure("sequences left behind", left, None, "lower", "", 0),
+        Figure("growth of memory", growth(memory), most, "lower", " %", 1, f"{len(memory)} looks"),
+        count("sequences left behind", left),
     )
     details = {"counts": counts, "errors": seen["errors"], "gaps": gaps, "memory_bytes": memory}
     return Outcome(figures, details)

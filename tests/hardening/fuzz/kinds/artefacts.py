@@ -22,6 +22,10 @@ from torch import Tensor
 from freemoe.core.artifacts import MANIFEST
 from freemoe.core.errors import ArtifactError, FreeMoEError
 from freemoe.core.run.folder import require_replaceable
+from freemoe.domain_experts.inspection import inspect_artefact
+from freemoe.domain_experts.merging import outlook
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.hookmoe.adapter import load_trimmed
 from freemoe.hookmoe.artefact_files import CONFIG, WEIGHTS
 from tests.hardening.fuzz.case import require
 from tests.hardening.fuzz.drawing import SHAPES, TEXTS, byte_edits, json_edits, rarely, tensor_edits, wild_edits
@@ -134,9 +138,6 @@ def _alike(a: Any, b: Any) -> bool:
 
 def _listed(folder: Path) -> None:
     """What reads an artefact without its base: `freemoe inspect`, and `freemoe merge --dry-run` of every expert."""
-    from freemoe.domain_experts.inspection import inspect_artefact
-    from freemoe.domain_experts.merging import outlook
-
     # A merge must bear by itself what inspect refuses.
     for name in ("math/0", *_names(folder)):
         with contextlib.suppress(FreeMoEError):
@@ -151,8 +152,6 @@ def _names(folder: Path) -> list[str]:
 
 
 def _experts(folder: Path, material: Material) -> None:
-    from freemoe.domain_experts.mixture import FreeMoE
-
     moe = FreeMoE.from_pretrained(folder, base=material.model, tokenizer=material.tokenizer)
     told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     held = read_plain(folder / "experts.safetensors")
@@ -250,8 +249,6 @@ def _require_router(moe: Any, told: dict[str, Any], folder: Path, material: Mate
 
 
 def _trimmed(folder: Path, material: Material) -> None:
-    from freemoe.hookmoe.adapter import load_trimmed
-
     model, _, trimmed = load_trimmed(folder, str(material.folder / "mixture"), "auto", "cpu")
     before = logits(model, material.probes)
     told = json.loads((folder / CONFIG).read_text(encoding="utf-8"))

@@ -15,6 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from freemoe.core.errors import FreeMoEError
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.route.subdomains import features
+from freemoe.models.checkpoints import loading
+from freemoe.text.chat import as_prompt, has_template
 from tests.hardening.fuzz.case import Refused, require
 from tests.hardening.fuzz.drawing import FLOATS, NUMBERS, TEMPLATES, byte_edits, json_edits, tensor_edits, wild_edits
 from tests.hardening.fuzz.editing import edited_copy, read_plain
@@ -53,13 +57,8 @@ def warm(material: Material) -> None:
 
 def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     """Open an edited base by itself, and then as the base of an artefact."""
-    from freemoe.domain_experts.mixture import FreeMoE
-    from freemoe.domain_experts.route.subdomains import features
-    from freemoe.models.checkpoints.loading import load_base
-    from freemoe.text.chat import as_prompt, has_template
-
     own = edited_copy(material.base, folder / "base", what["edits"])
-    model, tokenizer = load_base(own, device="cpu")
+    model, tokenizer = loading.load_base(own, device="cpu")
     held = read_plain(own / WEIGHTS)
     for name, parameter in model.named_parameters():
         require(bool(parameter.isfinite().all()), f"{name!r} holds NaN or infinity")

@@ -16,6 +16,7 @@ import yaml
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from freemoe import recipes
 from tests.hardening.fuzz.case import require
 from tests.hardening.fuzz.drawing import TEXTS, near, rarely, spliced
 from tests.hardening.fuzz.editing import holder_of, places
@@ -33,9 +34,8 @@ _BEGUN: dict[str, dict[str, Any]] = {
 
 def whole(command: str) -> dict[str, Any]:
     """A sound recipe with every field written out."""
-    from freemoe.recipes import recipe_from
 
-    return recipe_from(_BEGUN[command]).model_dump(mode="json")
+    return recipes.recipe_from(_BEGUN[command]).model_dump(mode="json")
 
 
 def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
@@ -97,12 +97,10 @@ def _dumped(data: Any) -> str:
 
 def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     """Read a recipe, and hold it against its text."""
-    from freemoe.recipes import dump, load_recipe
-
     del material
     path = folder / FILE
     path.write_bytes(what["text"].encode("utf-8", "surrogatepass"))
-    recipe = load_recipe(path)
+    recipe = recipes.load_recipe(path)
     said = recipe.model_dump(mode="json")
     node = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
     _require_once(node)
@@ -113,8 +111,8 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     if bands is not None:
         require(len(bands.edges()) <= 1_000_000, f"a grid of {len(bands.edges())} bands")
     again = folder / "again.yaml"
-    again.write_text(dump(recipe), encoding="utf-8")
-    require(load_recipe(again) == recipe, "written again it is another recipe")
+    again.write_text(recipes.dump(recipe), encoding="utf-8")
+    require(recipes.load_recipe(again) == recipe, "written again it is another recipe")
 
 
 def _require_once(node: Any) -> None:

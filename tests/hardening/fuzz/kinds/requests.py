@@ -14,19 +14,23 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from benchmarks.serve.material import Wish, generated
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.serve.engine.engine import Engine
+from freemoe.serve.http.app import make_app
+from freemoe.serve.http.metrics import Metrics
+from freemoe.serve.settings import Bounds, Limits
 from tests.hardening.fuzz.case import Refused, require
 from tests.hardening.fuzz.drawing import TEXTS, hostile, near, rarely, spliced
 from tests.hardening.fuzz.editing import holder_of, places
 from tests.hardening.fuzz.material import PROBES, Material
-
-if TYPE_CHECKING:
-    from freemoe.domain_experts.mixture import FreeMoE
-    from freemoe.serve.engine.engine import Engine
+from tests.hardening.soak.soak import NEAR, gap
 
 TEXT, CHAT, ROUTE, LOAD = "/v1/completions", "/v1/chat/completions", "/v1/freemoe/route", "/v1/freemoe/experts"
 
@@ -126,12 +130,6 @@ class _Server:
 @cache
 def _server(folder: Path) -> _Server:
     """One for all cases of a process: what a case leaves behind is the next one's to stumble over."""
-    from freemoe.domain_experts.mixture import FreeMoE
-    from freemoe.serve.engine.engine import Engine
-    from freemoe.serve.http.app import make_app
-    from freemoe.serve.http.metrics import Metrics
-    from freemoe.serve.settings import Bounds, Limits
-
     moe = FreeMoE.from_pretrained(folder)
     metrics = Metrics()
     engine = Engine(moe, Limits(context=_CONTEXT, batch=16, queue=32), metrics).start()
@@ -145,8 +143,6 @@ def warm(material: Material) -> None:
 
 
 async def _asked(server: _Server, path: str, raw: bytes) -> tuple[int, bytes]:
-    import httpx
-
     transport = httpx.ASGITransport(server.app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.post(path, content=raw, headers={"content-type": "application/json"})
@@ -259,9 +255,6 @@ def _streamed(content: bytes) -> tuple[list[tuple[str, str]], int | None]:
 
 def _require_text(moe: FreeMoE, body: dict[str, Any], texts: list[str], n: int, most: int) -> None:
     """Greedy answers are those of generate, but for two tokens that are equally likely."""
-    from benchmarks.serve.material import Wish, generated
-    from tests.hardening.soak.soak import NEAR, gap
-
     prompt = body["prompt"]
     several = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
     expert = body["model"].removeprefix("base:").strip()

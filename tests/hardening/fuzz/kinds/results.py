@@ -14,8 +14,15 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from pydantic import ValidationError
+from rich.console import Console
 
+from freemoe import results
 from freemoe.core.artifacts import MANIFEST
+from freemoe.domain_experts.prove import card as expert_card
+from freemoe.hookmoe import card as trim_card
+from freemoe.report import tables
+from freemoe.report.experts import write_report
+from freemoe.report.trimmed import write_trimmed_report
 from tests.hardening.fuzz.case import require
 from tests.hardening.fuzz.drawing import byte_edits, json_edits, rarely
 from tests.hardening.fuzz.editing import edited_copy
@@ -47,47 +54,25 @@ def warm(material: Material) -> None:
 
 def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     """Read an edited result and show it."""
-    from rich.console import Console
-
-    from freemoe.results import BuildResult, TrimResult, read_result, shown
-
     own = edited_copy(material.folder / what["artefact"], folder / "artefact", what["edits"])
     write_again(own, json.loads((own / MANIFEST).read_text(encoding="utf-8")))
-    found = read_result(own)
+    found = results.read_result(own)
     require(isinstance(found, dict), "a result that is no mapping")
     experts = what["artefact"] == "experts"
-    with shown(own):
-        parts = _of_experts(found) if experts else _of_trim(found)
+    with results.shown(own):
+        if experts:
+            parts = [tables.summary_table(found), tables.subdomain_table(found), *expert_card.headlines(found)]
+        else:
+            parts = [tables.plain_table(*trim_card.table(found)), *trim_card.headlines(found)]
     shown = io.StringIO()
     console = Console(file=shown, width=200, force_terminal=False)
     for part in parts:
         console.print(part, markup=False) if isinstance(part, str) else console.print(part)
     require("\x1b" not in shown.getvalue(), "an escape code of the file's reached the terminal")
-    _require_valid(BuildResult if experts else TrimResult, own)
+    _require_valid(results.BuildResult if experts else results.TrimResult, own)
     if what["page"]:
-        html = _page(own, experts).read_text(encoding="utf-8")
+        html = (write_report(own) if experts else write_trimmed_report(own)).read_text(encoding="utf-8")
         require(MARKUP not in html, "markup of the file's reached the page")
-
-
-def _of_experts(result: dict[str, Any]) -> list[Any]:
-    from freemoe.domain_experts.prove.card import headlines
-    from freemoe.report.tables import subdomain_table, summary_table
-
-    return [summary_table(result), subdomain_table(result), *headlines(result)]
-
-
-def _of_trim(result: dict[str, Any]) -> list[Any]:
-    from freemoe.hookmoe.card import headlines, table
-    from freemoe.report.tables import plain_table
-
-    return [plain_table(*table(result)), *headlines(result)]
-
-
-def _page(folder: Path, experts: bool) -> Path:
-    from freemoe.report.experts import write_report
-    from freemoe.report.trimmed import write_trimmed_report
-
-    return write_report(folder) if experts else write_trimmed_report(folder)
 
 
 def _require_valid(result: Any, folder: Path) -> None:

@@ -11,18 +11,17 @@ import io
 import json
 import unicodedata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from freemoe.core.errors import FreeMoEError
+from freemoe.evals.tasks.domains import DomainData, load_domain
+from freemoe.evals.tasks.user_tasks import Reading, read_task_file
 from tests.hardening.fuzz.case import require
 from tests.hardening.fuzz.drawing import TEXTS, near, rarely, spliced
 from tests.hardening.fuzz.material import Material
-
-if TYPE_CHECKING:
-    from freemoe.evals.tasks.domains import DomainData
 
 ROWS: tuple[dict[str, Any], ...] = (
     {"question": "Who rules?", "choices": ["the judge", "the king", "nobody"], "answer": 1},
@@ -137,9 +136,6 @@ def warm(material: Material) -> None:
 
 def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     """Read a task file as a command does, and hold its documents against its rows."""
-    from freemoe.evals.tasks.domains import load_domain
-    from freemoe.evals.tasks.user_tasks import Reading, read_task_file
-
     path = folder / f"rows{what['suffix']}"
     path.write_bytes(what["bytes"].encode("latin-1"))
     data: FreeMoEError | None = None
