@@ -285,3 +285,11 @@ def test_signs_and_metrics(there):
         "freemoe_router_confidence_count",
     ):
         assert line in page.text, line
+
+
+def test_the_api_describes_itself(there):
+    found = there.client.get("/openapi.json").json()
+    fields = found["components"]["schemas"]["CompletionBody"]["properties"]
+    assert {"model", "prompt", "max_tokens", "stream"} <= set(fields)
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/freemoe/route"} <= set(found["paths"])
+    assert "/openapi.json" in there.client.get("/docs").text

@@ -45,6 +45,8 @@ class Heading:
         model: As it was asked for.
         prompts: And who continues them.
         chat: Which endpoint.
+        decode: A token's text.
+        logprobs: Whether log-probabilities are told.
         ignored: Fields of the request that do nothing.
         id: Of the answer.
         created: Seconds since 1970.
@@ -53,6 +55,8 @@ class Heading:
     model: str
     prompts: Sequence[Prompt]
     chat: bool
+    decode: Decode
+    logprobs: bool
     ignored: Sequence[str] = ()
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -93,6 +97,58 @@ class Heading:
             "freemoe": {"expert": expert, "confidence": confidence},
         }
 
+    def whole_choice(self, number: int, choice: Choice, echoed: str | None) -> dict[str, Any]:
+        """A finished answer.
+
+        Args:
+            number: Among all answers.
+            choice: The answer.
+            echoed: The prompt's text, where it is repeated.
+        """
+        told = self._told(choice.tokens, len(echoed or ""))
+        if told is not None and echoed is not None:
+            read = completion_logprobs(choice.read, self.decode)
+            told = {key: read[key] + told[key] for key in told}
+        if self.chat:
+            said: dict[str, Any] = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+        else:
+            said = {"text": (echoed or "") + choice.text}
+        return {"index": number, **said, "logprobs": told, "finish_reason": choice.reason}
+
+    def chunk(
+        self,
+        number: int,
+        text: str,
+        tokens: Sequence[Token] = (),
+        *,
+        before: int = 0,
+        first: bool = False,
+        reason: str | None = None,
+    ) -> dict[str, Any]:
+        """A part of an answer that is streamed.
+
+        Args:
+            number: Among all answers.
+            text: The part.
+            tokens: Those that are told with it.
+            before: Characters of a prompt that is repeated.
+            first: Whether it is the first part of a chat's answer, which says whose it is.
+            reason: Why the answer ends here.
+        """
+        if self.chat:
+            said: dict[str, Any] = {"delta": {"role": "assistant"} if first else {}}
+            if text or first:
+                said["delta"]["content"] = text
+        else:
+            said = {"text": text}
+        told = self._told(tokens, before) if tokens else None
+        return {"index": number, **said, "logprobs": told, "finish_reason": reason}
+
+    def _told(self, tokens: Sequence[Token], before: int = 0) -> dict[str, Any] | None:
+        if not self.logprobs:
+            return None
+        return chat_logprobs(tokens, self.decode) if self.chat else completion_logprobs(tokens, self.decode, before)
+
 
 def completion_logprobs(tokens: Sequence[Token], decode: Decode, before: int = 0) -> dict[str, Any]:
     """Log-probabilities as ``/v1/completions`` has them.
@@ -130,66 +186,3 @@ def chat_logprobs(tokens: Sequence[Token], decode: Decode) -> dict[str, Any]:
         for token in tokens
     ]
     return {"content": rows, "refusal": None}
-
-
-def whole_choice(
-    number: int, choice: Choice, heading: Heading, logprobs: bool, decode: Decode, echoed: str | None
-) -> dict[str, Any]:
-    """A finished answer.
-
-    Args:
-        number: Among all answers.
-        choice: The answer.
-        heading: Of all of them.
-        logprobs: Whether they are told.
-        decode: A token's text.
-        echoed: The prompt's text, where it is repeated.
-    """
-    if heading.chat:
-        return {
-            "index": number,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": chat_logprobs(choice.tokens, decode) if logprobs else None,
-            "finish_reason": choice.reason,
-        }
-    before = 0 if echoed is None else len(echoed)
-    told = completion_logprobs(choice.tokens, decode, before) if logprobs else None
-    if told is not None and echoed is not None:
-        read = completion_logprobs(choice.read, decode)
-        told = {key: read[key] + told[key] for key in told}
-    return {"index": number, "text": (echoed or "") + choice.text, "logprobs": told, "finish_reason": choice.reason}
-
-
-def chunk_choice(
-    number: int,
-    text: str,
-    tokens: Sequence[Token],
-    heading: Heading,
-    logprobs: bool,
-    decode: Decode,
-    *,
-    before: int = 0,
-    first: bool = False,
-    reason: str | None = None,
-) -> dict[str, Any]:
-    """A part of an answer that is streamed.
-
-    Args:
-        number: Among all answers.
-        text: The part.
-        tokens: Those that are told with it.
-        heading: Of all of them.
-        logprobs: Whether they are told.
-        decode: A token's text.
-        before: Characters of a prompt that is repeated.
-        first: Whether it is the first part of a chat's answer, which says whose it is.
-        reason: Why the answer ends here.
-    """
-    if heading.chat:
-        delta: dict[str, Any] = {"role": "assistant"} if first else {}
-        if text or first:
-            delta["content"] = text
-        told = chat_logprobs(tokens, decode) if logprobs and tokens else None
-        return {"index": number, "delta": delta, "logprobs": told, "finish_reason": reason}
-    told = completion_logprobs(tokens, decode, before) if logprobs and tokens else None
-    return {"index": number, "text": text, "logprobs": told, "finish_reason": reason}

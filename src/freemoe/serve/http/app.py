@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -23,6 +24,7 @@ from freemoe.serve.http.gate import Gate
 from freemoe.serve.http.managing import Managing
 from freemoe.serve.http.metrics import CONTENT_TYPE, Metrics
 from freemoe.serve.http.preparing import Preparing
+from freemoe.serve.http.reading import BoundedRoute, refused
 from freemoe.serve.page import page
 from freemoe.serve.settings import Bounds
 
@@ -60,75 +62,66 @@ def make_paths(engine: Engine, experts: Experts, metrics: Metrics, bounds: Bound
         bounds: Of requests.
         roots: Folders below which experts may be loaded.
     """
-    app = FastAPI(title="freemoe", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     preparing = Preparing(engine, experts, bounds)
     completing = Completing(engine, preparing, metrics, bounds)
-    managing = Managing(engine, experts, preparing, roots, bounds)
+    managing = Managing(engine, experts, preparing, roots)
     began = int(time.time())
-
-    app.add_exception_handler(HTTPException, no_such_path)
-    app.add_exception_handler(FreeMoEError, failed)
-    app.add_exception_handler(Exception, failed)
-
-    app.add_route("/v1/completions", completing.completions, ["POST"])
-    app.add_route("/v1/chat/completions", completing.chat, ["POST"])
 
     def row(name: str) -> dict[str, Any]:
         found = {"id": name, "object": "model", "created": began, "owned_by": "freemoe"}
         return found | ({"rejected": True} if preparing.is_rejected(name) else {})
 
-    @app.get("/v1/models")
     async def models() -> Any:
         return {"object": "list", "data": [row(name) for name in preparing.models]}
 
-    @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Any:
         preparing.expert_of(name)
         return row(name)
 
-    @app.get("/v1/freemoe/experts")
-    async def listed() -> Any:
-        return await managing.experts()
-
-    @app.post("/v1/freemoe/experts")
-    async def load(request: Request) -> Any:
-        return await managing.load(request)
-
-    @app.delete("/v1/freemoe/experts/{name:path}")
-    async def drop(name: str) -> Any:
-        return await managing.drop(name)
-
-    @app.post("/v1/freemoe/route")
-    async def route(request: Request) -> Any:
-        return await managing.route(request)
-
-    _add_signs(app, engine, metrics)
-    return app
-
-
-def _add_signs(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
-    """Paths by which others see how the server is."""
-
-    @app.get("/health")
     async def health() -> Response:
         if engine.is_alive:
             return JSONResponse({"status": "ok"})
         what = "ended" if engine.failure is None else "failed: the log says why"
         return Said(503, f"The engine has {what}.", SERVER, code="not_alive").response()
 
-    @app.get("/ready")
     async def ready() -> Response:
         if engine.is_alive and not engine.is_closed:
             return JSONResponse({"status": "ready"})
         return Said(503, "The server is about to end.", SERVER, code="stopping").response()
 
-    @app.get("/metrics")
     async def numbers() -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE)
 
-    @app.get("/")
-    async def start() -> Response:
-        return Response(page().body, headers=page().headers)
+    app = FastAPI(
+        title="freemoe",
+        version=__version__,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        exception_handlers=FAILURES,
+    )
+    app.state.bounds = bounds
+    app.router.route_class = BoundedRoute
+    for method, path, answer in (
+        ("POST", "/v1/completions", completing.completions),
+        ("POST", "/v1/chat/completions", completing.chat),
+        ("GET", "/v1/models", models),
+        ("GET", "/v1/models/{name:path}", model),
+        ("GET", "/v1/freemoe/experts", managing.experts),
+        ("POST", "/v1/freemoe/experts", managing.load),
+        ("DELETE", "/v1/freemoe/experts/{name:path}", managing.drop),
+        ("POST", "/v1/freemoe/route", managing.route),
+        ("GET", "/health", health),
+        ("GET", "/ready", ready),
+        ("GET", "/metrics", numbers),
+        ("GET", "/", start_page),
+    ):
+        app.add_api_route(path, answer, methods=[method])
+    return app
+
+
+async def start_page(request: Request) -> Response:
+    """The page for people."""
+    return Response(page().body, headers=page().headers)
 
 
 async def failed(request: Request, error: Exception) -> Response:
@@ -141,3 +134,12 @@ async def no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     shown = f"{request.method} {one_line(request.url.path, 80)}"
     return Said(error.status_code, f"{shown}: {error.detail}.", code="unknown_path").response()
+
+
+FAILURES: dict[Any, Any] = {
+    HTTPException: no_such_path,
+    RequestValidationError: refused,
+    FreeMoEError: failed,
+    Exception: failed,
+}
+"""Who says what of which error."""

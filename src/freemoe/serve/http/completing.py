@@ -13,12 +13,11 @@ from starlette.responses import JSONResponse, Response
 from freemoe.serve.engine.engine import Engine
 from freemoe.serve.engine.outbox import Outbox
 from freemoe.serve.engine.requests import Done, Failed, Piece, PromptRead
-from freemoe.serve.http.answers import Choice, Heading, chunk_choice, whole_choice
+from freemoe.serve.http.answers import Choice, Heading
 from freemoe.serve.http.bodies import ChatBody, CompletionBody
 from freemoe.serve.http.errors import RequestError, said_of
 from freemoe.serve.http.metrics import Metrics
 from freemoe.serve.http.preparing import Preparing, Prompt
-from freemoe.serve.http.reading import read_body
 from freemoe.serve.http.streams import EventStream, disconnected, event_line, events
 from freemoe.serve.settings import Bounds
 
@@ -37,18 +36,17 @@ class Completing:
         self._engine, self._preparing, self._metrics, self._bounds = engine, preparing, metrics, bounds
         self._decode = functools.lru_cache(1 << 16)(lambda token: engine.host.tokenizer.decode([token]))
 
-    async def completions(self, request: Request) -> Response:
+    async def completions(self, request: Request, body: CompletionBody) -> Response:
         """``POST /v1/completions``."""
-        body = await read_body(request, CompletionBody, self._bounds)
         return await self._answer(request, body, await self._preparing.completion_prompts(body))
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, request: Request, body: ChatBody) -> Response:
         """``POST /v1/chat/completions``."""
-        body = await read_body(request, ChatBody, self._bounds)
         return await self._answer(request, body, await self._preparing.chat_prompts(body))
 
     async def _answer(self, request: Request, body: CompletionBody | ChatBody, prompts: list[Prompt]) -> Response:
-        heading = Heading(body.model, prompts, isinstance(body, ChatBody), body.ignored)
+        is_chat, logprobs = isinstance(body, ChatBody), body.num_logprobs is not None
+        heading = Heading(body.model, prompts, is_chat, self._decode, logprobs, body.ignored)
         for prompt in prompts:
             if prompt.picked.confidence is not None:
                 self._metrics.routed(prompt.picked.expert, prompt.picked.confidence)
@@ -66,12 +64,7 @@ class Completing:
         finally:
             close()
         echoed = self._echoed(body, prompts)
-        told = [
-            whole_choice(
-                i, c, heading, body.num_logprobs is not None, self._decode, echoed[c.prompt] if echoed else None
-            )
-            for i, c in enumerate(choices)
-        ]
+        told = [heading.whole_choice(i, c, echoed[c.prompt] if echoed else None) for i, c in enumerate(choices)]
         return JSONResponse(heading.document(told) | {"usage": heading.usage(choices)}, headers=heading.headers())
 
     def _echoed(self, body: CompletionBody | ChatBody, prompts: Sequence[Prompt]) -> list[str]:
@@ -111,11 +104,8 @@ class Completing:
         choices = [Choice(number // each) for number in range(len(outboxes))]
         usage = {"usage": None} if body.includes_usage else {}
 
-        def chunk(number: int, text: str, tokens: Any = (), before: int = 0, **how: Any) -> bytes:
-            told = chunk_choice(
-                number, text, tokens, heading, body.num_logprobs is not None, self._decode, before=before, **how
-            )
-            return event_line(heading.document([told], streamed=True) | usage)
+        def chunk(*part: Any, **how: Any) -> bytes:
+            return event_line(heading.document([heading.chunk(*part, **how)], streamed=True) | usage)
 
         for number, choice in enumerate(choices):
             if heading.chat:
@@ -129,7 +119,7 @@ class Completing:
                 case PromptRead():
                     yield chunk(number, echoed[choice.prompt], event.tokens)
                 case Piece():
-                    yield chunk(number, event.text, event.tokens, before)
+                    yield chunk(number, event.text, event.tokens, before=before)
                 case Done():
                     choice.written = event.tokens
                     yield chunk(number, "", reason=event.reason)

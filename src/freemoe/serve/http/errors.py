@@ -54,38 +54,30 @@ class RequestError(FreeMoEError):
         self.said = Said(status, message, **more)
 
 
-_RETRY = {"Retry-After": "1"}
+RETRY = {"Retry-After": "1"}
+
+# Of an error's classes the first in here says status, type, code and the field that is wrong.
+_SAID: tuple[tuple[type[Exception], int, str, str | None, str | None], ...] = (
+    (ContextError, 400, INVALID, "context_length_exceeded", None),
+    (UnknownNameError, 404, INVALID, "model_not_found", "model"),
+    (QueueFullError, 429, "rate_limit_error", "queue_full", None),
+    (StoppingError, 503, SERVER, "stopping", None),
+    (EngineError, 503, SERVER, "engine_failed", None),
+    (SlowReaderError, 408, INVALID, "slow_reader", None),
+    (BusyError, 503, SERVER, "busy", None),
+    (NumericError, 500, SERVER, "nan_logits", None),
+    (ArtifactError, 400, INVALID, "bad_artefact", "path"),
+    (DataError, 400, INVALID, None, None),
+    (FreeMoEError, 500, SERVER, None, None),
+)
 
 
 def said_of(error: BaseException) -> Said:
     """What is said of an error; of one that is not ours no more than that there was one, the log has the rest."""
-    match error:
-        case RequestError():
-            return error.said
-        case ContextError():
-            return Said(400, str(error), code="context_length_exceeded")
-        case UnknownNameError():
-            return Said(404, str(error), param="model", code="model_not_found")
-        case QueueFullError():
-            return Said(429, str(error), "rate_limit_error", code="queue_full", headers=_RETRY)
-        case StoppingError():
-            return Said(503, str(error), SERVER, code="stopping", headers=_RETRY)
-        case EngineError():
-            return Said(503, str(error), SERVER, code="engine_failed", headers=_RETRY)
-        case SlowReaderError():
-            return Said(408, str(error), code="slow_reader")
-        case BusyError():
-            return Said(503, str(error), SERVER, code="busy", headers=_RETRY)
-        case NumericError():
-            return Said(500, str(error), SERVER, code="nan_logits")
-        case ArtifactError():
-            return Said(400, str(error), param="path", code="bad_artefact")
-        case DataError():
-            return Said(400, str(error))
-        case FreeMoEError():
-            return Said(500, str(error), SERVER)
-        case _:
-            log.error("A request failed.", exc_info=error)
-            return Said(
-                500, "The server failed at this request; its log says more. Other requests are not touched.", SERVER
-            )
+    if isinstance(error, RequestError):
+        return error.said
+    for kind, status, word, code, param in _SAID:
+        if isinstance(error, kind):
+            return Said(status, str(error), word, param, code, RETRY if status in (429, 503) else {})
+    log.error("A request failed.", exc_info=error)
+    return Said(500, "The server failed at this request; its log says more. Other requests are not touched.", SERVER)

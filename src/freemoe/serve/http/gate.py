@@ -8,7 +8,7 @@ from typing import Any
 from starlette.datastructures import Headers
 
 from freemoe.core.neutral import one_line
-from freemoe.serve.http.errors import Said
+from freemoe.serve.http.errors import RETRY, Said
 from freemoe.serve.http.metrics import Metrics
 from freemoe.serve.listening import LOOPBACK
 from freemoe.serve.settings import Bounds
@@ -78,7 +78,7 @@ class Gate:
                 f"{self._bounds.at_once} requests are open, the most at once. Ask again in a moment.",
                 "rate_limit_error",
                 code="too_many_requests",
-                headers={"Retry-After": "1"},
+                headers=RETRY,
             )
         return None
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import Request
-
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.neutral import one_line
 from freemoe.serve.catalogue import Experts
@@ -17,8 +15,6 @@ from freemoe.serve.engine.routing import probabilities, require_router
 from freemoe.serve.http.bodies import LoadBody, RouteBody
 from freemoe.serve.http.errors import RequestError
 from freemoe.serve.http.preparing import Preparing
-from freemoe.serve.http.reading import read_body
-from freemoe.serve.settings import Bounds
 
 
 class Managing:
@@ -29,13 +25,10 @@ class Managing:
         experts: Those that can be asked for.
         preparing: Makes tokens.
         roots: Folders below which (or which themselves) experts may be loaded.
-        bounds: Of requests.
     """
 
-    def __init__(
-        self, engine: Engine, experts: Experts, preparing: Preparing, roots: Sequence[Path], bounds: Bounds
-    ) -> None:
-        self._engine, self._experts, self._preparing, self._bounds = engine, experts, preparing, bounds
+    def __init__(self, engine: Engine, experts: Experts, preparing: Preparing, roots: Sequence[Path]) -> None:
+        self._engine, self._experts, self._preparing = engine, experts, preparing
         self._roots = [root.resolve() for root in roots]
         self._kept: tuple[tuple[int, list[str]], list[dict[str, Any]]] | None = None
 
@@ -55,9 +48,8 @@ class Managing:
         rows = [{"name": name} for name in host.experts] if summary is None else summary()
         return {row["name"]: {"object": "freemoe.expert", **row} for row in rows}
 
-    async def load(self, request: Request) -> dict[str, Any]:
+    async def load(self, body: LoadBody) -> dict[str, Any]:
         """``POST /v1/freemoe/experts``: the names under which its experts can be asked for now."""
-        body = await read_body(request, LoadBody, self._bounds)
         if body.place is None:
             raise RequestError(400, "Name the artefact's folder as path.", param="path")
         folder = self._allowed(body.place)
@@ -97,9 +89,8 @@ class Managing:
         await self._experts.drop(self._preparing.expert_of(name))
         return {"object": "freemoe.expert", "name": name, "deleted": True}
 
-    async def route(self, request: Request) -> dict[str, Any]:
+    async def route(self, body: RouteBody) -> dict[str, Any]:
         """``POST /v1/freemoe/route``: which expert ``auto`` would be, and how likely each subdomain is."""
-        body = await read_body(request, RouteBody, self._bounds)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError(400, "Give prompt or messages, one of the two.", param="prompt")
         if body.prompt is not None:

@@ -1,29 +1,63 @@
-"""The body of a request, read within bounds of size, time, depth and shape."""
+"""Bodies of requests, read within bounds of size, time, depth and shape before FastAPI takes their fields."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from freemoe.core.errors import DataError
 from freemoe.core.neutral import one_line
 from freemoe.core.numbers import byte_text
 from freemoe.core.untrusted import parse_json
-from freemoe.serve.http.errors import RequestError
+from freemoe.serve.http.errors import RequestError, Said
 from freemoe.serve.settings import Bounds
 
-Body = TypeVar("Body", bound=BaseModel)
 
-
-async def read_json_body(request: Request, bounds: Bounds) -> Any:
-    """What a body of JSON says.
+class BoundedRoute(APIRoute):
+    """A route whose body is an object of JSON within the app's bounds (``app.state.bounds``), which FastAPI would not hold to.
 
     Raises:
         RequestError: It is of another type, too large, too slow, or no JSON that is read here.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        """FastAPI's own, for a request that has been read."""
+        handle = super().get_route_handler()
+
+        async def read_and_handle(request: Request) -> Response:
+            if self.body_field is not None:
+                request = _Read(request, await read_json_body(request, request.app.state.bounds))
+            return await handle(request)
+
+        return read_and_handle
+
+
+class _Read(Request):
+    """A request whose body has been read."""
+
+    def __init__(self, request: Request, said: dict[str, Any]) -> None:
+        super().__init__(request.scope, request.receive)
+        self._said = said
+
+    async def body(self) -> bytes:
+        return b"read"
+
+    async def json(self) -> Any:
+        return self._said
+
+
+async def read_json_body(request: Request, bounds: Bounds) -> dict[str, Any]:
+    """The object that a body of JSON is.
+
+    Raises:
+        RequestError: As `BoundedRoute`.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -33,11 +67,14 @@ async def read_json_body(request: Request, bounds: Bounds) -> Any:
         )
     raw = await read_bytes(request, bounds)
     try:
-        return parse_json(raw.decode(), "the body")
+        said = parse_json(raw.decode(), "the body")
     except UnicodeDecodeError as error:
         raise RequestError(400, f"The body is not UTF-8 at byte {error.start}.", code="invalid_json") from None
     except DataError as error:
         raise RequestError(400, str(error), code="invalid_json") from None
+    if not isinstance(said, dict):
+        raise RequestError(400, f"The body is {type(said).__name__}; an object is needed.", code="invalid_json")
+    return said
 
 
 async def read_bytes(request: Request, bounds: Bounds) -> bytes:
@@ -71,26 +108,12 @@ async def read_bytes(request: Request, bounds: Bounds) -> bytes:
     return bytes(raw)
 
 
-async def read_body(request: Request, shape: type[Body], bounds: Bounds) -> Body:
-    """A body of a known shape.
-
-    Raises:
-        RequestError: As `read_json_body`; or a field is missing, unknown or of a wrong type or value.
-    """
-    said = await read_json_body(request, bounds)
-    if not isinstance(said, dict):
-        raise RequestError(400, f"The body is {type(said).__name__}; an object is needed.", code="invalid_json")
-    try:
-        return shape.model_validate(said)
-    except ValidationError as error:
-        raise _refusal(error, shape) from None
-
-
-def _refusal(error: ValidationError, shape: type[BaseModel]) -> RequestError:
-    """The first of what is wrong with a body, in OpenAI's words."""
+async def refused(request: Request, error: Exception) -> Response:
+    """What is said of a body that has a field which is missing, unknown or of a wrong type or value; OpenAI's words for the first."""
+    assert isinstance(error, RequestValidationError)
     # Of a union's alternatives, the one that fails furthest inside is the one that was meant.
-    first = max(error.errors(include_url=False, include_context=False), key=lambda one: len(one["loc"]))
-    kind, loc = first["type"], first["loc"]
+    first = max(error.errors(), key=lambda one: len(one["loc"]))
+    kind, (_, *loc) = first["type"], first["loc"]
     # A union's alternatives stand in the path by their types, which are nobody's fields.
     steps = [part for part in loc if len(loc) == 1 or not (isinstance(part, str) and re.search(r"\[|^str$", part))]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in steps).removeprefix(".")
@@ -101,14 +124,12 @@ def _refusal(error: ValidationError, shape: type[BaseModel]) -> RequestError:
         case "missing":
             code, message = "missing_required_parameter", f"Missing required parameter: '{param}'."
         case "extra_forbidden":
-            code, message = (
-                "unknown_parameter",
-                f"Unknown parameter: '{param}'. Allowed: {', '.join(shape.model_fields)}.",
-            )
+            allowed = request.scope["route"].body_field.field_info.annotation.model_fields
+            code, message = "unknown_parameter", f"Unknown parameter: '{param}'. Allowed: {', '.join(allowed)}."
         case "unsupported_parameter":
             why = f" ({expected})" if expected else ""
             code, message = kind, f"Unsupported parameter: '{param}' is not served here{why}. Leave it out."
         case _:
             what = "type" if kind.endswith("_type") else "value"
             code, message = f"invalid_{what}", f"Invalid {what} for '{param}': {expected}, but got {value} instead."
-    return RequestError(400, message, param=param or None, code=code)
+    return Said(400, message, param=param or None, code=code).response()

@@ -9,10 +9,8 @@ from typing import Any
 from starlette.responses import Response
 
 from freemoe.core.errors import FreeMoEError
-from freemoe.serve.http.errors import SERVER, Said, said_of
+from freemoe.serve.http.errors import RETRY, SERVER, Said, said_of
 from freemoe.serve.http.streams import disconnected, event_line
-
-_RETRY = {"Retry-After": "1"}
 
 
 def said_of_lost(error: BaseException) -> Said:
@@ -31,13 +29,13 @@ def said_of_lost(error: BaseException) -> Said:
                 "touched. Ask again.",
                 SERVER,
                 code="replica_lost",
-                headers=_RETRY,
+                headers=RETRY,
             )
         case BackPressureError():
             return Said(429, "Too many requests wait. Ask again in a moment.", "rate_limit_error", code="queue_full",
-                        headers=_RETRY)  # fmt: skip
+                        headers=RETRY)  # fmt: skip
         case DeploymentUnavailableError():
-            return Said(503, "No replica could be started.", SERVER, code="no_replica", headers=_RETRY)
+            return Said(503, "No replica could be started.", SERVER, code="no_replica", headers=RETRY)
         case _:
             return said_of(error)
 

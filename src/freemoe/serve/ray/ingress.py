@@ -8,19 +8,16 @@ import time
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from freemoe.core.errors import FreeMoEError
 from freemoe.recipes.expert_names import PREFIX
-from freemoe.serve.http.app import failed, no_such_path
+from freemoe.serve.http.app import FAILURES, start_page
 from freemoe.serve.http.errors import SERVER, Said
 from freemoe.serve.http.gate import Gate
 from freemoe.serve.http.metrics import CONTENT_TYPE, Metrics
 from freemoe.serve.http.reading import read_bytes
-from freemoe.serve.page import page
 from freemoe.serve.ray import counts
 from freemoe.serve.ray.forwarding import Forwarded, said_of_lost
 from freemoe.serve.ray.passing import Asked
@@ -49,10 +46,12 @@ class Ingress:
         self._there = 0.0, 0
         self._metrics = Metrics()
         routes = [
-            Route("/", self.start),
+            Route("/", start_page),
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.numbers),
+            Route("/docs", self.forward),
+            Route("/openapi.json", self.forward),
             Route("/v1/models", self.forward),
             Route("/v1/models/{name:path}", self.forward),
             Route("/v1/completions", self.forward, methods=["POST"]),
@@ -62,8 +61,7 @@ class Ingress:
             Route("/v1/freemoe/experts", self.load, methods=["POST"]),
             Route("/v1/freemoe/experts/{name:path}", self.drop, methods=["DELETE"]),
         ]
-        failures = {HTTPException: no_such_path, FreeMoEError: failed, Exception: failed}
-        app = Starlette(routes=routes, exception_handlers=failures)  # pyright: ignore[reportArgumentType]
+        app = Starlette(routes=routes, exception_handlers=FAILURES)
         self._gate = Gate(app, self._metrics, self._bounds, key, served.settings.host)
 
     def __serve_build_asgi_app__(self) -> Gate:
@@ -124,10 +122,6 @@ class Ingress:
         # Only responses are counted here; they have no second place.
         own = [family for family in counts.families(self._metrics.registry) if family[0] == "freemoe_http_responses"]
         return Response(counts.page({**told, "ingress": own}), media_type=CONTENT_TYPE)
-
-    async def start(self, request: Request) -> Response:
-        """The page."""
-        return Response(page().body, headers=page().headers)
 
     async def _read(self, request: Request) -> Asked:
         body = await read_bytes(request, self._bounds) if request.method == "POST" else b""
