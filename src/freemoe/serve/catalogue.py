@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.registry import unknown_name
-from freemoe.recipes.expert_names import BASE, ExpertRef, require_new_names
+from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, ExpertRef, require_new_names
 from freemoe.serve.engine.engine import Engine
 
 log = logging.getLogger(__name__)
@@ -146,6 +147,16 @@ class Catalogue:
 
     def _next(self) -> int:
         return max(time.time_ns(), self.version + 1)
+
+
+def model_names(experts: Sequence[str], has_router: bool) -> list[str]:
+    """What ``model`` can be; unions ``base:a+b`` and intersections ``base:a&b`` of experts beside them.
+
+    Args:
+        experts: Names of those that can be asked for.
+        has_router: Whether ``auto`` can be.
+    """
+    return [BASE, *([AUTO] if has_router else []), *(PREFIX + name for name in experts)]
 
 
 class OnDemand(Experts):

@@ -17,9 +17,9 @@ from freemoe.evals.engine.tokens import context_length
 from freemoe.hub.fetch import fetch_artefact, require_in_reach
 from freemoe.models.checkpoints.loading import load_config
 from freemoe.models.checkpoints.placement import require_one_device
-from freemoe.recipes.expert_names import AUTO, BASE, PREFIX
+from freemoe.recipes.expert_names import PREFIX
 from freemoe.results.build import KIND
-from freemoe.serve.catalogue import Catalogue
+from freemoe.serve.catalogue import Catalogue, model_names
 from freemoe.serve.engine.cache import token_bytes
 from freemoe.serve.engine.hosts import Ways
 from freemoe.serve.listening import require_key
@@ -59,7 +59,7 @@ class Served:
     @property
     def names(self) -> list[str]:
         """What ``model`` can be."""
-        return [BASE, *([AUTO] if self.has_router else []), *(PREFIX + name for name in self.catalogue.names)]
+        return model_names(self.catalogue.names, self.has_router)
 
     @property
     def rejected(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.hosting.batches import groups
@@ -14,29 +14,8 @@ _PATIENCE = 16
 """Passes of one expert alone after which it is switched in, where several shared the passes before."""
 
 
-class Acting(Protocol):
-    """How rows of different experts share forward passes."""
-
-    def parts(self, names: Sequence[str], tokens: int) -> list[list[int]]:
-        """Which rows go together.
-
-        Args:
-            names: The expert of every row.
-            tokens: Of all rows, padding too.
-        """
-        ...
-
-    def act_as(self, names: Sequence[str]) -> None:
-        """Let the next pass, of the rows of one part, act under their experts."""
-        ...
-
-    def rest(self) -> None:
-        """Leave the base as it was, for others to use."""
-        ...
-
-
 class ByExpert:
-    """One pass per expert, which stays switched in until another is needed.
+    """How rows of different experts share forward passes: one pass per expert, which stays switched in until another is needed.
 
     Args:
         host: Has ``expert(name)``, a context manager, and ``set_expert(name)`` to change to another inside of it.
@@ -47,12 +26,17 @@ class ByExpert:
         self._block, self._name = ExitStack(), ""
 
     def parts(self, names: Sequence[str], tokens: int) -> list[list[int]]:
-        """Rows by expert; first those of the expert that is switched in."""
+        """Which rows go together; first those of the expert that is switched in.
+
+        Args:
+            names: The expert of every row.
+            tokens: Of all rows, padding too.
+        """
         found = dict(groups(names))
         return [found[name] for name in sorted(found, key=lambda n: (n != self._name, n))]
 
     def act_as(self, names: Sequence[str]) -> None:
-        """Switch to the one expert of the rows."""
+        """Let the next pass, of the rows of one part, act under their experts."""
         name = names[0]
         if not self._name:
             self._block.enter_context(self._host.expert(name))
@@ -61,12 +45,12 @@ class ByExpert:
         self._name = name
 
     def rest(self) -> None:
-        """Switch back to the base."""
+        """Leave the base as it was, for others to use."""
         self._name = ""
         self._block.close()
 
 
-class InOnePass:
+class InOnePass(ByExpert):
     """Rows of several experts in one pass, where that is quicker and the experts allow it; else one pass per expert.
 
     Args:
@@ -74,8 +58,8 @@ class InOnePass:
     """
 
     def __init__(self, host: Any) -> None:
-        self._host, self._single = host, ByExpert(host)
-        self._block, self._mixed = ExitStack(), None
+        super().__init__(host)
+        self._mixed = None
         # Passes since the last one of several experts; whether the next pass is one of all rows together.
         self._since, self._together = 0, False
         self._worth: dict[int, bool] = {}
@@ -96,7 +80,7 @@ class InOnePass:
                 self._together = True
                 return [list(range(len(names)))]
         self._together = False
-        return self._single.parts(names, tokens)
+        return super().parts(names, tokens)
 
     def _is_worth(self, tokens: int) -> bool:
         if tokens not in self._worth:
@@ -107,7 +91,7 @@ class InOnePass:
 
     def _assign(self, names: Sequence[str]) -> None:
         if self._mixed is None:
-            self._single.rest()
+            super().rest()
             self._mixed = self._block.enter_context(self._host.mixed())
         if self._mixed.names != tuple(names):
             self._mixed.assign(names)
@@ -115,16 +99,16 @@ class InOnePass:
     def act_as(self, names: Sequence[str]) -> None:
         """Act as `parts` has assigned, or as the one expert of the rows."""
         if not self._together:
-            self._leave()
-            self._single.act_as(names)
+            if self._mixed is not None:
+                self._leave()
+            super().act_as(names)
 
     def _leave(self) -> None:
         self._mixed = None
-        self._block.close()
+        super().rest()
 
     def rest(self) -> None:
         """Leave the base as it was."""
         self._leave()
-        self._single.rest()
         # Experts may be others when it goes on.
         self._alone.clear()

@@ -100,8 +100,8 @@ class Engine:
         with self._lock:
             if self._closed:
                 raise self._ended("is about to end and takes no more requests. Ask again in a moment")
-            for name in dict.fromkeys(ask.expert for ask in asks):
-                self._require(name)
+            for ask in {ask.expert: ask for ask in asks}.values():
+                self._require(ask)
             free = self.limits.batch - len(self._scheduler.running)
             if len(self._scheduler.waiting) + len(asks) > self.limits.queue + max(0, free):
                 raise QueueFullError(
@@ -112,11 +112,10 @@ class Engine:
             self._lock.notify_all()
         return [sequence.outbox for sequence in sequences]
 
-    def _require(self, name: str) -> None:
-        going = next((gone for gone in self._leaving if Ask((0,), name, 0).uses(gone)), None)
-        if going is not None:
-            raise unknown_name("expert", name, [BASE, AUTO, *self.experts])
-        self.host.require(name)
+    def _require(self, ask: Ask) -> None:
+        if any(map(ask.uses, self._leaving)):
+            raise unknown_name("expert", ask.expert, [BASE, AUTO, *self.experts])
+        self.host.require(ask.expert)
 
     def call(self, work: Callable[[], Found]) -> Future[Found]:
         """Have something done that needs the base, between two steps."""

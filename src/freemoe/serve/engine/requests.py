@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from freemoe.core.errors import BusyError, DataError, WorkerError
 from freemoe.evals.engine.sampling import GREEDY, Sampling
@@ -66,7 +67,11 @@ class Ask:
 
     def uses(self, name: str) -> bool:
         """Whether an expert is, or is part of, the one that was asked for."""
-        return name in ExpertRef.parse(self.expert).names
+        return name in self._experts
+
+    @cached_property
+    def _experts(self) -> tuple[str, ...]:
+        return ExpertRef.parse(self.expert).names
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,16 @@ Shapes: B rows, L tokens of the longest, K tokens that a row sees, V vocabulary.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from freemoe.compat.caches import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
-from freemoe.serve.engine.acting import Acting, ByExpert, InOnePass
+from freemoe.serve.engine.acting import ByExpert, InOnePass
 from freemoe.serve.engine.cache import SlotCache
 from freemoe.serve.settings import Limits
 
@@ -36,33 +37,41 @@ class Row:
     wanted: Literal["last", "every", "none"] = "last"
 
 
-class Runner(Protocol):
-    """What runs a step."""
+class Runner(ABC):
+    """What runs a step.
 
+    Args:
+        model: The base.
+        acting: How rows of different experts share its passes.
+    """
+
+    def __init__(self, model: Any, acting: ByExpert) -> None:
+        self._model, self._acting = model, acting
+        self._cuts = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @abstractmethod
     def open(self, number: int) -> None:
         """Make room for a sequence."""
-        ...
 
+    @abstractmethod
     def close(self, number: int) -> None:
         """Let go of a sequence."""
-        ...
 
+    @abstractmethod
     def forward(self, rows: Sequence[Row]) -> list[Tensor]:
         """Run rows of different sequences; per row ``(n, V)`` logits, n as `Row.wanted` says."""
-        ...
 
     def rest(self) -> None:
         """Leave the base as it was, until the next pass."""
-        ...
+        self._acting.rest()
 
 
-class SlotRunner:
+class SlotRunner(Runner):
     """Many sequences in one pass, whatever their lengths; their keys and values lie in a `SlotCache`."""
 
-    def __init__(self, model: Any, acting: Acting, limits: Limits) -> None:
-        self.cache = SlotCache(limits.batch, limits.context)
-        self._model, self._acting, self._context = model, acting, limits.context
-        self._cuts = "logits_to_keep" in inspect.signature(model.forward).parameters
+    def __init__(self, model: Any, acting: ByExpert, limits: Limits) -> None:
+        super().__init__(model, acting)
+        self.cache, self._context = SlotCache(limits.batch, limits.context), limits.context
 
     def open(self, number: int) -> None:
         """Take a slot."""
@@ -84,10 +93,6 @@ class SlotRunner:
             for i, one in zip(part, self._pass(members), strict=True):
                 found[order[i]] = one
         return found
-
-    def rest(self) -> None:
-        """Leave the base as it was."""
-        self._acting.rest()
 
     def _pass(self, rows: list[Row]) -> list[Tensor]:
         self.cache.aim_at([row.number for row in rows])
@@ -136,15 +141,14 @@ def _wanted(logits: Tensor, row: Row, places: dict[int, int] | None) -> Tensor:
     return logits[last : last + 1] if places is None else logits[places[last]][None]
 
 
-class OwnCacheRunner:
+class OwnCacheRunner(Runner):
     """One pass per row, each sequence with a cache of the model's own kind, as transformers' generate runs it.
 
     For whatever `SlotRunner` cannot do, and where no sequence's logits may depend on its neighbours.
     """
 
-    def __init__(self, model: Any, acting: Acting) -> None:
-        self._model, self._acting = model, acting
-        self._cuts = "logits_to_keep" in inspect.signature(model.forward).parameters
+    def __init__(self, model: Any, acting: ByExpert) -> None:
+        super().__init__(model, acting)
         self._caches: dict[int, Any] = {}
 
     def open(self, number: int) -> None:
@@ -163,10 +167,6 @@ class OwnCacheRunner:
                 self._acting.act_as([rows[i].expert])
                 found[i] = self._pass(rows[i])
         return found
-
-    def rest(self) -> None:
-        """Leave the base as it was."""
-        self._acting.rest()
 
     def _pass(self, row: Row) -> Tensor:
         ids = torch.tensor([row.tokens], device=self._model.device)
@@ -192,16 +192,13 @@ def plain_cache(model: Any, context: int) -> bool:
     )
 
 
-class _Untouched:
+class _Untouched(ByExpert):
     """The model as it is, all rows together."""
 
     def parts(self, names: Sequence[str], tokens: int) -> list[list[int]]:
         return [list(range(len(names)))]
 
     def act_as(self, names: Sequence[str]) -> None:
-        pass
-
-    def rest(self) -> None:
         pass
 
 
@@ -212,7 +209,7 @@ def _says_the_same(model: Any, limits: Limits) -> bool:
     if limits.context < max(map(len, ids)) or limits.batch < len(ids):
         # Too small to try; nothing is gained by batches either.
         return False
-    runner = SlotRunner(model, _Untouched(), Limits(limits.context, batch=2))
+    runner = SlotRunner(model, _Untouched(None), Limits(limits.context, batch=2))
     try:
         with torch.no_grad():
             alone = [model(input_ids=torch.tensor([row], device=model.device)).logits[0, -1].float() for row in ids]

@@ -13,7 +13,7 @@ from freemoe.core.registry import unknown_name
 from freemoe.evals.engine.answering import require_tokenizer, text_ids
 from freemoe.evals.engine.sampling import Sampling
 from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, ExpertRef
-from freemoe.serve.catalogue import Experts
+from freemoe.serve.catalogue import Experts, model_names
 from freemoe.serve.engine.engine import Engine, require_fit
 from freemoe.serve.engine.requests import Ask
 from freemoe.serve.engine.routing import Picked, pick, require_router
@@ -36,37 +36,6 @@ class Prompt:
 
     ids: tuple[int, ...]
     picked: Picked
-
-
-def model_names(experts: Sequence[str], auto: bool) -> list[str]:
-    """What ``model`` can be; unions ``base:a+b`` and intersections ``base:a&b`` of experts beside them.
-
-    Args:
-        experts: Names of those that can be asked for.
-        auto: Whether there is a router.
-    """
-    return [BASE, *([AUTO] if auto else []), *(PREFIX + name for name in experts)]
-
-
-def expert_of(model: str, experts: Sequence[str], auto: bool) -> str:
-    """The expert, or ``auto``, that a model's name means: ``base``, ``auto``, ``base:math``, ``math``, ``base:math+code``.
-
-    Args:
-        model: The name.
-        experts: Names of those that can be asked for.
-        auto: Whether there is a router.
-
-    Raises:
-        RequestError: There is no such model.
-    """
-    name = model.removeprefix(PREFIX).strip()
-    if name == AUTO:
-        return AUTO
-    ref = ExpertRef.parse(name)
-    if name != BASE and not set(ref.names) <= set(experts):
-        error = unknown_name("model", model, model_names(experts, auto), "Experts are combined as base:a+b.")
-        raise RequestError(404, str(error), param="model", code="model_not_found")
-    return str(ExpertRef(tuple(sorted(set(ref.names))), ref.operation))
 
 
 class Preparing:
@@ -93,8 +62,19 @@ class Preparing:
         return model.removeprefix(PREFIX) in self._experts.rejected
 
     def expert_of(self, model: str) -> str:
-        """See `expert_of`."""
-        return expert_of(model, self._experts.names, self._has_router)
+        """The expert, or ``auto``, that a model's name means: ``base``, ``auto``, ``base:math``, ``math``, ``base:math+code``.
+
+        Raises:
+            RequestError: There is no such model.
+        """
+        name = model.removeprefix(PREFIX).strip()
+        if name == AUTO:
+            return AUTO
+        ref = ExpertRef.parse(name)
+        if name != BASE and not set(ref.names) <= set(self._experts.names):
+            error = unknown_name("model", model, self.models, "Experts are combined as base:a+b.")
+            raise RequestError(404, str(error), param="model", code="model_not_found")
+        return str(ExpertRef(tuple(sorted(set(ref.names))), ref.operation))
 
     @property
     def _has_router(self) -> bool:
