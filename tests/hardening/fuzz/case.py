@@ -25,7 +25,7 @@ PATIENCE = 10.0
 CROWDED = 5
 """Times as long it may take while it hardly gets a processor, as one that sleeps does."""
 
-SHARES = {"recipes": 30, "tasks": 30, "artefacts": 18, "requests": 11, "results": 8, "bases": 3}
+SHARES = {"recipes": 27, "tasks": 27, "artefacts": 17, "requests": 10, "flags": 9, "results": 7, "bases": 3}
 """Kinds, each a module of `kinds`, and their per cent of the cases, about in the order of what a case costs."""
 
 Ending = Literal["refused", "accepted", "traceback", "hang", "crash", "wrong"]
