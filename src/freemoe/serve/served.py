@@ -114,7 +114,7 @@ class Served:
         return host, self.limits(host.model, host.tokenizer)
 
     def limits(self, model: Any, tokenizer: Any = None) -> Limits:
-        """What the engine takes on.
+        """What the engine takes on; tokens of a sequence: what is asked for, else the model's own length, at most 4096.
 
         Args:
             model: Or what has its ``config``.
@@ -123,7 +123,18 @@ class Served:
         Raises:
             RecipeError: A longer context is asked for than the model reads.
         """
-        return self.settings.limits(context_length(model, tokenizer))
+        settings, longest = self.settings, context_length(model, tokenizer)
+        if settings.context is not None and settings.context > longest:
+            raise RecipeError(
+                f"--context is {settings.context:,}, and the model reads at most {longest:,} tokens. Ask for fewer."
+            )
+        return Limits(
+            settings.context or min(longest, 4096),
+            settings.max_batch,
+            settings.queue,
+            settings.prefill_tokens,
+            batch_invariant=settings.batch_invariant,
+        )
 
 
 def resolve(settings: ServeSettings, key: str | None) -> Served:

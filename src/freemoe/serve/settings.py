@@ -7,8 +7,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from freemoe.core.errors import RecipeError
-
 KEY = "FREEMOE_API_KEY"
 """The variable of the environment that holds the key."""
 
@@ -88,19 +86,3 @@ class ServeSettings(BaseModel):
     def bounds(self) -> Bounds:
         """Of requests; those that are open at one time are of all replicas together."""
         return Bounds(self.max_body_bytes, self.patience_seconds, at_once=Bounds.at_once * self.replicas)
-
-    def limits(self, longest: int) -> Limits:
-        """What the engine takes on: the context that is asked for, else the model's own length, at most 4096.
-
-        Args:
-            longest: Tokens that the model reads at most.
-
-        Raises:
-            RecipeError: More is asked for than the model reads.
-        """
-        if self.context is not None and self.context > longest:
-            raise RecipeError(
-                f"--context is {self.context:,}, and the model reads at most {longest:,} tokens. Ask for fewer."
-            )
-        context = self.context or min(longest, 4096)
-        return Limits(context, self.max_batch, self.queue, self.prefill_tokens, batch_invariant=self.batch_invariant)

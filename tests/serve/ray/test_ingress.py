@@ -16,7 +16,6 @@ from freemoe import FreeMoE
 from freemoe.distributed.executors import has_ray
 from freemoe.distributed.ray_pool import keep_to_itself
 from freemoe.serve.engine.requests import QueueFullError
-from freemoe.serve.ray import counts
 from freemoe.serve.ray.ingress import Ingress
 from freemoe.serve.ray.replica import Replica, Setup
 from freemoe.serve.served import resolve
@@ -39,7 +38,7 @@ class Here(Replica):
     name = ""
 
     def counts(self) -> Any:
-        return self.name, counts.families(self._metrics.registry)
+        return self.name, list(self._metrics.registry.collect())
 
 
 class Answer:

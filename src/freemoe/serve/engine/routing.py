@@ -12,10 +12,6 @@ from freemoe.core.errors import DataError
 from freemoe.domain_experts.route.subdomains import prompt_feature
 from freemoe.evals.engine.answering import BASE
 
-NO_ROUTER = (
-    "There is no router here, so that 'auto' cannot pick. Name an expert, or serve an artefact that has a router."
-)
-
 
 @dataclass(frozen=True)
 class Picked:
@@ -30,16 +26,6 @@ class Picked:
     confidence: float | None = None
 
 
-def require_router(host: Any) -> None:
-    """Raise where there is none.
-
-    Raises:
-        DataError: Says what to do.
-    """
-    if getattr(host, "router", None) is None:
-        raise DataError(NO_ROUTER)
-
-
 def pick(host: Any, prompts: Sequence[Sequence[int]], known: Sequence[str] = ()) -> list[Picked]:
     """What the router says of prompts, as `FreeMoE.generate_text` would take it.
 
@@ -47,8 +33,14 @@ def pick(host: Any, prompts: Sequence[Sequence[int]], known: Sequence[str] = ())
         host: Has the router.
         prompts: Token ids.
         known: Experts that can be asked for, on the host or not yet.
+
+    Raises:
+        DataError: There is no router.
     """
-    require_router(host)
+    if getattr(host, "router", None) is None:
+        raise DataError(
+            "There is no router here, so that 'auto' cannot pick. Name an expert, or serve an artefact that has a router."
+        )
     found = []
     for ids in prompts:
         [(name, route)] = host.route(torch.tensor([list(ids)]))
@@ -61,7 +53,6 @@ def pick(host: Any, prompts: Sequence[Sequence[int]], known: Sequence[str] = ())
 
 def probabilities(host: Any, ids: Sequence[int]) -> list[tuple[str, float]]:
     """Every subdomain with its probability, the likeliest first; empty for a prompt without tokens of its own."""
-    require_router(host)
     special = set(getattr(host.tokenizer, "all_special_ids", None) or [])
     own = [token for token in ids if token not in special]
     if not own:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -15,10 +14,10 @@ from freemoe.serve.engine.outbox import Outbox
 from freemoe.serve.engine.requests import Done, Failed, Piece, PromptRead
 from freemoe.serve.http.answers import Choice, Heading
 from freemoe.serve.http.bodies import ChatBody, CompletionBody
-from freemoe.serve.http.errors import RequestError, said_of
+from freemoe.serve.http.errors import said_of
 from freemoe.serve.http.metrics import Metrics
 from freemoe.serve.http.preparing import Preparing, Prompt
-from freemoe.serve.http.streams import EventStream, disconnected, event_line, events
+from freemoe.serve.http.streams import EventStream, event_line, events, unless_gone
 from freemoe.serve.settings import Bounds
 
 
@@ -60,7 +59,7 @@ class Completing:
             chunks = self._stream(body, heading, outboxes)
             return EventStream(chunks, close, self._bounds.seconds, heading.headers())
         try:
-            choices = await _unless_gone(request, self._collect(body, outboxes))
+            choices = await unless_gone(request.receive, self._collect(body, outboxes))
         finally:
             close()
         echoed = self._echoed(body, prompts)
@@ -129,17 +128,3 @@ class Completing:
         if body.includes_usage:
             yield event_line(heading.document([], streamed=True) | {"usage": heading.usage(choices)})
         yield event_line("[DONE]")
-
-
-async def _unless_gone(request: Request, work: Any) -> Any:
-    """What some work returns, unless the client is gone before."""
-    gone, task = asyncio.create_task(disconnected(request.receive)), asyncio.create_task(work)
-    try:
-        await asyncio.wait([gone, task], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise RequestError(499, "The client is gone.")
-        return task.result()
-    finally:
-        gone.cancel()
-        task.cancel()
-        await asyncio.gather(gone, task, return_exceptions=True)

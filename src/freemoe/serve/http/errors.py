@@ -54,6 +54,13 @@ class RequestError(FreeMoEError):
         self.said = Said(status, message, **more)
 
 
+class ClientGoneError(RequestError):
+    """A request whose client has gone: nobody hears what is said of it."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "The client is gone.")
+
+
 RETRY = {"Retry-After": "1"}
 
 # Of an error's classes the first in here says status, type, code and the field that is wrong.

@@ -11,7 +11,7 @@ from freemoe.core.errors import FreeMoEError
 from freemoe.core.neutral import one_line
 from freemoe.serve.catalogue import Experts
 from freemoe.serve.engine.engine import Engine
-from freemoe.serve.engine.routing import probabilities, require_router
+from freemoe.serve.engine.routing import probabilities
 from freemoe.serve.http.bodies import LoadBody, RouteBody
 from freemoe.serve.http.errors import RequestError
 from freemoe.serve.http.preparing import Preparing
@@ -98,7 +98,6 @@ class Managing:
         else:
             ids = await self._preparing.chat_ids(body.messages or [])
         host = self._engine.host
-        require_router(host)
         # What the router reads is bounded like any prompt.
         ids = ids[: self._engine.limits.context]
         [picked] = await self._preparing.pick([ids])

@@ -16,7 +16,7 @@ from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, ExpertRef
 from freemoe.serve.catalogue import Experts, model_names
 from freemoe.serve.engine.engine import Engine, require_fit
 from freemoe.serve.engine.requests import Ask
-from freemoe.serve.engine.routing import Picked, pick, require_router
+from freemoe.serve.engine.routing import Picked, pick
 from freemoe.serve.http.bodies import ChatBody, Common, CompletionBody, Message
 from freemoe.serve.http.errors import RequestError
 from freemoe.serve.settings import Bounds
@@ -158,7 +158,6 @@ class Preparing:
             DataError: There is none.
         """
         host, known = self._engine.host, self._experts.names
-        require_router(host)
         return await asyncio.wrap_future(self._engine.call(lambda: pick(host, prompts, known)))
 
     def asks(self, body: CompletionBody | ChatBody, prompts: Sequence[Prompt]) -> list[Ask]:

@@ -16,7 +16,7 @@ from freemoe.core.errors import DataError
 from freemoe.core.neutral import one_line
 from freemoe.core.numbers import byte_text
 from freemoe.core.untrusted import parse_json
-from freemoe.serve.http.errors import RequestError, Said
+from freemoe.serve.http.errors import ClientGoneError, RequestError, Said
 from freemoe.serve.settings import Bounds
 
 
@@ -104,7 +104,7 @@ async def read_bytes(request: Request, bounds: Bounds) -> bytes:
             headers={"Connection": "close"},
         ) from None
     except ClientDisconnect:
-        raise RequestError(499, "The client is gone.") from None
+        raise ClientGoneError from None
     return bytes(raw)
 
 

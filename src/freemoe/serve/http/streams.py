@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 
 from freemoe.serve.engine.outbox import Outbox
 from freemoe.serve.engine.requests import Done, Event, Failed
+from freemoe.serve.http.errors import ClientGoneError
+
+Found = TypeVar("Found")
 
 
 async def events(outboxes: Sequence[Outbox]) -> AsyncIterator[tuple[int, Event]]:
@@ -34,10 +38,27 @@ async def events(outboxes: Sequence[Outbox]) -> AsyncIterator[tuple[int, Event]]
             await wake.wait()
 
 
-async def disconnected(receive: Callable[[], Any]) -> None:
-    """Wait until the client is gone; the request's body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def unless_gone(receive: Callable[[], Any], work: Coroutine[Any, Any, Found]) -> Found:
+    """What some work returns; it is ended where the client is gone before. The request's body must have been read.
+
+    Raises:
+        ClientGoneError: The client is gone.
+    """
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    leaving, working = asyncio.create_task(gone()), asyncio.create_task(work)
+    try:
+        await asyncio.wait([leaving, working], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        return working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.gather(leaving, working, return_exceptions=True)
 
 
 def event_line(document: Any) -> bytes:
@@ -68,14 +89,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer as ASGI has it."""
-        tasks = [asyncio.create_task(disconnected(receive)), asyncio.create_task(self._write(send))]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            with contextlib.suppress(ClientGoneError, TimeoutError):
+                await unless_gone(receive, self._write(send))
         finally:
             self._close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write(self, send: Any) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -9,8 +9,8 @@ from typing import Any
 from starlette.responses import Response
 
 from freemoe.core.errors import FreeMoEError
-from freemoe.serve.http.errors import RETRY, SERVER, Said, said_of
-from freemoe.serve.http.streams import disconnected, event_line
+from freemoe.serve.http.errors import RETRY, SERVER, ClientGoneError, Said, said_of
+from freemoe.serve.http.streams import event_line, unless_gone
 
 
 def said_of_lost(error: BaseException) -> Said:
@@ -53,18 +53,12 @@ class Forwarded(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer as ASGI has it."""
-        passing = asyncio.create_task(self._pass_on(scope, receive, send))
-        gone = asyncio.create_task(disconnected(receive))
         try:
-            await asyncio.wait([passing, gone], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not passing.done():
-                self._answer.cancel()
-            for task in (passing, gone):
-                task.cancel()
-            await asyncio.gather(passing, gone, return_exceptions=True)
-        if not passing.cancelled() and (error := passing.exception()) is not None:
-            raise error
+            await unless_gone(receive, self._pass_on(scope, receive, send))
+        except (ClientGoneError, asyncio.CancelledError) as error:
+            self._answer.cancel()
+            if isinstance(error, asyncio.CancelledError):
+                raise
 
     async def _pass_on(self, scope: Any, receive: Any, send: Any) -> None:
         status, streamed = 0, False

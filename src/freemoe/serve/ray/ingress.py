@@ -120,7 +120,7 @@ class Ingress:
         """What the replicas have counted, and what was answered here."""
         told = dict(await self._ask("counts"))
         # Only responses are counted here; they have no second place.
-        own = [family for family in counts.families(self._metrics.registry) if family[0] == "freemoe_http_responses"]
+        own = [one for one in self._metrics.registry.collect() if one.name == "freemoe_http_responses"]
         return Response(counts.page({**told, "ingress": own}), media_type=CONTENT_TYPE)
 
     async def _read(self, request: Request) -> Asked:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from prometheus_client import Gauge
+from prometheus_client.core import Metric
 
 from freemoe.core.environment import use_threads
 from freemoe.core.errors import WorkerError
@@ -15,7 +16,6 @@ from freemoe.serve.catalogue import Catalogue, Experts, OnDemand
 from freemoe.serve.engine.engine import Engine
 from freemoe.serve.http.app import make_paths
 from freemoe.serve.http.metrics import Metrics
-from freemoe.serve.ray.counts import Family, families
 from freemoe.serve.ray.passing import Asked, Message, answered
 from freemoe.serve.served import Served
 
@@ -99,8 +99,8 @@ class Replica:
         """The newest catalogue that it was told of."""
         return Catalogue() if self._on_demand is None else self._on_demand.catalogue
 
-    def counts(self) -> tuple[str, Sequence[Family]]:
+    def counts(self) -> tuple[str, list[Metric]]:
         """Its name, and what it has counted."""
         from ray import serve
 
-        return serve.get_replica_context().replica_id.unique_id, families(self._metrics.registry)
+        return serve.get_replica_context().replica_id.unique_id, list(self._metrics.registry.collect())
