@@ -18,7 +18,7 @@ from benchmarks.serve.material import Wish, generated, wishes
 from freemoe import FreeMoE
 from freemoe.models.checkpoints.loading import BUNDLED, load_base
 from freemoe.serve.engine.engine import Engine
-from freemoe.serve.engine.requests import Ask, Done, Piece
+from freemoe.serve.engine.requests import Done, Piece, SequenceRequest
 from freemoe.serve.settings import Limits
 
 KINDS = {
@@ -33,7 +33,7 @@ def answers(moe: FreeMoE, requests: list[Wish], batch_invariant: bool) -> list[l
     """The tokens that the engine writes, all requests at once."""
     engine = Engine(moe, Limits(256, queue=len(requests), batch_invariant=batch_invariant)).start()
     try:
-        boxes = engine.submit([Ask(w.prompt, w.expert, w.tokens) for w in requests])
+        boxes = engine.submit([SequenceRequest(w.prompt, w.expert, w.tokens) for w in requests])
         return [_tokens(box) for box in boxes]
     finally:
         engine.stop()

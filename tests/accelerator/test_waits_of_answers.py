@@ -22,8 +22,8 @@ from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from freemoe.serve.engine import acting
-from freemoe.serve.engine.outbox import Outbox
-from freemoe.serve.engine.requests import Ask, Watch
+from freemoe.serve.engine.outbox import EventQueue
+from freemoe.serve.engine.requests import EngineStats, SequenceRequest
 from freemoe.serve.engine.runner import SlotRunner, runner_for
 from freemoe.serve.engine.scheduler import Scheduler
 from freemoe.serve.engine.sequence import Running
@@ -167,13 +167,13 @@ def test_a_step_of_the_server(
         moe, limits = mixture(THINLY, accelerator, layers), Limits(128, batch=8)
         runner = runner_for(moe, limits)
         assert isinstance(runner, SlotRunner)
-        scheduler = Scheduler(runner, limits, Watch())
+        scheduler = Scheduler(runner, limits, EngineStats())
         for n in range(sequences):
             name = NAMES[0 if experts == 1 else n % len(NAMES)]
             # No two ask for the same.
             own_wishes = {"sampling": Sampling(temperature=0.5 + n / 10, top_p=0.9), "logprobs": n} if wishes else {}
-            ask = Ask(tuple(range(5, 10 + n)), name, 40, **{**wishes, **own_wishes})
-            scheduler.waiting.append(Running(ask, Outbox(1000), moe.tokenizer, ()))
+            ask = SequenceRequest(tuple(range(5, 10 + n)), name, 40, **{**wishes, **own_wishes})
+            scheduler.waiting.append(Running(ask, EventQueue(1000), moe.tokenizer, ()))
         scheduler.admit()
         for _ in range(3):
             scheduler.step()

@@ -20,7 +20,7 @@ from freemoe.domain_experts.route.router import Router, train_router
 from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.identity import IDENTITY, identity
 from freemoe.serve.engine.engine import Engine
-from freemoe.serve.engine.requests import Ask, Done, Failed, Piece
+from freemoe.serve.engine.requests import Done, Failed, Piece, SequenceRequest
 from freemoe.serve.http.app import make_app
 from freemoe.serve.http.metrics import Metrics
 from freemoe.serve.http.server import Server
@@ -126,9 +126,9 @@ def idle(engine: Engine, timeout: float = 30) -> bool:
     return not engine.busy
 
 
-def ask(moe: FreeMoE, prompt: str, expert: str = "base", tokens: int = 12, **how: Any) -> Ask:
+def ask(moe: FreeMoE, prompt: str, expert: str = "base", tokens: int = 12, **how: Any) -> SequenceRequest:
     """One sequence."""
-    return Ask(tuple(moe.tokenizer(prompt)["input_ids"]), expert, tokens, **how)
+    return SequenceRequest(tuple(moe.tokenizer(prompt)["input_ids"]), expert, tokens, **how)
 
 
 def alone(moe: FreeMoE, prompt: str, expert: str = "base", tokens: int = 12) -> str:

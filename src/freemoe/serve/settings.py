@@ -33,7 +33,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RequestLimits:
     """Of a request.
 
     Attributes:
@@ -75,14 +75,14 @@ class ServeSettings(BaseModel):
     batch_invariant: bool = Field(
         False, description="Compute every sequence by itself: the same bits whoever else asks, fewer tokens/s."
     )
-    max_body_bytes: int = Field(Bounds.bytes, ge=1024, description="Bytes of a request.")
-    patience_seconds: float = Field(Bounds.seconds, ge=0.1, description="For a slow body, and a slow reader.")
+    max_body_bytes: int = Field(RequestLimits.bytes, ge=1024, description="Bytes of a request.")
+    patience_seconds: float = Field(RequestLimits.seconds, ge=0.1, description="For a slow body, and a slow reader.")
     drain_seconds: float = Field(30, ge=0, description="For running requests, after SIGTERM or ctrl-C.")
     threads: int | None = Field(None, ge=1, description="CPU threads.")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     dtype: str = Field("auto", description="auto, float32, bfloat16 or float16.")
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> RequestLimits:
         """Of requests; those that are open at one time are of all replicas together."""
-        return Bounds(self.max_body_bytes, self.patience_seconds, at_once=Bounds.at_once * self.replicas)
+        return RequestLimits(self.max_body_bytes, self.patience_seconds, at_once=RequestLimits.at_once * self.replicas)

@@ -14,10 +14,10 @@ from freemoe.evals.engine.sampling import Sampling
 from freemoe.serve.engine.choosing import Chooser, choose, likelihoods
 from freemoe.serve.engine.engine import Engine
 from freemoe.serve.engine.requests import (
-    Ask,
     ContextError,
     EngineError,
     QueueFullError,
+    SequenceRequest,
     SlowReaderError,
     StoppingError,
 )
@@ -110,7 +110,7 @@ def test_min_p_draws_from_tokens_of_that_share_alone(temperature):
     shares = (logits / temperature).softmax(0)
     drawn = set()
     for seed in range(300):
-        chooser = Chooser(Ask((9,), "base", 1, Sampling(1, temperature, 1, seed), min_p=0.2))
+        chooser = Chooser(SequenceRequest((9,), "base", 1, Sampling(1, temperature, 1, seed), min_p=0.2))
         drawn.add(*choose([chooser], logits[None]))
     assert drawn == set((shares >= 0.2 * shares.max()).nonzero()[:, 0].tolist())
     assert 1 < len(drawn) < 4 or temperature == 0.5
@@ -120,7 +120,7 @@ def test_a_repetition_penalty_is_transformers_s():
     from transformers import RepetitionPenaltyLogitsProcessor
 
     logits = torch.tensor([2.0, -1.0, 1.9, 1.5, -0.5])
-    chooser = Chooser(Ask((0, 1, 0), "base", 3, repetition=1.4))
+    chooser = Chooser(SequenceRequest((0, 1, 0), "base", 3, repetition=1.4))
     prompt = [0, 1, 0]
     for _ in range(3):
         true = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([prompt]), logits[None].clone())[0].argmax()
@@ -136,7 +136,7 @@ def test_rows_that_are_drawn_together_get_what_each_gets_alone():
         {"sampling": Sampling(1, 1.5, 1.0, 2), "top_k": 9},
     )
     wishes = [{}, cold, {"repetition": 1.3}, warm, cold, {"frequency": 0.2}, {**warm, "min_p": 0.1, "repetition": 1.2}]
-    asks = [Ask((3, 1, n), "base", 6, choice=n, **wish) for n, wish in enumerate(wishes)]
+    asks = [SequenceRequest((3, 1, n), "base", 6, choice=n, **wish) for n, wish in enumerate(wishes)]
     alone, together = [Chooser(ask) for ask in asks], [Chooser(ask) for ask in asks]
     drawn = []
     for _ in range(6):
@@ -205,7 +205,7 @@ def test_the_end_of_text_ends_an_answer(moe):
 def test_nan_ends_the_one_request_and_no_other(moe):
     with engine_on(moe) as engine:
         boxes = engine.submit([ask(moe, p) for p in PROMPTS])
-        [bad] = engine.submit([Ask((5, NAN, 6), "base", 5)])
+        [bad] = engine.submit([SequenceRequest((5, NAN, 6), "base", 5)])
         failed, found = read(bad), [read(box).text for box in boxes]
         after = read(engine.submit([ask(moe, PROMPTS[0])])[0]).text
     assert isinstance(failed.error, NumericError)
@@ -298,7 +298,7 @@ def test_a_long_prompt_does_not_stall_who_is_writing(moe):
         engine.runner.forward = lambda rows: seen.append([len(row.tokens) for row in rows]) or run(rows)
         [writing] = engine.submit([ask(moe, "x", tokens=60)])
         writing.take(30)
-        engine.submit([Ask(tuple([7] * 40), "base", 1)])
+        engine.submit([SequenceRequest(tuple([7] * 40), "base", 1)])
         read(writing)
     parts = [i for i, rows in enumerate(seen) if rows == [5]]
     assert len(parts) == 8
@@ -309,10 +309,10 @@ def test_a_long_prompt_does_not_stall_who_is_writing(moe):
 def test_what_is_refused(moe):
     with engine_on(moe, queue=2, batch=1) as engine:
         for bad, error in [
-            (Ask((), "base", 1), DataError),
-            (Ask((5,) * 120, "base", 10), ContextError),
-            (Ask((5,), "nobody", 1), UnknownNameError),
-            (Ask((5,), "auto", 1), DataError),
+            (SequenceRequest((), "base", 1), DataError),
+            (SequenceRequest((5,) * 120, "base", 10), ContextError),
+            (SequenceRequest((5,), "nobody", 1), UnknownNameError),
+            (SequenceRequest((5,), "auto", 1), DataError),
         ]:
             with pytest.raises(error):
                 engine.submit([bad])

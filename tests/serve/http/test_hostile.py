@@ -11,7 +11,7 @@ from freemoe import FreeMoE
 from freemoe.core.errors import RecipeError
 from freemoe.serve.http.streams import EventStream, events
 from freemoe.serve.listening import require_key
-from freemoe.serve.settings import Bounds, Limits
+from freemoe.serve.settings import Limits, RequestLimits
 from tests.serve.conftest import NAN, alone, ask, idle, served
 
 GOOD = {"model": "base", "prompt": "x", "max_tokens": 2, "temperature": 0}
@@ -155,7 +155,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
 
 
 def test_bodies_that_are_enormous_or_trickle(moe):
-    with served(moe, bounds=Bounds(bytes=2000, seconds=0.5)) as there:
+    with served(moe, bounds=RequestLimits(bytes=2000, seconds=0.5)) as there:
         error_of(there.client.post(TEXT, json={**GOOD, "prompt": "x" * 3000}), 413)
         # Without a length, in pieces.
         chunks = (b"x" * 500 for _ in range(10))
@@ -202,7 +202,7 @@ def test_a_full_queue_says_when_to_come_again(moe):
 
 
 def test_too_many_at_once(moe):
-    with served(moe, bounds=Bounds(at_once=1, seconds=5)) as there:
+    with served(moe, bounds=RequestLimits(at_once=1, seconds=5)) as there:
         host, port = there.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as line:
             line.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")

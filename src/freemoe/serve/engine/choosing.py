@@ -13,13 +13,13 @@ from torch import Tensor
 
 from freemoe.core.errors import NumericError
 from freemoe.evals.engine.sampling import Sampling, widest
-from freemoe.serve.engine.requests import Ask
+from freemoe.serve.engine.requests import SequenceRequest
 
 Key = TypeVar("Key")
 
 
 class Rule(NamedTuple):
-    """What of a request says how a token is drawn from its logits; see `Ask`. Rows that share it are drawn together."""
+    """What of a request says how a token is drawn from its logits; see `SequenceRequest`. Rows that share it are drawn together."""
 
     temperature: float
     top_p: float
@@ -43,7 +43,7 @@ class Rule(NamedTuple):
 class Chooser:
     """Draws the tokens of one answer; what it draws depends on its prompt, seed and number alone, not on its neighbours."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: SequenceRequest) -> None:
         sampling, self._ask = ask.sampling, ask
         self.rule = Rule(sampling.temperature, sampling.top_p, ask.top_k, ask.min_p)
         self.penalises = bool(ask.presence or ask.frequency or ask.repetition != 1)

@@ -15,8 +15,15 @@ from freemoe.core.errors import DataError, FreeMoEError
 from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.hosting.batches import special_tokens
 from freemoe.evals.engine.answering import AUTO, BASE
-from freemoe.serve.engine.outbox import Outbox
-from freemoe.serve.engine.requests import Ask, ContextError, EngineError, QueueFullError, StoppingError, Watch
+from freemoe.serve.engine.outbox import EventQueue
+from freemoe.serve.engine.requests import (
+    ContextError,
+    EngineError,
+    EngineStats,
+    QueueFullError,
+    SequenceRequest,
+    StoppingError,
+)
 from freemoe.serve.engine.runner import Runner, runner_for
 from freemoe.serve.engine.scheduler import Scheduler
 from freemoe.serve.engine.sequence import Running
@@ -42,14 +49,16 @@ class Engine:
         failure: What ended it, where it was no `stop`: it takes no more requests.
     """
 
-    def __init__(self, host: Any, limits: Limits, watch: Watch | None = None, runner: Runner | None = None) -> None:
+    def __init__(
+        self, host: Any, limits: Limits, watch: EngineStats | None = None, runner: Runner | None = None
+    ) -> None:
         self.host, self.limits = host, limits
         if runner is None:
             with host.expert(BASE):
                 runner = runner_for(host, limits)
         self.runner = runner
         self._ends = frozenset(special_tokens(host.model, {})[1])
-        self._scheduler = Scheduler(runner, limits, watch or Watch())
+        self._scheduler = Scheduler(runner, limits, watch or EngineStats())
         self._lock = threading.Condition()
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._leaving: dict[str, Future[None]] = {}
@@ -84,7 +93,7 @@ class Engine:
         """Sequences that have not ended."""
         return len(self._scheduler.running) + len(self._scheduler.waiting)
 
-    def submit(self, asks: Sequence[Ask]) -> list[Outbox]:
+    def submit(self, asks: Sequence[SequenceRequest]) -> list[EventQueue]:
         """Ask for several sequences, all of them or none.
 
         Raises:
@@ -96,7 +105,7 @@ class Engine:
         """
         for ask in asks:
             require_fit(ask.prompt, ask.max_tokens, self.limits.context)
-        sequences = [Running(ask, Outbox(self.limits.pieces), self.host.tokenizer, self._ends) for ask in asks]
+        sequences = [Running(ask, EventQueue(self.limits.pieces), self.host.tokenizer, self._ends) for ask in asks]
         with self._lock:
             if self._closed:
                 raise self._ended("is about to end and takes no more requests. Ask again in a moment")
@@ -112,7 +121,7 @@ class Engine:
             self._lock.notify_all()
         return [sequence.outbox for sequence in sequences]
 
-    def _require(self, ask: Ask) -> None:
+    def _require(self, ask: SequenceRequest) -> None:
         if any(map(ask.uses, self._leaving)):
             raise unknown_name("expert", ask.expert, [BASE, AUTO, *self.experts])
         self.host.require(ask.expert)

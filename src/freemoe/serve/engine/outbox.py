@@ -10,7 +10,7 @@ from collections.abc import Callable
 from freemoe.serve.engine.requests import Done, Event, Failed
 
 
-class Outbox:
+class EventQueue:
     """The events of one sequence, in order; the last is `Done` or `Failed`.
 
     Args:

@@ -31,7 +31,7 @@ class EngineError(WorkerError):
 
 
 @dataclass(frozen=True)
-class Ask:
+class SequenceRequest:
     """One sequence to write.
 
     Attributes:
@@ -129,7 +129,7 @@ class Failed:
 Event = PromptRead | Piece | Done | Failed
 
 
-class Watch:
+class EngineStats:
     """Is told what the engine does, on the engine's thread; does nothing itself."""
 
     def first(self, expert: str, seconds: float) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from freemoe.serve.engine.choosing import broken, choose, likelihoods
-from freemoe.serve.engine.requests import Watch
+from freemoe.serve.engine.requests import EngineStats
 from freemoe.serve.engine.runner import Row, Runner
 from freemoe.serve.engine.sequence import Running
 from freemoe.serve.settings import Limits
@@ -31,7 +31,7 @@ class Scheduler:
         watch: Is told what happens.
     """
 
-    def __init__(self, runner: Runner, limits: Limits, watch: Watch) -> None:
+    def __init__(self, runner: Runner, limits: Limits, watch: EngineStats) -> None:
         self.waiting: deque[Running] = deque()
         self.running: list[Running] = []
         self._runner, self._limits, self._watch = runner, limits, watch

@@ -9,8 +9,17 @@ from typing import Any, Literal
 from torch import Tensor
 
 from freemoe.serve.engine.choosing import Chooser, likelihoods
-from freemoe.serve.engine.outbox import Outbox
-from freemoe.serve.engine.requests import Ask, Done, Event, Failed, Piece, PromptRead, SlowReaderError, Token
+from freemoe.serve.engine.outbox import EventQueue
+from freemoe.serve.engine.requests import (
+    Done,
+    Event,
+    Failed,
+    Piece,
+    PromptRead,
+    SequenceRequest,
+    SlowReaderError,
+    Token,
+)
 from freemoe.serve.engine.runner import Row
 from freemoe.serve.engine.text import Detokeniser, StopTexts
 
@@ -32,7 +41,7 @@ class Running:
         ended: How it ended; empty while it has not.
     """
 
-    def __init__(self, ask: Ask, outbox: Outbox, tokenizer: Any, ends: Collection[int]) -> None:
+    def __init__(self, ask: SequenceRequest, outbox: EventQueue, tokenizer: Any, ends: Collection[int]) -> None:
         self.ask, self.outbox, self.chooser = ask, outbox, Chooser(ask)
         self.number, self.fed, self.written = -1, 0, list[int]()
         self.since, self.ended = time.perf_counter(), ""

@@ -18,26 +18,26 @@ from freemoe.core.neutral import one_line
 from freemoe.core.version import __version__
 from freemoe.serve.catalogue import Experts
 from freemoe.serve.engine.engine import Engine
-from freemoe.serve.http.completing import Completing
-from freemoe.serve.http.errors import SERVER, Said, said_of
-from freemoe.serve.http.gate import Gate
-from freemoe.serve.http.managing import Managing
+from freemoe.serve.http.completing import CompletionService
+from freemoe.serve.http.errors import SERVER, ErrorBody, said_of
+from freemoe.serve.http.gate import AuthMiddleware
+from freemoe.serve.http.managing import ExpertService
 from freemoe.serve.http.metrics import CONTENT_TYPE, Metrics
-from freemoe.serve.http.preparing import Preparing
+from freemoe.serve.http.preparing import RequestPreprocessor
 from freemoe.serve.http.reading import BoundedRoute, refused
 from freemoe.serve.page import page
-from freemoe.serve.settings import Bounds
+from freemoe.serve.settings import RequestLimits
 
 
 def make_app(
     engine: Engine,
     metrics: Metrics,
     *,
-    bounds: Bounds | None = None,
+    bounds: RequestLimits | None = None,
     roots: Sequence[Path] = (),
     key: str | None = None,
     host: str = "127.0.0.1",
-) -> Gate:
+) -> AuthMiddleware:
     """The server as an ASGI app.
 
     Args:
@@ -48,11 +48,13 @@ def make_app(
         key: That has to be shown.
         host: On which it listens.
     """
-    bounds = bounds or Bounds()
-    return Gate(make_paths(engine, Experts(engine), metrics, bounds, roots), metrics, bounds, key, host)
+    bounds = bounds or RequestLimits()
+    return AuthMiddleware(make_paths(engine, Experts(engine), metrics, bounds, roots), metrics, bounds, key, host)
 
 
-def make_paths(engine: Engine, experts: Experts, metrics: Metrics, bounds: Bounds, roots: Sequence[Path]) -> FastAPI:
+def make_paths(
+    engine: Engine, experts: Experts, metrics: Metrics, bounds: RequestLimits, roots: Sequence[Path]
+) -> FastAPI:
     """The same for whoever has come in.
 
     Args:
@@ -62,9 +64,9 @@ def make_paths(engine: Engine, experts: Experts, metrics: Metrics, bounds: Bound
         bounds: Of requests.
         roots: Folders below which experts may be loaded.
     """
-    preparing = Preparing(engine, experts, bounds)
-    completing = Completing(engine, preparing, metrics, bounds)
-    managing = Managing(engine, experts, preparing, roots)
+    preparing = RequestPreprocessor(engine, experts, bounds)
+    completing = CompletionService(engine, preparing, metrics, bounds)
+    managing = ExpertService(engine, experts, preparing, roots)
     began = int(time.time())
 
     def row(name: str) -> dict[str, Any]:
@@ -82,12 +84,12 @@ def make_paths(engine: Engine, experts: Experts, metrics: Metrics, bounds: Bound
         if engine.is_alive:
             return JSONResponse({"status": "ok"})
         what = "ended" if engine.failure is None else "failed: the log says why"
-        return Said(503, f"The engine has {what}.", SERVER, code="not_alive").response()
+        return ErrorBody(503, f"The engine has {what}.", SERVER, code="not_alive").response()
 
     async def ready() -> Response:
         if engine.is_alive and not engine.is_closed:
             return JSONResponse({"status": "ready"})
-        return Said(503, "The server is about to end.", SERVER, code="stopping").response()
+        return ErrorBody(503, "The server is about to end.", SERVER, code="stopping").response()
 
     async def numbers() -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE)
@@ -133,7 +135,7 @@ async def no_such_path(request: Request, error: Exception) -> Response:
     """What is said where nothing answers."""
     assert isinstance(error, HTTPException)
     shown = f"{request.method} {one_line(request.url.path, 80)}"
-    return Said(error.status_code, f"{shown}: {error.detail}.", code="unknown_path").response()
+    return ErrorBody(error.status_code, f"{shown}: {error.detail}.", code="unknown_path").response()
 
 
 FAILURES: dict[Any, Any] = {

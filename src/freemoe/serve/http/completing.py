@@ -10,18 +10,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from freemoe.serve.engine.engine import Engine
-from freemoe.serve.engine.outbox import Outbox
+from freemoe.serve.engine.outbox import EventQueue
 from freemoe.serve.engine.requests import Done, Failed, Piece, PromptRead
 from freemoe.serve.http.answers import Choice, Heading
 from freemoe.serve.http.bodies import ChatBody, CompletionBody
 from freemoe.serve.http.errors import said_of
 from freemoe.serve.http.metrics import Metrics
-from freemoe.serve.http.preparing import Preparing, Prompt
+from freemoe.serve.http.preparing import Prompt, RequestPreprocessor
 from freemoe.serve.http.streams import EventStream, event_line, events, unless_gone
-from freemoe.serve.settings import Bounds
+from freemoe.serve.settings import RequestLimits
 
 
-class Completing:
+class CompletionService:
     """Answers prompts and conversations.
 
     Args:
@@ -31,7 +31,7 @@ class Completing:
         bounds: Of requests.
     """
 
-    def __init__(self, engine: Engine, preparing: Preparing, metrics: Metrics, bounds: Bounds) -> None:
+    def __init__(self, engine: Engine, preparing: RequestPreprocessor, metrics: Metrics, bounds: RequestLimits) -> None:
         self._engine, self._preparing, self._metrics, self._bounds = engine, preparing, metrics, bounds
         self._decode = functools.lru_cache(1 << 16)(lambda token: engine.host.tokenizer.decode([token]))
 
@@ -79,7 +79,7 @@ class Completing:
             )
         ]
 
-    async def _collect(self, body: CompletionBody | ChatBody, outboxes: Sequence[Outbox]) -> list[Choice]:
+    async def _collect(self, body: CompletionBody | ChatBody, outboxes: Sequence[EventQueue]) -> list[Choice]:
         """All answers, whole."""
         choices = [Choice(number // (body.n or 1)) for number in range(len(outboxes))]
         async for number, event in events(outboxes):
@@ -97,7 +97,7 @@ class Completing:
         return choices
 
     async def _stream(
-        self, body: CompletionBody | ChatBody, heading: Heading, outboxes: Sequence[Outbox]
+        self, body: CompletionBody | ChatBody, heading: Heading, outboxes: Sequence[EventQueue]
     ) -> AsyncIterator[bytes]:
         echoed, each = self._echoed(body, heading.prompts), body.n or 1
         choices = [Choice(number // each) for number in range(len(outboxes))]

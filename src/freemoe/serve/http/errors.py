@@ -17,7 +17,7 @@ INVALID, SERVER = "invalid_request_error", "server_error"
 
 
 @dataclass(frozen=True)
-class Said:
+class ErrorBody:
     """An error as it is said over HTTP.
 
     Attributes:
@@ -51,7 +51,7 @@ class RequestError(FreeMoEError):
 
     def __init__(self, status: int, message: str, **more: Any) -> None:
         super().__init__(message)
-        self.said = Said(status, message, **more)
+        self.said = ErrorBody(status, message, **more)
 
 
 class ClientGoneError(RequestError):
@@ -79,12 +79,14 @@ _SAID: tuple[tuple[type[Exception], int, str, str | None, str | None], ...] = (
 )
 
 
-def said_of(error: BaseException) -> Said:
+def said_of(error: BaseException) -> ErrorBody:
     """What is said of an error; of one that is not ours no more than that there was one, the log has the rest."""
     if isinstance(error, RequestError):
         return error.said
     for kind, status, word, code, param in _SAID:
         if isinstance(error, kind):
-            return Said(status, str(error), word, param, code, RETRY if status in (429, 503) else {})
+            return ErrorBody(status, str(error), word, param, code, RETRY if status in (429, 503) else {})
     log.error("A request failed.", exc_info=error)
-    return Said(500, "The server failed at this request; its log says more. Other requests are not touched.", SERVER)
+    return ErrorBody(
+        500, "The server failed at this request; its log says more. Other requests are not touched.", SERVER
+    )

@@ -8,16 +8,16 @@ from typing import Any
 from starlette.datastructures import Headers
 
 from freemoe.core.neutral import one_line
-from freemoe.serve.http.errors import RETRY, Said
+from freemoe.serve.http.errors import RETRY, ErrorBody
 from freemoe.serve.http.metrics import Metrics
 from freemoe.serve.listening import LOOPBACK
-from freemoe.serve.settings import Bounds
+from freemoe.serve.settings import RequestLimits
 
 OPEN = ("/", "/health", "/ready")
 """Paths that need no key: they say nothing but that the server is there."""
 
 
-class Gate:
+class AuthMiddleware:
     """Stands before the app: every answer that is not the app's own has OpenAI's shape.
 
     Args:
@@ -29,7 +29,7 @@ class Gate:
             own name mean this machine gets nothing.
     """
 
-    def __init__(self, app: Any, metrics: Metrics, bounds: Bounds, key: str | None, host: str) -> None:
+    def __init__(self, app: Any, metrics: Metrics, bounds: RequestLimits, key: str | None, host: str) -> None:
         self._app, self._metrics, self._bounds = app, metrics, bounds
         self._key = None if key is None else key.encode()
         self._local = host in LOOPBACK
@@ -58,22 +58,24 @@ class Gate:
         finally:
             self._inside -= 1
 
-    def _refusal(self, scope: Any) -> Said | None:
+    def _refusal(self, scope: Any) -> ErrorBody | None:
         headers = Headers(scope=scope)
         if self._local and (named := _host(headers.get("host", ""))) not in LOOPBACK:
-            return Said(403, f"This server answers on {', '.join(LOOPBACK)}, and was asked as {one_line(named, 80)!r}.")
+            return ErrorBody(
+                403, f"This server answers on {', '.join(LOOPBACK)}, and was asked as {one_line(named, 80)!r}."
+            )
         if self._key is not None and scope["path"] not in OPEN:
             shown = headers.get("authorization", "").encode("latin-1")
             scheme, _, key = shown.partition(b" ")
             if not hmac.compare_digest(key.strip(), self._key) or scheme.lower() != b"bearer":
-                return Said(
+                return ErrorBody(
                     401,
                     "A key is needed: send the header Authorization: Bearer KEY with the key that the server was started with.",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
         if self._inside > self._bounds.at_once and scope["path"] not in OPEN:
-            return Said(
+            return ErrorBody(
                 429,
                 f"{self._bounds.at_once} requests are open, the most at once. Ask again in a moment.",
                 "rate_limit_error",

@@ -14,10 +14,10 @@ from freemoe.serve.engine.engine import Engine
 from freemoe.serve.engine.routing import probabilities
 from freemoe.serve.http.bodies import LoadBody, RouteBody
 from freemoe.serve.http.errors import RequestError
-from freemoe.serve.http.preparing import Preparing
+from freemoe.serve.http.preparing import RequestPreprocessor
 
 
-class Managing:
+class ExpertService:
     """Loads, drops and lists experts, and asks the router.
 
     Args:
@@ -27,7 +27,7 @@ class Managing:
         roots: Folders below which (or which themselves) experts may be loaded.
     """
 
-    def __init__(self, engine: Engine, experts: Experts, preparing: Preparing, roots: Sequence[Path]) -> None:
+    def __init__(self, engine: Engine, experts: Experts, preparing: RequestPreprocessor, roots: Sequence[Path]) -> None:
         self._engine, self._experts, self._preparing = engine, experts, preparing
         self._roots = [root.resolve() for root in roots]
         self._kept: tuple[tuple[int, list[str]], list[dict[str, Any]]] | None = None

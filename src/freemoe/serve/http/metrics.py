@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from freemoe.recipes.expert_names import ExpertRef
-from freemoe.serve.engine.requests import Watch
+from freemoe.serve.engine.requests import EngineStats
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -15,7 +15,7 @@ _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Metrics(Watch):
+class Metrics(EngineStats):
     """Counts what the engine does and what the server answers."""
 
     def __init__(self) -> None:
@@ -45,22 +45,22 @@ class Metrics(Watch):
         self._answers = Counter("freemoe_http_responses", "Responses by path and status.", ["path", "status"], **more)
 
     def first(self, expert: str, seconds: float) -> None:
-        """See `Watch`."""
+        """Count the first token of an answer."""
         self._first.labels(_label(expert)).observe(seconds)
 
     def between(self, expert: str, seconds: float) -> None:
-        """See `Watch`."""
+        """Count a further token."""
         self._between.labels(_label(expert)).observe(seconds)
 
     def ended(self, expert: str, how: str, read: int, written: int) -> None:
-        """See `Watch`."""
+        """Count a sequence's end."""
         expert = _label(expert)
         self._requests.labels(expert, how).inc()
         self._read.labels(expert).inc(read)
         self._written.labels(expert).inc(written)
 
     def load(self, running: int, waiting: int) -> None:
-        """See `Watch`."""
+        """Note how many sequences there are."""
         self._running.set(running)
         self._waiting.set(waiting)
 

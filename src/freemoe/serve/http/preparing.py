@@ -15,11 +15,11 @@ from freemoe.evals.engine.sampling import Sampling
 from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, ExpertRef
 from freemoe.serve.catalogue import Experts, model_names
 from freemoe.serve.engine.engine import Engine, require_fit
-from freemoe.serve.engine.requests import Ask
+from freemoe.serve.engine.requests import SequenceRequest
 from freemoe.serve.engine.routing import Picked, pick
 from freemoe.serve.http.bodies import ChatBody, Common, CompletionBody, Message
 from freemoe.serve.http.errors import RequestError
-from freemoe.serve.settings import Bounds
+from freemoe.serve.settings import RequestLimits
 from freemoe.text.chat import as_prompt, has_template, plain_prompt
 
 Found = TypeVar("Found")
@@ -38,7 +38,7 @@ class Prompt:
     picked: Picked
 
 
-class Preparing:
+class RequestPreprocessor:
     """Makes prompts and asks of bodies, for one engine.
 
     Args:
@@ -47,7 +47,7 @@ class Preparing:
         bounds: Of requests.
     """
 
-    def __init__(self, engine: Engine, experts: Experts, bounds: Bounds) -> None:
+    def __init__(self, engine: Engine, experts: Experts, bounds: RequestLimits) -> None:
         self._engine, self._experts, self._bounds = engine, experts, bounds
         # One thread: a tokenizer is not made for several that change its settings.
         self._pool = ThreadPoolExecutor(1, "freemoe tokens")
@@ -160,13 +160,13 @@ class Preparing:
         host, known = self._engine.host, self._experts.names
         return await asyncio.wrap_future(self._engine.call(lambda: pick(host, prompts, known)))
 
-    def asks(self, body: CompletionBody | ChatBody, prompts: Sequence[Prompt]) -> list[Ask]:
+    def asks(self, body: CompletionBody | ChatBody, prompts: Sequence[Prompt]) -> list[SequenceRequest]:
         """What the engine is asked: the answers to the first prompt, then those to the second ..."""
         temperature = 1.0 if body.temperature is None else body.temperature
         seed = secrets.randbits(62) if body.seed is None else body.seed
         sampling = Sampling(1, temperature, 1.0 if body.top_p is None else body.top_p, seed)
         return [
-            Ask(
+            SequenceRequest(
                 prompt.ids,
                 prompt.picked.expert,
                 _max_tokens(body, self._engine.limits.context - len(prompt.ids)),

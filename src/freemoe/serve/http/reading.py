@@ -16,8 +16,8 @@ from freemoe.core.errors import DataError
 from freemoe.core.neutral import one_line
 from freemoe.core.numbers import byte_text
 from freemoe.core.untrusted import parse_json
-from freemoe.serve.http.errors import ClientGoneError, RequestError, Said
-from freemoe.serve.settings import Bounds
+from freemoe.serve.http.errors import ClientGoneError, ErrorBody, RequestError
+from freemoe.serve.settings import RequestLimits
 
 
 class BoundedRoute(APIRoute):
@@ -53,7 +53,7 @@ class _Read(Request):
         return self._said
 
 
-async def read_json_body(request: Request, bounds: Bounds) -> dict[str, Any]:
+async def read_json_body(request: Request, bounds: RequestLimits) -> dict[str, Any]:
     """The object that a body of JSON is.
 
     Raises:
@@ -77,7 +77,7 @@ async def read_json_body(request: Request, bounds: Bounds) -> dict[str, Any]:
     return said
 
 
-async def read_bytes(request: Request, bounds: Bounds) -> bytes:
+async def read_bytes(request: Request, bounds: RequestLimits) -> bytes:
     """A body as it came.
 
     Raises:
@@ -132,4 +132,4 @@ async def refused(request: Request, error: Exception) -> Response:
         case _:
             what = "type" if kind.endswith("_type") else "value"
             code, message = f"invalid_{what}", f"Invalid {what} for '{param}': {expected}, but got {value} instead."
-    return Said(400, message, param=param or None, code=code).response()
+    return ErrorBody(400, message, param=param or None, code=code).response()

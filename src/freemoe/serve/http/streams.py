@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 from starlette.responses import Response
 
-from freemoe.serve.engine.outbox import Outbox
+from freemoe.serve.engine.outbox import EventQueue
 from freemoe.serve.engine.requests import Done, Event, Failed
 from freemoe.serve.http.errors import ClientGoneError
 
 Found = TypeVar("Found")
 
 
-async def events(outboxes: Sequence[Outbox]) -> AsyncIterator[tuple[int, Event]]:
+async def events(outboxes: Sequence[EventQueue]) -> AsyncIterator[tuple[int, Event]]:
     """What several sequences say, with the number of each, as it comes, until all have ended."""
     loop, wake = asyncio.get_running_loop(), asyncio.Event()
 

@@ -9,11 +9,11 @@ from typing import Any
 from starlette.responses import Response
 
 from freemoe.core.errors import FreeMoEError
-from freemoe.serve.http.errors import RETRY, SERVER, ClientGoneError, Said, said_of
+from freemoe.serve.http.errors import RETRY, SERVER, ClientGoneError, ErrorBody, said_of
 from freemoe.serve.http.streams import event_line, unless_gone
 
 
-def said_of_lost(error: BaseException) -> Said:
+def said_of_lost(error: BaseException) -> ErrorBody:
     """What is said of an answer that a replica did not give."""
     from ray.exceptions import RayActorError
     from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -23,7 +23,7 @@ def said_of_lost(error: BaseException) -> Said:
         case FreeMoEError():
             return said_of(error)
         case RayActorError():
-            return Said(
+            return ErrorBody(
                 503,
                 "The replica that was answering is gone: its process was killed, or its machine was lost. Other requests are not "
                 "touched. Ask again.",
@@ -32,10 +32,10 @@ def said_of_lost(error: BaseException) -> Said:
                 headers=RETRY,
             )
         case BackPressureError():
-            return Said(429, "Too many requests wait. Ask again in a moment.", "rate_limit_error", code="queue_full",
+            return ErrorBody(429, "Too many requests wait. Ask again in a moment.", "rate_limit_error", code="queue_full",
                         headers=RETRY)  # fmt: skip
         case DeploymentUnavailableError():
-            return Said(503, "No replica could be started.", SERVER, code="no_replica", headers=RETRY)
+            return ErrorBody(503, "No replica could be started.", SERVER, code="no_replica", headers=RETRY)
         case _:
             return said_of(error)
 

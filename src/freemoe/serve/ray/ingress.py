@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from freemoe.recipes.expert_names import PREFIX
 from freemoe.serve.http.app import FAILURES, start_page
-from freemoe.serve.http.errors import SERVER, Said
-from freemoe.serve.http.gate import Gate
+from freemoe.serve.http.errors import SERVER, ErrorBody
+from freemoe.serve.http.gate import AuthMiddleware
 from freemoe.serve.http.metrics import CONTENT_TYPE, Metrics
 from freemoe.serve.http.reading import read_bytes
 from freemoe.serve.ray import counts
@@ -62,9 +62,9 @@ class Ingress:
             Route("/v1/freemoe/experts/{name:path}", self.drop, methods=["DELETE"]),
         ]
         app = Starlette(routes=routes, exception_handlers=FAILURES)
-        self._gate = Gate(app, self._metrics, self._bounds, key, served.settings.host)
+        self._gate = AuthMiddleware(app, self._metrics, self._bounds, key, served.settings.host)
 
-    def __serve_build_asgi_app__(self) -> Gate:
+    def __serve_build_asgi_app__(self) -> AuthMiddleware:
         """What Ray Serve runs."""
         return self._gate
 
@@ -114,7 +114,7 @@ class Ingress:
             self._there = time.monotonic() + 1, replicas
         if replicas:
             return JSONResponse({"status": "ready", "replicas": replicas})
-        return Said(503, "No replica answers.", SERVER, code="no_replica").response()
+        return ErrorBody(503, "No replica answers.", SERVER, code="no_replica").response()
 
     async def numbers(self, request: Request) -> Response:
         """What the replicas have counted, and what was answered here."""

@@ -25,7 +25,7 @@ from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.serve.engine.engine import Engine
 from freemoe.serve.http.app import make_app
 from freemoe.serve.http.metrics import Metrics
-from freemoe.serve.settings import Bounds, Limits
+from freemoe.serve.settings import Limits, RequestLimits
 from tests.hardening.fuzz.case import Refused, require
 from tests.hardening.fuzz.drawing import TEXTS, hostile, near, rarely, spliced
 from tests.hardening.fuzz.editing import holder_of, places
@@ -133,7 +133,7 @@ def _server(folder: Path) -> _Server:
     moe = FreeMoE.from_pretrained(folder)
     metrics = Metrics()
     engine = Engine(moe, Limits(context=_CONTEXT, batch=16, queue=32), metrics).start()
-    return _Server(engine, moe, make_app(engine, metrics, bounds=Bounds(choices=32)))
+    return _Server(engine, moe, make_app(engine, metrics, bounds=RequestLimits(choices=32)))
 
 
 def warm(material: Material) -> None:
