@@ -67,11 +67,16 @@ class SequenceRequest:
 
     def uses(self, name: str) -> bool:
         """Whether an expert is, or is part of, the one that was asked for."""
-        return name in self._experts
+        return name in self._ref.names
+
+    @property
+    def label(self) -> str:
+        """What its expert is counted as; combinations as one, as every series is kept for ever and they are without number."""
+        return "combination" if self._ref.operation else self.expert
 
     @cached_property
-    def _experts(self) -> tuple[str, ...]:
-        return ExpertRef.parse(self.expert).names
+    def _ref(self) -> ExpertRef:
+        return ExpertRef.parse(self.expert)
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ Event = PromptRead | Piece | Done | Failed
 
 
 class EngineStats:
-    """Is told what the engine does, on the engine's thread; does nothing itself."""
+    """Is told what the engine does, on the engine's thread, by `SequenceRequest.label`; does nothing itself."""
 
     def first(self, expert: str, seconds: float) -> None:
         """The first token of an answer, so long after it was asked for."""

@@ -49,7 +49,7 @@ class Scheduler:
         gone = [s for s in self.waiting if s.outbox.closed]
         for sequence in gone:
             self.waiting.remove(sequence)
-            self._watch.ended(sequence.ask.expert, "gone", 0, 0)
+            self._watch.ended(sequence.ask.label, "gone", 0, 0)
         while self.waiting and len(self.running) < self._limits.batch:
             sequence = self.waiting[0]
             sequence.number = next(self._numbers)
@@ -87,7 +87,7 @@ class Scheduler:
         for sequence in list(self.running):
             self._end(sequence, "error")
         for sequence in waiting:
-            self._watch.ended(sequence.ask.expert, "error", 0, 0)
+            self._watch.ended(sequence.ask.label, "error", 0, 0)
 
     def _run(self, sequences: list[Running], rows: Sequence[Row]) -> None:
         """Run rows and hand on what they say; an error ends the sequences that it touches."""
@@ -127,9 +127,9 @@ class Scheduler:
         """Take a sequence's next token, and how likely it was."""
         now = time.perf_counter()
         if sequence.written:
-            self._watch.between(sequence.ask.expert, now - sequence.since)
+            self._watch.between(sequence.ask.label, now - sequence.since)
         else:
-            self._watch.first(sequence.ask.expert, now - sequence.since)
+            self._watch.first(sequence.ask.label, now - sequence.since)
         sequence.since = now
         sequence.write(token, *likely)
         if sequence.ended:
@@ -138,4 +138,4 @@ class Scheduler:
     def _end(self, sequence: Running, how: str) -> None:
         self._runner.close(sequence.number)
         self.running.remove(sequence)
-        self._watch.ended(sequence.ask.expert, how, sequence.fed, len(sequence.written))
+        self._watch.ended(sequence.ask.label, how, sequence.fed, len(sequence.written))

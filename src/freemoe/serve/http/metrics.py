@@ -6,7 +6,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from freemoe.recipes.expert_names import ExpertRef
 from freemoe.serve.engine.requests import EngineStats
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -46,15 +45,14 @@ class Metrics(EngineStats):
 
     def first(self, expert: str, seconds: float) -> None:
         """Count the first token of an answer."""
-        self._first.labels(_label(expert)).observe(seconds)
+        self._first.labels(expert).observe(seconds)
 
     def between(self, expert: str, seconds: float) -> None:
         """Count a further token."""
-        self._between.labels(_label(expert)).observe(seconds)
+        self._between.labels(expert).observe(seconds)
 
     def ended(self, expert: str, how: str, read: int, written: int) -> None:
         """Count a sequence's end."""
-        expert = _label(expert)
         self._requests.labels(expert, how).inc()
         self._read.labels(expert).inc(read)
         self._written.labels(expert).inc(written)
@@ -76,8 +74,3 @@ class Metrics(EngineStats):
     def page(self) -> bytes:
         """All of it, as Prometheus reads it."""
         return generate_latest(self.registry)
-
-
-def _label(expert: str) -> str:
-    """What an expert is counted as; combinations as one, as every series is kept for ever and they are without number."""
-    return "combination" if ExpertRef.parse(expert).operation else expert
