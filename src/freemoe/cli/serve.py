@@ -132,13 +132,13 @@ def _with_own_engine(settings: ServeSettings, key: str | None, values: Mapping[s
     if values["vllm_python"] is not None:
         raise RecipeError("--vllm-python is of --engine vllm. Add that, or leave it out.")
     require_serve()
-    from freemoe.serve.http.server import serve_here
     from freemoe.serve.listening import require_free
-    from freemoe.serve.ray.launch import require_ray, serve_on_ray
     from freemoe.serve.served import resolve
 
     place, port = read_place(values["on"]), values["port"]
     if place.ray:
+        from freemoe.serve.ray.launch import require_ray
+
         require_ray(place, settings, key)
     elif settings.replicas > 1:
         raise RecipeError(f"--replicas {settings.replicas} needs a Ray: --on ray, or --on ray://HOST:PORT.")
@@ -154,8 +154,12 @@ def _with_own_engine(settings: ServeSettings, key: str | None, values: Mapping[s
         require_free(settings.host, port)
     _tell(f"models: {served}")
     if place.ray:
+        from freemoe.serve.ray.launch import serve_on_ray
+
         serve_on_ray(served, key, port, _tell, place.address)
     else:
+        from freemoe.serve.http.server import serve_here
+
         serve_here(served, key, port, _tell)
 
 

@@ -1,1 +1,1 @@
-"""Many experts on one copy of the weights, through the interfaces that people already use."""
+"""Serving: `settings` say what is asked for, `served` resolves and opens it, `http.server`, `ray.launch` or `vllm.launch` serve it."""

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.registry import unknown_name
 from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, ExpertRef, require_new_names
-from freemoe.serve.engine.engine import Engine
+
+if TYPE_CHECKING:
+    from freemoe.serve.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import DataError, FamilyError, RecipeError
 from freemoe.core.files import MANIFEST
-from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.engine.tokens import context_length
 from freemoe.hub.fetch import fetch_artefact, require_in_reach
 from freemoe.models.checkpoints.loading import load_config
@@ -21,10 +20,8 @@ from freemoe.recipes.expert_names import PREFIX
 from freemoe.results.build import KIND
 from freemoe.serve.catalogue import Catalogue, model_names
 from freemoe.serve.engine.cache import token_bytes
-from freemoe.serve.engine.hosts import Ways
 from freemoe.serve.listening import require_key
 from freemoe.serve.settings import Limits, ServeSettings
-from freemoe.systems import load
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +190,11 @@ def _read_source(text: str) -> Source:
 
 def open_host(base: str, sources: Sequence[Source], dtype: str, device: str) -> Any:
     """The base with all experts on it, as the engine takes it."""
+    # Not for a dry run.
+    from freemoe.domain_experts.mixture import FreeMoE
+    from freemoe.serve.engine.hosts import Ways
+    from freemoe.systems import load
+
     more = list(sources)
     if more and not (Path(base) / MANIFEST).is_file():
         first = more.pop(0)
