@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 import freemoe
-from freemoe.results import read_result
+from freemoe.results import BuildResult, read_result
 
 
 def main() -> None:
@@ -23,11 +23,11 @@ def main() -> None:
     folder = freemoe.build(recipe)  # an earlier run that was stopped goes on
 
     # What it found, on documents that the search never saw.
-    for row, found in read_result(folder)["domains"][0]["rows"].items():
-        gain = found["gain"]
+    for row, found in read_result(folder, BuildResult).domains[0].rows.items():
+        gain = found.gain
         # The oracle was chosen by these documents, so that an interval would say nothing of it.
-        ends = "" if gain["low"] is None else f" [{gain['low']:+.1f}, {gain['high']:+.1f}]"
-        print(f"{row:8} {found['score']:6.2f} %   {gain['mean']:+.1f}{ends}")
+        ends = "" if gain.low is None else f" [{gain.low:+.1f}, {gain.high:+.1f}]"
+        print(f"{row:8} {found.score:6.2f} %   {gain.mean:+.1f}{ends}")
 
     moe = freemoe.load(folder)
     prompt = "first add 12 and after that divide by 4: f(x)="

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import freemoe
 from freemoe.assets.tiny_world import World
-from freemoe.results import read_result
+from freemoe.results import ConvertResult, read_result
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     folder = freemoe.convert(recipe)
 
     # The dense model, the converted one, and rivals at the same share, on text that chose nothing.
-    for name, found in read_result(folder)["scores"].items():
+    for name, found in read_result(folder, ConvertResult).scores.items():
         print(f"{name:18} perplexity {found['perplexity@128']:8.3f}")
 
     # The folder is a Hugging Face model; freemoe.load opens it as it opens everything else.

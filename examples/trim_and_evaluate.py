@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import freemoe
 from freemoe.recipes import EvalRecipe
-from freemoe.results import read_result
+from freemoe.results import TrimResult, read_result
 from freemoe.systems import evaluate
 
 
@@ -22,7 +22,7 @@ def main() -> None:
     )
     folder = freemoe.trim(recipe)
 
-    for name, found in read_result(folder)["test"]["rows"].items():
+    for name, found in read_result(folder, TrimResult).test.rows.items():
         print(f"{name:16} loss {found['ce']:.4f}")
 
     # Text that the hooks were trained on the like of flatters: look at a task, too.

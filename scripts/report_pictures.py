@@ -15,8 +15,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from freemoe.report.experts import render
-from freemoe.results import read_result
+from freemoe.report import experts
+from freemoe.results import BuildResult, read_result
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 1280
@@ -50,7 +50,7 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, browser(program) as tab:
         page = Path(scratch) / "report.html"
-        page.write_text(render(read_result(asked.artefact)), encoding="utf-8")
+        page.write_text(experts.page(read_result(asked.artefact, BuildResult)), encoding="utf-8")
         for theme in ("light", "dark"):
             tab.open(page, WIDTH, theme)
             height = tab.run(ONLY)

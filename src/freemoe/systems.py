@@ -1,10 +1,12 @@
 """The systems, one row each: what `freemoe.load` and the commands need of a system's artefacts.
 
-A further system is a folder of its own and a row here. Nothing is imported before it is used, so that help stays quick.
+A further system is a folder of its own and a row here. A row names functions by dotted path, and nothing is imported before it is
+called, so that help stays quick.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ class System:
         load: Folder, base or None for the artefact's own, dtype, device, how the hub is asked -> something that answers.
         inspect: Folder, and a base to check it against or None -> what it holds, as plain data.
         tables: Result -> tables (`rich`) and lines for the terminal.
-        page: Folder -> the report that was written again.
+        page: Result -> its report as HTML.
         subject: Recipe of an evaluation -> what it is evaluated as.
         merge: Folder, name of an expert or several, output -> what was written, a plain checkpoint; ``dry=True`` only checks. Or why
             there is no plain checkpoint of such an artefact.
@@ -46,12 +48,18 @@ class System:
     result: type[Result]
     load: Callable[[Path, str | None, str, Placement, Access], Opened]
     inspect: Callable[[Path, str | None], dict[str, Any]]
-    tables: Callable[[dict[str, Any]], tuple[list[Any], list[str]]]
-    page: Callable[[Path], Path]
+    tables: Callable[[Any], tuple[list[Any], list[str]]]
+    page: Callable[[Any], str]
     subject: Callable[[EvalRecipe], Subject]
     merge: Callable[..., dict[str, Any]] | str
     own_text: Callable[..., tuple[Any, dict[str, Any]]] | None = None
     own_text_plan: Callable[[str, str | None], dict[str, Any]] | None = None
+
+
+def _at(path: str) -> Callable[..., Any]:
+    """The function ``module:name`` below this package, imported when it is called."""
+    module, _, name = path.partition(":")
+    return lambda *args, **kwargs: getattr(importlib.import_module(f"freemoe.{module}"), name)(*args, **kwargs)
 
 
 SYSTEMS: Registry[System] = Registry("kind of artefact")
@@ -137,7 +145,8 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
         FreeMoEError: Its child that says what is wrong.
     """
     from freemoe.evals.evaluation import evaluate as evaluate_as
-    from freemoe.report.evaluation import page_of, require_page_place, write_evaluation_report
+    from freemoe.report.evaluation import page, page_of, require_page_place
+    from freemoe.report.page import write_page as write
 
     if recipe.output:
         require_page_place(page_of(recipe.output), overwrite)
@@ -145,7 +154,7 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
     work = f"{__name__}:{score_elsewhere.__name__}"
     result = evaluate_as(recipe, subject, place=place, work=work, progress=progress, overwrite=overwrite)
     if recipe.output:
-        report = write_evaluation_report(recipe.output)
+        report = write(recipe.output, page, page_of(recipe.output))
         if progress is not None:
             progress.say(f"report: {report}")
     return result
@@ -191,7 +200,11 @@ def merge(
     return system.merge(place, expert, output, dry=dry, **how)
 
 
-# ---------------------------------------------------------------------------------- domain experts
+def write_page(folder: Path) -> Path:
+    """Write the report of an artefact, and return where it stands."""
+    from freemoe.report.page import write_page as write
+
+    return write(folder, lambda result: SYSTEMS.get(result.kind).page(result))
 
 
 def _load_experts(folder: Path, base: str | None, dtype: str, device: Placement, access: Access) -> Opened:
@@ -200,39 +213,12 @@ def _load_experts(folder: Path, base: str | None, dtype: str, device: Placement,
     return FreeMoE.from_pretrained(base, folder, dtype=dtype, device=device, **access.for_base())
 
 
-def _inspect_experts(folder: Path, base: str | None) -> dict[str, Any]:
-    from freemoe.domain_experts.inspection import inspect_artefact
-
-    return inspect_artefact(folder, base)
-
-
-def _tables_of_experts(result: dict[str, Any]) -> tuple[list[Any], list[str]]:
-    from freemoe.report.tables import subdomain_table, summary_table
-
-    return [summary_table(result), subdomain_table(result)], []
-
-
-def _page_of_experts(folder: Path) -> Path:
-    from freemoe.report.experts import write_report
-
-    return write_report(folder)
-
-
 def _merge_experts(*what: Any, dry: bool, **how: Any) -> dict[str, Any]:
     from freemoe.domain_experts.merging import merge, outlook
 
     if dry:
         return outlook(*what, **{name: value for name, value in how.items() if name not in ("dtype", "device")})
     return merge(*what, **how)
-
-
-def _subject_of_experts(recipe: EvalRecipe) -> Subject:
-    from freemoe.domain_experts.prove.evaluation import experts_of
-
-    return experts_of(recipe)
-
-
-# --------------------------------------------------------------------------------------- converted
 
 
 def _load_converted(folder: Path, base: str | None, dtype: str, device: Placement, access: Access) -> Opened:
@@ -248,34 +234,12 @@ def _load_converted(folder: Path, base: str | None, dtype: str, device: Placemen
     return Answering(*load_base(folder, None, dtype, device), ways={"converted": nullcontext}, folder=folder)
 
 
-def _inspect_converted(folder: Path, base: str | None) -> dict[str, Any]:
-    from freemoe.tomoe.inspection import inspect_converted
-
-    return inspect_converted(folder, base)
-
-
-def _tables_of_conversion(result: dict[str, Any]) -> tuple[list[Any], list[str]]:
-    from freemoe.report.tables import plain_table
-    from freemoe.tomoe.card import headlines, table
-
-    return [plain_table(*table(result))], headlines(result)
-
-
-def _page_of_conversion(folder: Path) -> Path:
-    from freemoe.report.conversion import write_conversion_report
-
-    return write_conversion_report(folder)
-
-
 def _subject_of_conversion(recipe: EvalRecipe) -> Subject:
     from freemoe.evals.evaluation import plain_model
     from freemoe.models.checkpoints.placement import require_one_device
 
     require_one_device(recipe.device, "A converted model")
     return plain_model(recipe)
-
-
-# ----------------------------------------------------------------------------------------- trimmed
 
 
 def _load_trimmed(folder: Path, base: str | None, dtype: str, device: Placement, access: Access) -> Opened:
@@ -287,45 +251,13 @@ def _load_trimmed(folder: Path, base: str | None, dtype: str, device: Placement,
     return Answering(model, tokenizer, ways, folder)
 
 
-def _inspect_trimmed(folder: Path, base: str | None) -> dict[str, Any]:
-    from freemoe.hookmoe.inspection import inspect_trimmed
-
-    return inspect_trimmed(folder, base)
-
-
-def _tables_of_trim(result: dict[str, Any]) -> tuple[list[Any], list[str]]:
-    from freemoe.hookmoe.card import headlines, table
-    from freemoe.report.tables import compared_table, plain_table
-
-    compared = [compared_table(result["compared"])] if result.get("compared") else []
-    return [plain_table(*table(result)), *compared], headlines(result)
-
-
-def _page_of_trim(folder: Path) -> Path:
-    from freemoe.report.trimmed import write_trimmed_report
-
-    return write_trimmed_report(folder)
-
-
-def _subject_of_trim(recipe: EvalRecipe) -> Subject:
-    from freemoe.hookmoe.evaluation import trimmed_of
-
-    return trimmed_of(recipe)
-
-
 def _own_text_of_trim(*where: Any) -> tuple[Any, dict[str, Any]]:
     from freemoe.hookmoe.card import table
     from freemoe.hookmoe.evaluation import evaluate_text
     from freemoe.report.tables import plain_table
 
     found = evaluate_text(*where)
-    return plain_table(*table({"test": found})), found
-
-
-def _own_text_plan_of_trim(folder: str, base: str | None) -> dict[str, Any]:
-    from freemoe.hookmoe.evaluation import plan_evaluation
-
-    return plan_evaluation(folder, base)
+    return plain_table(*table(found["rows"])), found
 
 
 SYSTEMS.add(
@@ -333,10 +265,10 @@ SYSTEMS.add(
     System(
         result=BuildResult,
         load=_load_experts,
-        inspect=_inspect_experts,
-        tables=_tables_of_experts,
-        page=_page_of_experts,
-        subject=_subject_of_experts,
+        inspect=_at("domain_experts.inspection:inspect_artefact"),
+        tables=_at("report.experts:tables"),
+        page=_at("report.experts:page"),
+        subject=_at("domain_experts.prove.evaluation:experts_of"),
         merge=_merge_experts,
     ),
     "experts of domains behind a router, on a base (freemoe build, demo)",
@@ -346,9 +278,9 @@ SYSTEMS.add(
     System(
         result=ConvertResult,
         load=_load_converted,
-        inspect=_inspect_converted,
-        tables=_tables_of_conversion,
-        page=_page_of_conversion,
+        inspect=_at("tomoe.inspection:inspect_converted"),
+        tables=_at("report.conversion:tables"),
+        page=_at("report.conversion:page"),
         subject=_subject_of_conversion,
         merge="it is a whole model already. Load its folder with transformers' from_pretrained(trust_remote_code=True).",
     ),
@@ -359,13 +291,13 @@ SYSTEMS.add(
     System(
         result=TrimResult,
         load=_load_trimmed,
-        inspect=_inspect_trimmed,
-        tables=_tables_of_trim,
-        page=_page_of_trim,
-        subject=_subject_of_trim,
+        inspect=_at("hookmoe.inspection:inspect_trimmed"),
+        tables=_at("report.trimmed:tables"),
+        page=_at("report.trimmed:page"),
+        subject=_at("hookmoe.evaluation:trimmed_of"),
         merge="no plain checkpoint can say how many experts a layer runs, nor hold hooks. Use freemoe.load, generate or eval.",
         own_text=_own_text_of_trim,
-        own_text_plan=_own_text_plan_of_trim,
+        own_text_plan=_at("hookmoe.evaluation:plan_evaluation"),
     ),
     "a mixture that runs fewer experts, with hooks (freemoe trim)",
 )

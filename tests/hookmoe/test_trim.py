@@ -25,6 +25,7 @@ from freemoe.hookmoe.trim import trim
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe, recipe_from
 from freemoe.report.figures.plan_figures import write_pareto
+from freemoe.results import TrimResult
 from freemoe.systems import evaluate
 from tests.core.run.away import SerialAway
 from tests.hookmoe.conftest import logits
@@ -72,7 +73,7 @@ def test_a_trim_writes_an_artefact_that_is_the_measured_model(saved: Path, tmp_p
     for name in ("full", "plan", "hooks"):
         assert again["rows"][name]["ce"] == pytest.approx(rows[name]["ce"], abs=1e-9)
     assert load_recipe(folder / "recipe.yaml") == recipe(saved, tmp_path / "out", plan={"act": 1.0})
-    assert write_pareto(result, folder) == folder / "plans.svg"
+    assert write_pareto(TrimResult.model_validate(result), folder) == folder / "plans.svg"
 
 
 def test_plans_that_workers_measure_elsewhere_are_the_same(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,54 +11,28 @@ from huggingface_hub import ModelCard, ModelCardData, metadata_load
 
 from freemoe.domain_experts.prove.card import model_card as card_of_experts
 from freemoe.hookmoe.card import model_card as card_of_trim
-from freemoe.hub.cards import HERE, Measured, front_matter
-from freemoe.results import read_result
+from freemoe.hub.cards import HERE, Measured, card_notes, head, loading
 from freemoe.tomoe.card import model_card as card_of_conversion
+from tests.report.family import make_conversion, make_trim
+from tests.report.synthetic import typed
 
 HUB, LOCAL = "maker/base", "/home/somebody/models/base"
 
-TRIMMED = {
-    "kind": "trimmed-moe",
-    "base": {"act": 2.0},
-    "recipe": {"text": "text.jsonl"},
-    "plan": {"text": "uniform:1", "act": 1.0},
-    "cost_of_a_token": {"full": {"active": 10}, "trimmed": {"active": 6, "hooks": 1}},
-    "rescale": {"rule": "none"},
-    "speed": {"prompt": 8, "full": {"ttft": 1.0, "itl": 1.0}, "trimmed": {"ttft": 0.5, "itl": 0.5}},
-    "test": {
-        "tokens": 100,
-        "rows": {
-            "full": {"ce": 1.0, "kl": 0.0},
-            "plan": {"ce": 2.0, "kl": 1.0},
-            "hooks": {"ce": 1.5, "kl": 0.5, "recovered_ce": [0.5, 0.4, 0.6], "recovered_kl": [0.5, 0.4, 0.6]},
-        },
-    },
-}
-CONVERTED = {
-    "kind": "converted",
-    "base": {"fingerprint": "0" * 64},
-    "recipe": {"text": "hf:maker/corpus:train", "method": "tomoe", "profile": "fast"},
-    "parameters": {"active_share": 0.5, "active_share_at_run_time": 0.55, "active_share_with_embeddings": 0.6},
-    "blocks": {"length": 64, "train": 10, "held_out": 10, "test": 10},
-    "scores": {
-        name: {"perplexity@64": 12.5, "next_token_accuracy@64": 0.25, "nll": [9.0, 9.5], "tokens": [5, 5]}
-        for name in ("dense", "converted")
-    },
-}
+CONVERTED = make_conversion()
+CONVERTED["recipe"]["text"] = "hf:maker/corpus:train"
+CONVERTED["scores"]["converted"] |= {"perplexity@128": 12.5, "next_token_accuracy@128": 0.25}
 
 
 @pytest.fixture(params=["experts", "trimmed", "converted"])
 def made(request: pytest.FixtureRequest, experts: Path) -> tuple[Any, dict[str, Any]]:
     """A card's maker and a result."""
     if request.param == "experts":
-        return card_of_experts, read_result(experts)
-    return (card_of_trim, TRIMMED) if request.param == "trimmed" else (card_of_conversion, CONVERTED)
+        return card_of_experts, json.loads((experts / "result.json").read_text())
+    return (card_of_trim, make_trim()) if request.param == "trimmed" else (card_of_conversion, CONVERTED)
 
 
-def named(result: dict[str, Any], base: str) -> dict[str, Any]:
-    found = copy.deepcopy(result)
-    found["base"]["name"] = base
-    return found
+def named(result: dict[str, Any], base: str) -> Any:
+    return typed({**result, "base": {**result["base"], "name": base}})
 
 
 def header(text: str, tmp_path: Path) -> dict[str, Any]:
@@ -100,8 +74,8 @@ def test_a_path_of_this_machine_is_not_told(made: tuple[Any, dict[str, Any]], tm
 
 
 def test_the_figures_are_the_results(experts: Path, tmp_path: Path) -> None:
-    result = named(read_result(experts), HUB)
-    data = ModelCard(card_of_experts(result)).data
+    result = json.loads((experts / "result.json").read_text())
+    data = ModelCard(card_of_experts(named(result, HUB))).data
     found = {(r.dataset_name, r.metric_name): r.metric_value for r in data.eval_results}
     for domain in result["domains"]:
         assert found[domain["name"], f"{domain['metric']}, expert"] == round(domain["rows"]["expert"]["score"], 4)
@@ -112,19 +86,19 @@ def test_the_figures_are_the_results(experts: Path, tmp_path: Path) -> None:
 
 
 def test_names_that_are_hard_for_yaml(tmp_path: Path) -> None:
-    result = {"kind": "trimmed-moe", "base": {"name": "maker/base@v1"}, "recipe": {}}
     figures = [Measured("yes: no", "accuracy", 1 / 3, 'a "name", %')]
     text = "\n".join(
-        front_matter(
-            result,
+        head(
+            "maker/base@v1",
             "Title: with [all] & more",
             "adapter",
             ["x"],
+            "About.",
             figures,
             ["hf:a/b", "law.jsonl", "hf:a/b:c:train::hf:d/e:test"],
         )
     )
-    found = header(text + "\n# T\n", tmp_path)
+    found = header(text + "\n", tmp_path)
     assert found["base_model"] == "maker/base"
     assert found["datasets"] == ["a/b", "d/e"]
     assert found["model-index"][0]["name"] == "Title: with [all] & more"
@@ -133,9 +107,6 @@ def test_names_that_are_hard_for_yaml(tmp_path: Path) -> None:
 
 
 def test_bundled_bases_are_found_by_others() -> None:
-    result = {"kind": "domain-experts", "base": {"name": "freemoe-demo"}}
-    from freemoe.hub.cards import card_notes, loading
-
-    assert card_notes(result) == []
-    assert card_notes({**result, "notes": ["a quick answer"]}) == ["a quick answer", ""]
-    assert any(line == f'moe = freemoe.load("{HERE}")' for line in loading(result, "moe", "x"))
+    assert card_notes("freemoe-demo") == []
+    assert card_notes("freemoe-demo", typed({**make_trim(), "notes": ["a quick answer"]})) == ["a quick answer", ""]
+    assert any(line == f'moe = freemoe.load("{HERE}")' for line in loading("freemoe-demo", "moe", "x"))

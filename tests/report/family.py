@@ -9,7 +9,7 @@ from typing import Any
 
 from freemoe.recipes import ConvertRecipe, EvalRecipe, TrimRecipe
 from freemoe.report import conversion, evaluation, experts, trimmed
-from tests.report.synthetic import make_result
+from tests.report.synthetic import make_result, typed
 
 LAYERS = 4
 
@@ -141,9 +141,9 @@ def make_build() -> dict[str, Any]:
 
 
 FAMILY: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], str]]] = {
-    "build": (make_build, experts.render),
-    "convert": (make_conversion, conversion.page),
-    "trim": (make_trim, trimmed.page),
-    "eval": (make_evaluation, evaluation.page),
+    "build": (make_build, lambda result: experts.page(typed(result))),
+    "convert": (make_conversion, lambda result: conversion.page(typed(result))),
+    "trim": (make_trim, lambda result: trimmed.page(typed(result))),
+    "eval": (make_evaluation, lambda result: evaluation.page(typed(result))),
 }
 """Command -> a result, and what makes its page."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from typing import Any
 
 from freemoe.recipes import BuildRecipe
+from freemoe.results import BuildResult, ConvertResult, Evaluation, TrimResult
 
 ROWS = ("base", "expert", "routed", "control", "oracle")
 BANDS = {f"wanda p=2 {10 * i}-{10 * i + 10} %": ["wanda", i / 10, (i + 1) / 10] for i in range(10)}
@@ -148,6 +150,17 @@ def make_domain(
         "subdomains": subdomains,
         "documents": documents,
     }
+
+
+def typed(result: dict[str, Any]) -> Any:
+    """A result as its reader gives it."""
+    types = {
+        "domain-experts": BuildResult,
+        "converted": ConvertResult,
+        "trimmed-moe": TrimResult,
+        "evaluation": Evaluation,
+    }
+    return types[result["kind"]].model_validate_json(json.dumps(result))
 
 
 def make_result(domains: list[dict[str, Any]] | None = None, threshold: float = 0.5) -> dict[str, Any]:

@@ -9,11 +9,12 @@ import yaml
 
 from freemoe.core.errors import ArtifactError
 from freemoe.recipes import BuildRecipe, recipe_from
-from freemoe.report.experts import render, verdict, write_report
-from freemoe.report.figures.all_figures import FIGURES, Drawn
-from freemoe.report.figures.drawing import WIDE
+from freemoe.report import experts
+from freemoe.report.figures.all_figures import FIGURES
+from freemoe.report.figures.drawing import Picture
+from freemoe.systems import write_page as write_report
 from tests.report.page import Page
-from tests.report.synthetic import make_domain, make_result
+from tests.report.synthetic import make_domain, make_result, typed
 
 SECTIONS = (
     "verdict",
@@ -27,6 +28,12 @@ SECTIONS = (
     "provenance",
     "recipe",
 )
+
+
+def render(result):
+    return experts.page(typed(result))
+
+
 HOSTILE = "<script>alert('$x_1$')</script>\"&{{7*7}} 数学 --> ]]>"
 
 
@@ -55,12 +62,10 @@ def test_a_full_result_shows_every_section_and_every_figure(page):
 def sketched(monkeypatch):
     """Pages whose figures are drawn but not written out, which is what takes the time."""
 
-    def sketch(pictures, result):
-        for picture in pictures:
-            if picture.draw(result, WIDE) is not None:
-                yield Drawn(picture.name, picture.title, picture.caption, "<svg></svg>", "<svg></svg>")
+    def sketch(picture, result):
+        return None if picture(result) is None else ("<svg></svg>", "<svg></svg>")
 
-    monkeypatch.setattr("freemoe.report.page.drawn", sketch)
+    monkeypatch.setattr(Picture, "svgs", sketch)
 
 
 def test_numbers_of_the_scores_table_are_the_results_own(result, page):
@@ -250,11 +255,14 @@ def test_a_folder_without_a_usable_result_is_refused_in_words(tmp_path, text, me
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_domain_cut_short_is_named():
+def test_a_domain_cut_short_is_named(tmp_path):
     result = make_result()
     del result["domains"][1]["rows"]["base"], result["domains"][2]["documents"]
-    with pytest.raises(ArtifactError, match=r"domains\.1\.rows\.base, domains\.2\.documents"):
-        render(result)
+    (tmp_path / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    with pytest.raises(
+        ArtifactError, match=r"domains\.1\.rows: .*there is no base.*domains\.2\.documents: Field required"
+    ):
+        write_report(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -270,12 +278,12 @@ def test_the_verdict_has_figure_and_interval(chosen, interval, state, words):
     domain = make_domain("math", chosen)
     low, high = interval
     domain["rows"]["expert"]["gain"] = {"mean": (low + high) / 2, "low": low, "high": high}
-    found = verdict(make_result([domain]))
+    found = experts.verdict(typed(make_result([domain])))
     assert (found.state, found.words[: len(words)]) == (state, words)
 
 
 def test_the_verdict_of_several_domains_counts_them():
-    found = verdict(make_result())
+    found = experts.verdict(typed(make_result()))
     assert found.label == "Reliable gain"
     assert "in 3 of 3 domains: math +" in found.words
     assert "wiki perplexity × " in found.words

@@ -21,12 +21,14 @@ from freemoe.core.errors import ArtifactError
 from freemoe.evals.verdict import perplexity_against
 from freemoe.hookmoe import card as trimmed_card
 from freemoe.recipes import EvalRecipe, recipe_from
-from freemoe.report import conversion, evaluation, trimmed
-from freemoe.results import BuildResult, ConvertResult, TrimResult
+from freemoe.report import evaluation
+from freemoe.report.figures.drawing import Picture
+from freemoe.results import BuildResult, ConvertResult, Evaluation, TrimResult, read_result
 from freemoe.systems import SYSTEMS, evaluate
 from freemoe.tomoe import card as converted_card
 from tests.report.family import FAMILY, make_build, make_conversion, make_evaluation, make_trim
 from tests.report.page import Page
+from tests.report.synthetic import typed
 
 SECTIONS = ["verdict", "scores", "reading", "pictures", "splits", "provenance", "recipe"]
 
@@ -163,7 +165,7 @@ def test_page_card_and_terminal_begin_with_the_price_against_the_users_model(
 ) -> None:
     result = priced(name, extra, decode and {"decode": decode, "prefill": prefill})
     card = {"convert": converted_card, "trim": trimmed_card}[name]
-    verdict = card.verdict(result)
+    verdict = card.verdict(typed(result))
     assert verdict.state == state
     assert price in verdict.words.partition(". ")[0] + "."
     fast = {
@@ -176,10 +178,9 @@ def test_page_card_and_terminal_begin_with_the_price_against_the_users_model(
     write_manifest(tmp_path, {"kind": result["kind"]})
     told = CliRunner().invoke(app, ["report", str(tmp_path), "--dry-run"])
     assert told.exit_code == 0, told.output
-    for module in (conversion, trimmed):
-        monkeypatch.setattr(module, "PICTURES", ())
+    monkeypatch.setattr(Picture, "svgs", lambda *_: None)
     # Brackets are escaped in Markdown.
-    for said in (Page(FAMILY[name][1](result)).text, card.model_card(result).replace("\\", ""), told.output):
+    for said in (Page(FAMILY[name][1](result)).text, card.model_card(typed(result)).replace("\\", ""), told.output):
         assert verdict.words in said
 
 
@@ -199,15 +200,14 @@ def test_after_the_price_a_conversion_is_held_against_the_best_rival_on_the_same
 ) -> None:
     result = priced("convert", (0.12, 0.16), None)
     result["scores"]["activation-split"]["nll"] = [100 * loss] * 400
-    assert words in converted_card.verdict(result).words
+    assert words in converted_card.verdict(typed(result)).words
     alone = {**result, "scores": {n: result["scores"][n] for n in ("dense", "converted")}}
-    assert "No rival at this share was scored." in converted_card.verdict(alone).words
+    assert "No rival at this share was scored." in converted_card.verdict(typed(alone)).words
 
 
 def test_a_missed_budget_is_no_and_keeps_its_price() -> None:
-    found = converted_card.verdict(
-        {**priced("convert", (-0.1, -0.1), None), "missed_budget": {"asked": 0.5, "got": 0.9}}
-    )
+    missed = {**priced("convert", (-0.1, -0.1), None), "missed_budget": {"asked": 0.5, "got": 0.9}}
+    found = converted_card.verdict(typed(missed))
     assert (found.state, found.label) == ("worse", "The budget was missed")
     assert found.words.startswith("No: saves 10.00 % [9.86, 10.05] perplexity against your model")
     assert "50.0% active weights were asked for, and a token uses 90.0%." in found.words
@@ -225,10 +225,10 @@ def test_a_missed_budget_is_no_and_keeps_its_price() -> None:
 )
 def test_after_the_price_a_trim_is_held_against_its_plan_alone(won: Any, words: str) -> None:
     made = make_trim(won)
-    assert words in trimmed_card.verdict(made).words
+    assert words in trimmed_card.verdict(typed(made)).words
     # What an earlier freemoe wrote has no ratio of perplexities, and medians of times alone.
-    assert "(no interval)" in trimmed_card.verdict(made).words
-    assert "measured without an interval" in trimmed_card.verdict(made).words
+    assert "(no interval)" in trimmed_card.verdict(typed(made)).words
+    assert "measured without an interval" in trimmed_card.verdict(typed(made)).words
 
 
 @pytest.mark.parametrize(
@@ -247,12 +247,12 @@ def test_after_the_price_a_trim_is_held_against_its_plan_alone(won: Any, words: 
 def test_hooks_are_held_against_the_best_simple_correction(beyond: Any, words: str) -> None:
     made = make_trim()
     made["test"]["rows"]["hooks"]["beyond"] = beyond
-    assert words in trimmed_card.verdict(made).words
+    assert words in trimmed_card.verdict(typed(made)).words
 
 
 def test_an_evaluation_compares_every_row_with_the_first() -> None:
     result = make_evaluation()
-    found = evaluation.verdict(result)
+    found = evaluation.verdict(typed(result))
     gain = result["domains"][0]["rows"]["auto"]["gain"]
     assert found.state == "better"
     assert f"better in 4 of 4 comparisons with the base: math, auto: {gain['mean']:+.1f} [" in found.words
@@ -262,11 +262,11 @@ def test_an_evaluation_compares_every_row_with_the_first() -> None:
                 if seen in row:
                     home = 1.0 if seen == "ratio" else 0.0
                     row[seen] = {"mean": home, "low": home, "high": home}
-    assert evaluation.verdict(result).state == "same"
+    assert evaluation.verdict(typed(result)).state == "same"
     for domain in result["domains"]:
         domain["rows"] = {"base": domain["rows"]["base"]}
-    assert evaluation.verdict(result).words.startswith("One model was scored")
-    assert "<figure" not in evaluation.page(result)
+    assert evaluation.verdict(typed(result)).words.startswith("One model was scored")
+    assert "<figure" not in evaluation.page(typed(result))
 
 
 def test_report_writes_the_page_of_an_evaluation_beside_its_file(tmp_path) -> None:
@@ -275,7 +275,7 @@ def test_report_writes_the_page_of_an_evaluation_beside_its_file(tmp_path) -> No
     done = CliRunner().invoke(app, ["report", str(file)])
     assert done.exit_code == 0, done.output
     assert "math/s0" in done.output
-    assert (tmp_path / "scores.html").read_text(encoding="utf-8") == evaluation.page(make_evaluation())
+    assert (tmp_path / "scores.html").read_text(encoding="utf-8") == evaluation.page(typed(make_evaluation()))
     (tmp_path / "scores.html").unlink()
     assert CliRunner().invoke(app, ["report", str(file), "--dry-run"]).exit_code == 0
     assert not (tmp_path / "scores.html").exists()
@@ -291,9 +291,10 @@ def test_a_page_that_is_there_is_not_written_over_unasked(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"kind": "soup"}, "is of kind 'soup'"), ({"domains": None}, "lacks domains")],
+    [({"kind": "soup"}, "is of kind 'soup'"), ({"domains": None}, "domains: Field required")],
 )
-def test_what_is_no_evaluation_is_refused(change, message: str) -> None:
-    made = {k: v for k, v in {**make_evaluation(), **change}.items() if v is not None}
+def test_what_is_no_evaluation_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+    file = tmp_path / "scores.json"
+    file.write_text(json.dumps({k: v for k, v in {**make_evaluation(), **change}.items() if v is not None}))
     with pytest.raises(ArtifactError, match=message):
-        evaluation.page(made)
+        read_result(file, Evaluation)

@@ -14,9 +14,11 @@ from freemoe.cli.common import make_console
 from freemoe.core import neutral
 from freemoe.domain_experts.prove import card as experts_card
 from freemoe.hookmoe import card as trimmed_card
+from freemoe.report.figures.drawing import Picture
 from freemoe.report.tables import evaluation_table, subdomain_table, summary_table
 from freemoe.tomoe import card as converted_card
 from tests.report.family import FAMILY
+from tests.report.synthetic import typed
 
 BENIGN = "xyz"
 HOSTILE = {
@@ -82,7 +84,7 @@ def safe(text: str) -> bool:
 def test_pages(kind: str, hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, page = FAMILY[kind]
     if hostile not in ("HTML", "escapes"):  # pictures take seconds
-        monkeypatch.setattr("freemoe.report.page.drawn", lambda *_: [])
+        monkeypatch.setattr(Picture, "svgs", lambda *_: None)
     result = make()
     pages = [page(said_with(result, more)) for more in (HOSTILE[hostile], BENIGN)]
     assert safe(pages[0])
@@ -95,7 +97,7 @@ def test_pages(kind: str, hostile: str, monkeypatch: pytest.MonkeyPatch) -> None
         assert not {name for entry in Skeleton(svg).found for name in entry[1:] if name.startswith("on")}
 
 
-CARDS: dict[str, Callable[[dict[str, Any]], str]] = {
+CARDS: dict[str, Callable[[Any], str]] = {
     "domain-experts": experts_card.model_card,
     "converted": converted_card.model_card,
     "trimmed-moe": trimmed_card.model_card,
@@ -112,7 +114,7 @@ def test_cards(hostile: str) -> None:
             continue
         tried += 1
         card = CARDS[result["kind"]]
-        cards = [card(said_with(result, more)) for more in (HOSTILE[hostile], BENIGN)]
+        cards = [card(typed(said_with(result, more))) for more in (HOSTILE[hostile], BENIGN)]
         assert safe(cards[0])
         bodies = [text.split("\n---\n", 1)[1] for text in cards]
         shown = [markdown.markdown(body, extensions=["tables", "fenced_code"]) for body in bodies]
@@ -127,7 +129,7 @@ def test_tables_of_the_terminal(hostile: str) -> None:
         for table in tables:
             console = make_console(False, False, {"COLUMNS": "200"})
             console.file = io.StringIO()
-            console.print(table(said_with(make(), HOSTILE[hostile])))
+            console.print(table(typed(said_with(make(), HOSTILE[hostile]))))
             assert safe(console.file.getvalue())
             if hostile == "markup of the terminal":
                 assert "[red]" in console.file.getvalue().replace("\n", "")

@@ -3,13 +3,22 @@ from __future__ import annotations
 import pytest
 
 from freemoe.report.reading import better, domain_sentence, gain_words, number, percent
-from tests.report.synthetic import make_domain, make_result
+from freemoe.results.build import Row
+from freemoe.results.common import Interval
+from tests.report.synthetic import make_domain, make_result, typed
 
 
 def _sentence(domain, **search):
     result = make_result([domain])
     result["recipe"]["search"] |= search
-    return domain_sentence(result, domain)
+    read = typed(result)
+    return domain_sentence(read, read.domains[0])
+
+
+def _row(**seen):
+    return Row(
+        score=1.0, documents=9, **{n: Interval(mean=m, low=low, high=high) for n, (m, low, high) in seen.items()}
+    )
 
 
 def test_a_gain_beyond_chance_is_called_better():
@@ -59,7 +68,7 @@ def test_the_expert_is_compared_with_its_control(over, words):
 
 
 def test_a_row_without_an_interval_shows_none():
-    row = {"gain": {"mean": 3.0, "low": None, "high": None}}
+    row = _row(gain=(3.0, None, None))
     assert gain_words(row, text=False) == "+3.0"
     assert better(row, text=False) == 0
 
@@ -69,7 +78,7 @@ def test_an_unguarded_choice_is_pointed_out():
 
 
 def test_better_knows_that_less_perplexity_is_better():
-    row = {"ratio": {"mean": 0.5, "low": 0.4, "high": 0.6}, "gain": {"mean": -1, "low": -2, "high": -0.5}}
+    row = _row(ratio=(0.5, 0.4, 0.6), gain=(-1, -2, -0.5))
     assert better(row, text=True) == 1
     assert better(row, text=False) == -1
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from freemoe.report.tables import subdomain_table, summary_table
-from tests.report.synthetic import make_domain, make_result
+from tests.report.synthetic import make_domain, make_result, typed
 
 
 def _printed(table) -> str:
@@ -15,7 +15,7 @@ def _printed(table) -> str:
 
 def test_summary_has_every_row_with_its_interval():
     result = make_result()
-    printed = _printed(summary_table(result))
+    printed = _printed(summary_table(typed(result)))
     for domain in result["domains"]:
         for row in domain["rows"].values():
             assert f"{row['score']:.2f}" in printed
@@ -27,7 +27,7 @@ def test_summary_has_every_row_with_its_interval():
 
 def test_subdomains_show_the_guards_verdict():
     result = make_result()
-    printed = _printed(subdomain_table(result))
+    printed = _printed(subdomain_table(typed(result)))
     for domain in result["domains"]:
         for sub in domain["subdomains"]:
             assert sub["name"] in printed
@@ -37,13 +37,13 @@ def test_subdomains_show_the_guards_verdict():
 def test_rows_that_are_absent_are_left_out():
     result = make_result([make_domain("math", ("base",), rows=("base", "expert"))])
     result["domains"][0]["subdomains"][0]["rows"] = {}
-    assert "oracle" not in _printed(summary_table(result))
-    assert "–" in _printed(subdomain_table(result))
+    assert "oracle" not in _printed(summary_table(typed(result)))
+    assert "–" in _printed(subdomain_table(typed(result)))
 
 
 def test_names_are_no_markup():
     result = make_result()
     result["domains"][0]["name"] = "[red]math[/red] [/]"
     result["domains"][0]["subdomains"][0]["name"] = "[bold]x[/nope]"
-    assert "[red]math[/red] [/]" in _printed(summary_table(result))
-    assert "[bold]x[/nope]" in _printed(subdomain_table(result))
+    assert "[red]math[/red] [/]" in _printed(summary_table(typed(result)))
+    assert "[bold]x[/nope]" in _printed(subdomain_table(typed(result)))

@@ -69,9 +69,12 @@ def test_what_cannot_be_read_says_why(tmp_path: Path, written: str | None, messa
 
 
 def test_a_folder_and_its_file_are_read_and_an_unfinished_run_is_named(tmp_path: Path) -> None:
-    known: dict[str, Any] = {"format": 1, "kind": "evaluation"}
+    known = json.loads(json.dumps(make_result()))
     (tmp_path / "result.json").write_text(json.dumps(known))
-    assert read_result(tmp_path) == read_result(tmp_path / "result.json") == known
+    assert read_result(tmp_path) == read_result(tmp_path / "result.json") == BuildResult.model_validate(known)
+    assert read_result(tmp_path, BuildResult) == read_result(tmp_path)
+    with pytest.raises(ArtifactError, match="is of kind 'domain-experts'; what is read here is trimmed-moe"):
+        read_result(tmp_path, TrimResult)
     (tmp_path / "other.partial").mkdir()
     with pytest.raises(ArtifactError, match=r"unfinished run stands at .*other\.partial"):
         read_result(tmp_path / "other")
@@ -81,12 +84,13 @@ def test_a_result_that_is_not_what_its_type_says_is_refused(tmp_path: Path) -> N
     whole = json.loads(json.dumps(make_result()))
     file = tmp_path / "result.json"
 
-    def read(**changed: Any) -> dict[str, Any]:
+    def read(**changed: Any) -> Any:
         file.write_text(json.dumps({**whole, **changed}))
         return read_result(tmp_path)
 
     # A newer freemoe may write more.
-    assert read(more=[1])["more"] == [1]
+    domain = {**whole["domains"][0], "deeper": 1}
+    assert read(more=[1], domains=[domain, *whole["domains"][1:]]) == read() == BuildResult.model_validate(whole)
     for changed, told in (
         ({"recipe": "none"}, r"recipe: .*object"),
         ({"format": None}, "format: "),

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import Shown, calm_libraries, numbers, read_domains, stopped
+from freemoe.cli.common import Shown, Stopped, calm_libraries, numbers, read_domains
 from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, Command, Flag, Flags
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import BuildRecipe, set_path
@@ -76,19 +76,17 @@ def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, shown: Sho
     from freemoe.core.run.folder import interrupted
     from freemoe.domain_experts.build import build
     from freemoe.domain_experts.prove.card import headlines
-    from freemoe.report.experts import write_report
-    from freemoe.report.page import REPORT
     from freemoe.report.tables import summary_table
+    from freemoe.systems import write_page
 
     try:
-        folder = build(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume, page=write_report)
+        folder = build(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume, page=write_page)
     except KeyboardInterrupt:
-        raise stopped(interrupted(recipe.output)) from None
-    from freemoe.results import read_result
+        raise Stopped(interrupted(recipe.output)) from None
+    from freemoe.results import BuildResult, read_result
 
-    result = read_result(folder)
-    made = {"folder": folder, "report": folder / REPORT}
-    shown.tell("build", made, headlines(result), result, lambda: [summary_table(result)])
+    result = read_result(folder, BuildResult)
+    shown.tell("build", folder, result.notes + headlines(result), lambda: [summary_table(result)])
     return folder
 
 

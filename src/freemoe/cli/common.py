@@ -19,7 +19,7 @@ from freemoe.cli.documents import lines_of, print_json
 from freemoe.core import neutral
 from freemoe.core.errors import FreeMoEError, RecipeError
 from freemoe.core.run.progress import Bars, Lines, Progress, Quiet
-from freemoe.core.untrusted import parse_yaml
+from freemoe.core.untrusted import parse_yaml, read_json
 from freemoe.recipes import Recipe, dump, set_path
 
 if TYPE_CHECKING:
@@ -113,31 +113,27 @@ class Shown:
         return progress_of(self.quiet)
 
     def tell(
-        self,
-        command: str,
-        made: dict[str, Any],
-        headlines: list[str],
-        result: Any,
-        tables: Callable[[], list[Table]],
+        self, command: str, folder: Path, headlines: list[str], tables: Callable[[], list[Table]], **more: Path | None
     ) -> None:
         """Print what a run made.
 
         Args:
             command: Whose document it is.
-            made: What is where: ``folder`` and more paths, or None.
+            folder: The artefact.
             headlines: The verdict in lines.
-            result: As the artefact holds it.
             tables: Makes the tables, which stand above the headlines.
+            more: What else was written, by name.
         """
-        notes = result.get("notes", [])
+        from freemoe.report.page import REPORT
+
+        made = {"folder": folder, "report": folder / REPORT, **more}
         if self.as_json:
-            print_json(
-                command, {**made, "headlines": [*notes, *headlines], **({} if self.summary else {"result": result})}
-            )
+            result = {} if self.summary else {"result": plain_result(folder)}
+            print_json(command, {**made, "headlines": headlines, **result})
             return
         for table in [] if self.summary else tables():
             print_table(table)
-        for line in [*notes, *headlines]:
+        for line in headlines:
             say(line)
         for name, where in made.items():
             if where and (name == "folder" or not self.summary):
@@ -152,14 +148,18 @@ class Shown:
             more: What else was written, by name.
         """
         from freemoe.core.ledger import openings_text
-        from freemoe.report.page import REPORT
         from freemoe.results import read_result
         from freemoe.systems import SYSTEMS
 
         result = read_result(folder)
-        tables, lines = SYSTEMS.get(result["kind"]).tables(result)
-        lines = [*lines, *openings_text(result["cost"].get("openings"))]
-        self.tell(command, {"folder": folder, "report": folder / REPORT, **more}, lines, result, lambda: tables)
+        tables, lines = SYSTEMS.get(result.kind).tables(result)
+        lines = [*getattr(result, "notes", ()), *lines, *openings_text(result.cost.openings)]
+        self.tell(command, folder, lines, lambda: tables, **more)
+
+
+def plain_result(place: Path) -> Any:
+    """What stands in a result file, every key of it, for a document."""
+    return read_json(place if place.suffix == ".json" and not place.is_dir() else place / "result.json", finite=False)
 
 
 def calm_libraries() -> None:
@@ -260,17 +260,5 @@ def numbers(text: str, flag: str, count: int, kind: type = float) -> list[Any]:
     return parts
 
 
-def require_artefact(path: Path) -> None:
-    """Say early that a folder is no artefact."""
-    from freemoe.core.artifacts import read_manifest
-
-    read_manifest(path, check=False)
-
-
 class Stopped(FreeMoEError):
     """Ctrl-C, and how to go on; exit code 130."""
-
-
-def stopped(message: str) -> Stopped:
-    """What a command that ctrl-C stopped raises."""
-    return Stopped(message)

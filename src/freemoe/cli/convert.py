@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import Shown, calm_libraries, stopped
+from freemoe.cli.common import Shown, Stopped, calm_libraries
 from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, Command, Flags
 from freemoe.recipes import ConvertRecipe
 
@@ -68,15 +68,15 @@ def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, shown: S
     """Convert, write the report, print what was found."""
     calm_libraries()
     from freemoe.core.run.folder import interrupted
-    from freemoe.report.conversion import write_conversion_report
+    from freemoe.systems import write_page
     from freemoe.tomoe.convert import convert
     from freemoe.tomoe.devices import Devices
 
     try:
-        drawn = {"page": write_conversion_report, "progress": shown.progress()}
+        drawn = {"page": write_page, "progress": shown.progress()}
         folder = convert(recipe, overwrite=overwrite, resume=resume, **drawn)
     except KeyboardInterrupt:
-        raise stopped(interrupted(recipe.output)) from None
+        raise Stopped(interrupted(recipe.output)) from None
     if not Devices.found().rank:  # the first of several processes writes and prints
         shown.tell_artefact("convert", folder)
     return folder

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import Shown, calm_libraries, print_found, print_json, print_table, read_domains, say, stopped
+from freemoe.cli.common import Shown, Stopped, calm_libraries, print_found, print_json, print_table, read_domains, say
 from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, Command, shown_as
+from freemoe.core.ledger import openings_text
 from freemoe.recipes import EvalRecipe
+
+if TYPE_CHECKING:
+    from freemoe.results import Evaluation
 
 HELP = """Score an artefact's experts, or a plain model, on the reported split of tasks.
 
@@ -85,23 +89,25 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: Show
     del resume
     calm_libraries()
     from freemoe.report.tables import evaluation_table
+    from freemoe.results import Evaluation
     from freemoe.systems import evaluate
 
     try:
         result = evaluate(recipe, progress=shown.progress(), overwrite=overwrite)
     except KeyboardInterrupt:
-        raise stopped("Stopped; nothing was written. Run the same command to start again.") from None
+        raise Stopped("Stopped; nothing was written. Run the same command to start again.") from None
     if shown.as_json:
         print_json("eval", _summed_up(result) if shown.summary else result)
         return
+    found = Evaluation.model_validate(result)
     if shown.summary:
-        for line in [*_verdicts(result), *_guessed(result), *_openings(result)]:
+        for line in [*_verdicts(found), *_guessed(found), *openings_text(found.cost.openings)]:
             say(line)
         if recipe.output:
             say(f"result: {recipe.output}")
         return
-    print_table(evaluation_table(result))
-    for line in [*cost_lines(result.get("costs", {})), *_guessed(result), *_openings(result)]:
+    print_table(evaluation_table(found))
+    for line in [*cost_lines(found.costs), *_guessed(found), *openings_text(found.cost.openings)]:
         say(line)
 
 
@@ -116,31 +122,24 @@ def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _openings(result: dict[str, Any]) -> list[str]:
-    """How often the documents were opened, where it is not the first time."""
-    from freemoe.core.ledger import openings_text
-
-    return openings_text(result.get("cost", {}).get("openings"))
-
-
-def _guessed(result: dict[str, Any]) -> list[str]:
+def _guessed(result: Evaluation) -> list[str]:
     """A line for each domain on which the base is no better than guessing."""
     from freemoe.evals.guessing import guessing_text
 
-    return [guessing_text(d["name"], d["guessing"]) for d in result["domains"] if d.get("guessing")]
+    return [guessing_text(d.name, d.guessing) for d in result.domains if d.guessing]
 
 
-def _verdicts(result: dict[str, Any]) -> list[str]:
+def _verdicts(result: Evaluation) -> list[str]:
     """A line per domain: the first row's score, and the others' with their differences to it."""
     from freemoe.domain_experts.prove.card import gain_text
 
     lines = []
-    for domain in result["domains"]:
-        (first, base), *others = domain["rows"].items()
-        said = [f"{name} {row['score']:.2f} ({gain_text(row, domain['unit'])})" for name, row in others]
-        unit = "perplexity" if domain["unit"] == "perplexity" else "score"
-        scores = ", ".join([f"{first} {base['score']:.2f}", *said])
-        lines.append(f"{domain['name']}: {unit} {scores}, {base['documents']} held-out documents")
+    for domain in result.domains:
+        (first, base), *others = domain.rows.items()
+        said = [f"{name} {row.score:.2f} ({gain_text(row, domain.unit)})" for name, row in others]
+        scores = ", ".join([f"{first} {base.score:.2f}", *said])
+        unit = "perplexity" if domain.is_text else "score"
+        lines.append(f"{domain.name}: {unit} {scores}, {base.documents} held-out documents")
     return lines
 
 
@@ -187,7 +186,7 @@ def _own_text(values: Mapping[str, Any]) -> bool:
         say(f"own text, loss on {found['tokens']:,} tokens of its test part: {losses}")
     else:
         print_table(table)
-        for line in [*cost_lines(found.get("costs", {})), *_openings(found)]:
+        for line in [*cost_lines(found.get("costs", {})), *openings_text(found.get("cost", {}).get("openings"))]:
             say(line)
     return True
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import print_json, print_table, require_artefact, say
+from freemoe.cli.common import plain_result, print_json, print_table, say
+from freemoe.core.artifacts import read_manifest
+
+if TYPE_CHECKING:
+    from freemoe.results import Evaluation
 
 HELP = """Write the HTML page of a result again, from its JSON alone, and print its tables.
 
@@ -36,45 +40,43 @@ def register(app: typer.Typer) -> None:
         as_json: bool = typer.Option(False, "--json", help="Print the result as JSON; write nothing."),
     ) -> None:
         from freemoe.hub.fetch import fetch_artefact
-        from freemoe.results import read_result, shown
+        from freemoe.results import Evaluation, read_result, shown
 
         file = Path(artefact) if artefact.endswith(".json") and not Path(artefact).is_dir() else None
-        if file is not None and (result := read_result(file)).get("kind") == "evaluation":
+        if file is not None and isinstance(result := read_result(file), Evaluation):
             _evaluation(file, result, dry_run, as_json)
             return
         place = fetch_artefact(artefact if file is None else file.parent, required=True)
-        require_artefact(place)
-        from freemoe.evals.held_out import record_text
-        from freemoe.systems import system_of
-
+        read_manifest(place, check=False)
         result = read_result(place)
         if as_json:
-            print_json("report", {"folder": artefact, "result": result})
+            print_json("report", {"folder": artefact, "result": plain_result(place)})
             return
-        system = system_of(place)
-        assert system is not None
+        from freemoe.evals.held_out import record_text
+        from freemoe.systems import SYSTEMS, write_page
+
         with shown(place):
-            tables, lines = system.tables(result)
-            lines = [*result.get("notes", ()), *lines, record_text(result.get("seen"))]
+            tables, lines = SYSTEMS.get(result.kind).tables(result)
         for table in tables:
             print_table(table)
-        for line in lines:
+        for line in (*getattr(result, "notes", ()), *lines, record_text(result.seen)):
             say(line)
         if not dry_run:
-            say(f"report: {system.page(place)}")
+            say(f"report: {write_page(place)}")
 
 
-def _evaluation(path: Path, result: dict[str, Any], dry_run: bool, as_json: bool) -> None:
+def _evaluation(path: Path, result: Evaluation, dry_run: bool, as_json: bool) -> None:
     """The table and the page of an evaluation."""
-    from freemoe.report.evaluation import write_evaluation_report
+    if as_json:
+        print_json("eval", plain_result(path))
+        return
+    from freemoe.report.evaluation import page, page_of
+    from freemoe.report.page import write_page
     from freemoe.report.tables import evaluation_table
     from freemoe.results import shown
 
-    if as_json:
-        print_json("eval", result)
-        return
     with shown(path):
         table = evaluation_table(result)
     print_table(table)
     if not dry_run:
-        say(f"report: {write_evaluation_report(path)}")
+        say(f"report: {write_page(path, page, page_of(path))}")

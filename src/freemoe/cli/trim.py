@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import Shown, calm_libraries, stopped
+from freemoe.cli.common import Shown, Stopped, calm_libraries
 from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, Command, Flag, Flags
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import TrimRecipe, set_path
@@ -111,7 +111,7 @@ def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: Show
     try:
         folder = trim(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume, page=write_pages)
     except KeyboardInterrupt:
-        raise stopped(interrupted(recipe.output)) from None
+        raise Stopped(interrupted(recipe.output)) from None
     picture = folder / PLANS
     shown.tell_artefact("trim", folder, plans=picture if picture.exists() else None)
     return folder

@@ -54,7 +54,7 @@ from freemoe.models.checkpoints.identity import IDENTITY, SETTINGS
 from freemoe.models.checkpoints.loading import origin
 from freemoe.models.precision import compute_dtype, is_measured
 from freemoe.recipes import BuildRecipe, recipe_from
-from freemoe.results.build import KIND
+from freemoe.results import BuildResult
 
 # Batches of a calibration after which its sums are written down.
 CALIBRATION_PART = 32
@@ -83,7 +83,7 @@ def build(
         progress: Where to report.
         overwrite: Replace a finished artefact of the same name.
         resume: Go on with an unfinished run of the same recipe.
-        page: Draws a page into the folder that it is given, before that appears (`freemoe.report.experts.write_report`).
+        page: Draws a page into the folder that it is given, before that appears (`freemoe.systems.write_page`).
         tokenizer: Of a loaded model; the one beside its files if absent.
         fields: In place of the recipe.
 
@@ -98,7 +98,7 @@ def build(
             return Path(recipe.output)
         with open_run(recipe, overwrite=overwrite, resume=resume) as run:
             output = _build(recipe, run, progress or default_progress())
-            return publish(run, KIND, recipe, output, inspect_artefact, model_card, page)
+            return publish(run, BuildResult, recipe, output, inspect_artefact, model_card, page)
 
 
 @dataclass(frozen=True, eq=False)

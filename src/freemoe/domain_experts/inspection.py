@@ -49,18 +49,17 @@ persuaded the council to remove its handle. The map did not explain the disease,
 """Ordinary English of several kinds, some 330 words: what super weights are measured on where no text is given."""
 
 
-def inspect_artefact(folder: Path, base: str | None = None, *, exact: bool = False) -> dict[str, Any]:
+def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
     """Check an artefact, open all its files and describe its experts; with a base, also count what each switches off.
 
     Args:
         folder: The artefact.
         base: A base that it must fit.
-        exact: As of `read_result`.
 
     Raises:
         ArtifactError: When it is damaged, cannot be read, or was made for another base.
     """
-    manifest = read_shared(folder, exact)
+    manifest = read_shared(folder)
     held = read_experts(folder, manifest)
     router = read_router(folder, manifest, held)
     weights = None

@@ -11,6 +11,7 @@ import numpy as np
 from freemoe.core.numbers import decimals
 from freemoe.evals.statistics import mean_interval
 from freemoe.evals.tasks.documents import Document
+from freemoe.results.common import Guessing
 
 
 def vocabulary_of(model: Any) -> int:
@@ -57,18 +58,18 @@ def text_against_guessing(perplexity: float, vocabulary: int) -> dict[str, Any] 
     return {"unit": "perplexity", "score": perplexity, "guessing": float(vocabulary)}
 
 
-def guessing_text(name: str, found: dict[str, Any] | None) -> str:
+def guessing_text(name: str, found: Guessing | None) -> str:
     """One line with both figures; empty for None."""
     if not found:
         return ""
-    score, guessing = found["score"], found["guessing"]
-    if found["unit"] == "perplexity":
+    score, guessing = found.score, found.guessing
+    if found.unit == "perplexity":
         return (
             f"base: {math.log(score):.2f} nats per token on {name} (perplexity {decimals(score, 2)}), all tokens alike have "
             f"{math.log(guessing):.2f} (a vocabulary of {guessing:,.0f}): the base does not know this text, so a gain says little"
         )
-    worse = found["high"] < guessing
+    worse = found.high is not None and found.high < guessing
     return (
-        f"base: {score:.1f} % [{found['low']:.1f}, {found['high']:.1f}] on {name}, chance is {guessing:.1f} % "
-        f"({found['documents']} questions): {'worse than' if worse else 'not to be told from'} guessing, so a gain says little"
+        f"base: {score:.1f} % [{found.low:.1f}, {found.high:.1f}] on {name}, chance is {guessing:.1f} % "
+        f"({found.documents} questions): {'worse than' if worse else 'not to be told from'} guessing, so a gain says little"
     )

@@ -22,6 +22,7 @@ from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.task import DomainData
 from freemoe.recipes import EvalRecipe, load_recipe
 from freemoe.results import read_result
+from freemoe.results.common import SeenRecord
 
 SEEN_FILE = "seen.safetensors"
 
@@ -74,12 +75,11 @@ def keep_record(folder: Path, seen: Seen) -> dict[str, Any]:
     return {"file": SEEN_FILE, **seen.describe(), "bytes": len(data)}
 
 
-def read_shared(folder: Path, exact: bool = False) -> Manifest:
+def read_shared(folder: Path) -> Manifest:
     """Check an artefact's files, and open those that every system writes: result, recipe, record of what was seen.
 
     Args:
         folder: The artefact; one that was put together by hand has none of them.
-        exact: As of `read_result`.
 
     Raises:
         FreeMoEError: One of them is not what its reader takes.
@@ -87,7 +87,7 @@ def read_shared(folder: Path, exact: bool = False) -> Manifest:
     manifest = read_manifest(folder)
     read_record(folder, manifest)
     if "result.json" in manifest["files"]:
-        read_result(folder, exact)
+        read_result(folder)
     return manifest
 
 
@@ -164,14 +164,14 @@ def set_aside_text(found: dict[str, Any]) -> str:
     )
 
 
-def record_text(said: dict[str, Any] | None) -> str:
+def record_text(said: SeenRecord | None) -> str:
     """What an artefact carries of what it saw, for reports and cards."""
     if not said:
         return "No record of the documents that its making saw: written by an older freemoe."
-    hashes = said["hashes"]
-    share = "" if said["share_of_runs"] >= 1 else f", {percent(said['share_of_runs'])} of its runs of words"
+    hashes = said.hashes
+    share = "" if said.share_of_runs >= 1 else f", {percent(said.share_of_runs)} of its runs of words"
     return (
-        f"{neutral.code(said['file'])} ({said['bytes']:,} bytes) knows the {said['documents']:,} documents or pieces of text that the "
+        f"{neutral.code(said.file)} ({said.bytes:,} bytes) knows the {said.documents:,} documents or pieces of text that the "
         f"making of this artefact saw, by {hashes['keys']:,} content keys, {hashes['questions']:,} questions and "
         f"{hashes['runs']:,} runs of words of plain text{share}; `freemoe eval` sets them aside."
     )

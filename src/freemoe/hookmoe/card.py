@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from freemoe.core import neutral
@@ -11,7 +12,8 @@ from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.evals.speed import speed_lines
 from freemoe.evals.verdict import Verdict, groups_text, judge_against_model, sign
-from freemoe.hub.cards import Measured, base_shown, card_notes, front_matter, loading, markdown_table
+from freemoe.hub.cards import Measured, base_shown, card_notes, head, loading, markdown_table
+from freemoe.results.trim import TrimResult
 
 ABOUT = {
     "full": "all experts of the base",
@@ -35,14 +37,14 @@ def share_text(values: list[float | None] | None) -> str:
     return f"{100 * values[0]:.0f} % [{low}, {high}]"
 
 
-def run_as(result: dict[str, Any]) -> str:
+def run_as(result: TrimResult) -> str:
     """The row of the test table that is the artefact as it is run."""
-    return next(name for name in ("hooks", "rescaled", "plan") if name in result["test"]["rows"])
+    return next(name for name in ("hooks", "rescaled", "plan") if name in result.test.rows)
 
 
-def verdict(result: dict[str, Any]) -> Verdict:
+def verdict(result: TrimResult) -> Verdict:
     """What the artefact costs and gives against the full model, and what it wins back of what its plan alone loses."""
-    rows, cost, ours = result["test"]["rows"], result["cost_of_a_token"], run_as(result)
+    rows, cost, ours = result.test.rows, result.cost_of_a_token, run_as(result)
     share = rows[ours].get("recovered_ce")
     if ours == "plan":
         then = "It is the plan alone, with nothing that compensates."
@@ -54,7 +56,7 @@ def verdict(result: dict[str, Any]) -> Verdict:
         then = f"Against the plan alone it is {said}: {share_text(share)} of the lost loss is won back{_beyond(rows[ours])}."
     unknown = {"mean": math.exp(rows[ours]["ce"] - rows["full"]["ce"]), "low": None, "high": None}
     read = f"{percent(cost['trimmed']['active'] / cost['full']['active'])} of the weights"
-    return judge_against_model(rows[ours].get("ratio", unknown), read, result.get("speed"), then)
+    return judge_against_model(rows[ours].get("ratio", unknown), read, result.speed and result.speed.model_dump(), then)
 
 
 def _beyond(row: dict[str, Any]) -> str:
@@ -71,28 +73,28 @@ def _beyond(row: dict[str, Any]) -> str:
     return f", {share_text([mean, *ends])} {'more' if state > 0 else 'less'} {than}"
 
 
-def headlines(result: dict[str, Any]) -> list[str]:
+def headlines(result: TrimResult) -> list[str]:
     """The verdict, and what a trim found, in a few lines."""
-    rows, cost = result["test"]["rows"], result["cost_of_a_token"]
+    rows, cost = result.test.rows, result.cost_of_a_token
     full, plan = rows["full"], rows["plan"]
     lines = [
         verdict(result).words,
-        f"plan {result['plan']['text']}: Act {result['base']['act']:.3f} -> {result['plan']['act']:.3f}, active parameters "
+        f"plan {result.plan['text']}: Act {result.base.act:.3f} -> {result.plan['act']:.3f}, active parameters "
         f"{cost['full']['active']:,} -> {cost['trimmed']['active']:,} (hooks {cost['trimmed']['hooks']:,})",
         f"test loss {full['ce']:.4f} -> {plan['ce']:.4f} with the plan alone (KL {plan['kl']:.4f})",
     ]
     if "hooks" in rows:
         hooks = rows["hooks"]
         lines.append(
-            f"with hooks (router weights: {result['rescale']['rule']}) {hooks['ce']:.4f} (KL {hooks['kl']:.4f}): "
+            f"with hooks (router weights: {result.rescale['rule']}) {hooks['ce']:.4f} (KL {hooks['kl']:.4f}): "
             f"{share_text(hooks['recovered_ce'])} of the lost loss and {share_text(hooks['recovered_kl'])} of the KL won back"
         )
-    guess = guessing_text("the test text", result.get("guessing"))
-    return [*lines, *([guess] if guess else []), *speed_lines(result.get("speed"))]
+    guess = guessing_text("the test text", result.guessing)
+    return [*lines, *([guess] if guess else []), *speed_lines(result.speed and result.speed.model_dump())]
 
 
-def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The test part for people: header, and rows of name, loss, KL, shares won back, what the row is."""
+def table(rows: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Rows of a test part for people: header, and rows of name, loss, KL, shares won back, what the row is."""
     return ["", "loss", "KL", "loss won back", "KL won back", ""], [
         [
             name,
@@ -102,42 +104,39 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             share_text(row.get("recovered_kl")),
             ABOUT.get(name, ""),
         ]
-        for name, row in result["test"]["rows"].items()
+        for name, row in rows.items()
     ]
 
 
-def model_card(result: dict[str, Any]) -> str:
+def model_card(result: TrimResult) -> str:
     """README.md of the artefact."""
-    title = f"{base_shown(result)}, trimmed"
-    tags = ["mixture-of-experts", "frozen-base", "hooks"]
+    base = result.base.name
+    about = (
+        "A plan of experts per layer and hooks that compensate for it (HookMoE), for one base only: the fingerprint in\n"
+        "`freemoe_config.json` is checked when it is loaded. The base's weights are not part of it."
+    )
+    # What the artefact, as it is run, reached on the text's test part.
+    loss = result.test.rows[run_as(result)]["ce"]
+    measured = [Measured("held-out text", "perplexity", math.exp(loss), "perplexity")]
+    tags, sources = ["mixture-of-experts", "frozen-base", "hooks"], [str(result.recipe.get("text"))]
     return "\n".join(
         [
-            *front_matter(result, title, "adapter", tags, _measured(result), [str(result["recipe"].get("text"))]),
-            f"# {neutral.markdown(title)}",
-            "",
-            "A plan of experts per layer and hooks that compensate for it (HookMoE), for one base only: the fingerprint in",
-            "`freemoe_config.json` is checked when it is loaded. The base's weights are not part of it.",
-            "",
+            *head(base, f"{base_shown(base)}, trimmed", "adapter", tags, about, measured, sources),
             *[f"- {neutral.markdown(line)}" for line in headlines(result)],
             "",
-            f"On {result['test']['tokens']:,} tokens of the text's test part, which decided nothing; 95 % intervals "
-            f"{groups_text(result['test'].get('groups'))}:",
+            f"On {result.test.tokens:,} tokens of the text's test part, which decided nothing; 95 % intervals "
+            f"{groups_text(result.test.groups)}:",
             "",
-            *markdown_table(*table(result)),
+            *markdown_table(*table(result.test.rows)),
             "",
             "## Use",
             "",
-            *loading(result, "trimmed", 'text, way = trimmed.generate_text("...")'),
-            *card_notes(result),
+            *loading(base, "trimmed", 'text, way = trimmed.generate_text("...")'),
+            *card_notes(base, result),
             "`plan.json` holds the plan alone; `exports/`, where there is one, the overrides of engines that know one k for all",
             "layers. None of them runs hooks. `recipe.yaml` repeats the run with `freemoe run`.",
             "",
-            *([record_text(result["seen"]), ""] if "seen" in result else []),
+            record_text(result.seen),
+            "",
         ]
     )
-
-
-def _measured(result: dict[str, Any]) -> list[Measured]:
-    """What the artefact, as it is run, reached on the text's test part."""
-    loss = result["test"]["rows"][run_as(result)]["ce"]
-    return [Measured("held-out text", "perplexity", math.exp(loss), "perplexity")]

@@ -12,18 +12,17 @@ from freemoe.hookmoe.artefact_files import WEIGHTS, name_in
 from freemoe.models.checkpoints.loading import load_base
 
 
-def inspect_trimmed(folder: Path, base: str | None = None, *, exact: bool = False) -> dict[str, Any]:
+def inspect_trimmed(folder: Path, base: str | None = None) -> dict[str, Any]:
     """Check an artefact, open all its files and describe it; with a base, also that its router does what its k says.
 
     Args:
         folder: The artefact.
         base: A base that it must fit.
-        exact: As of `read_result`.
 
     Raises:
         ArtifactError: When it is damaged, cannot be read, or was made for another base.
     """
-    manifest = read_shared(folder, exact)
+    manifest = read_shared(folder)
     config, _ = read_hooks(folder, manifest)
     if base is not None:
         load_adapter(folder, *load_base(base))

@@ -27,7 +27,6 @@ from freemoe.evals.keywords import resolve_recipe
 from freemoe.evals.speed import compare_prompts, prompt_lengths
 from freemoe.evals.verdict import perplexity_against
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
-from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.card import SIMPLE, model_card
 from freemoe.hookmoe.compare import compare_plans
 from freemoe.hookmoe.exports import write_exports
@@ -55,6 +54,7 @@ from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.identity import IDENTITY, identity
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe
+from freemoe.results import TrimResult
 from freemoe.text.blocks import Blocks, row_texts
 from freemoe.training.loop import Store
 
@@ -82,7 +82,7 @@ def trim(
         progress: Where to report.
         overwrite: Replace a finished artefact of the same name.
         resume: Go on with an unfinished run of the same recipe.
-        page: Draws a page into the folder that it is given, before that appears (`freemoe.report.trimmed`).
+        page: Draws a page into the folder that it is given, before that appears (`freemoe.report.trimmed.write_pages`).
         tokenizer: Of a loaded model; the one beside its files if absent.
         fields: In place of the recipe.
 
@@ -97,7 +97,7 @@ def trim(
             return Path(recipe.output)
         with open_run(recipe, overwrite=overwrite, resume=resume) as run:
             output = _trim(recipe, run, progress or default_progress())
-            return publish(run, KIND, recipe, output, inspect_trimmed, model_card, page)
+            return publish(run, TrimResult, recipe, output, inspect_trimmed, model_card, page)
 
 
 def _trim(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> RunOutput:

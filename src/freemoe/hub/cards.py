@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from freemoe.assets import BUNDLED, BUNDLED_MOE
 from freemoe.core import neutral
 from freemoe.core.ledger import openings_text
 from freemoe.hub.fetch import is_repository
+from freemoe.results.common import Result
 
 HERE = "path/to/this/folder"
 """Stands in a card for the place of the artefact; pushing puts the repository's name there."""
@@ -36,24 +36,26 @@ class Measured:
     name: str
 
 
-def front_matter(
-    result: dict[str, Any],
+def head(
+    base: str,
     title: str,
     relation: str,
     tags: Sequence[str],
-    measured: Iterable[Measured],
+    about: str,
+    measured: Iterable[Measured] = (),
     data: Iterable[str] = (),
 ) -> list[str]:
-    """The YAML that opens a card, as lines; the hub reads it.
+    """How a card begins, as lines: the YAML that the hub reads, the title, and what the artefact is.
 
     The base is named where it is a repository: a path of the machine it was made on says nothing to others, and the hub refuses
     it. No licence is named, as none is known: the base's holds.
 
     Args:
-        result: The artefact's ``result.json``.
+        base: Its name.
         title: The card's title.
         relation: Of the artefact to its base: ``adapter``, ``finetune``, ``merge`` or ``quantized``.
         tags: Beside ``freemoe``.
+        about: What it is, as Markdown.
         measured: Figures for the model index.
         data: Sources of text and tasks as the recipe names them; those of the hub are listed.
     """
@@ -71,7 +73,6 @@ def front_matter(
         for figure in measured
     ]
     sets = list(dict.fromkeys(name for source in data for name in _DATA.findall(source)))
-    base = result["base"]["name"]
     card = ModelCardData(
         base_model=base.partition("@")[0] if is_repository(base) else None,
         base_model_relation=relation if is_repository(base) else None,
@@ -83,7 +84,7 @@ def front_matter(
         model_name=neutral.one_line(title),
         eval_results=figures or None,
     )
-    return ["---", *card.to_yaml().splitlines(), "---", ""]
+    return ["---", *card.to_yaml().splitlines(), "---", "", f"# {neutral.markdown(title)}", "", about, ""]
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -92,37 +93,35 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
     return [lines[0], f"|{'---|' * len(header)}", *lines[1:]]
 
 
-def base_shown(result: dict[str, Any]) -> str:
+def base_shown(base: str) -> str:
     """The base's name for a card: the repository's, else the last part of its path."""
-    name = str(result["base"]["name"])
-    return name if is_repository(name) else Path(name).name
+    return base if is_repository(base) else Path(base).name
 
 
-def card_notes(result: dict[str, Any]) -> list[str]:
+def card_notes(base: str, result: Result | None = None) -> list[str]:
     """What a card says of a preset, and where others cannot find the base by its name."""
-    said = (*result.get("notes", ()), *openings_text(result.get("cost", {}).get("openings")))
+    said = () if result is None else (*result.notes, *openings_text(result.cost.openings))
     notes = [line for note in said for line in (neutral.markdown(note), "")]
-    if found_by_others(result["base"]["name"]):
+    if found_by_others(base):
         return notes
     return [
         *notes,
-        f"The base, {neutral.code(base_shown(result))}, was a folder or file of the machine that this was made on and not a repository, so the "
+        f"The base, {neutral.code(base_shown(base))}, was a folder or file of the machine that this was made on and not a repository, so the "
         "card's header names none. Whoever loads this on another machine names it: `base=`.",
         "",
     ]
 
 
-def loading(result: dict[str, Any], name: str, more: str) -> list[str]:
+def loading(base: str | None, name: str, more: str) -> list[str]:
     """The lines of Python that load an artefact and use it.
 
     Args:
-        result: The artefact's ``result.json``.
+        base: Its name; None for an artefact that needs none.
         name: What the loaded artefact is called.
         more: The line that uses it.
     """
-    own = found_by_others(result["base"]["name"]) or result["kind"] == "converted"
-    base = "" if own else ', base="path/to/the/base"'
-    return ["```python", "import freemoe", "", f'{name} = freemoe.load("{HERE}"{base})', more, "```", ""]
+    given = "" if base is None or found_by_others(base) else ', base="path/to/the/base"'
+    return ["```python", "import freemoe", "", f'{name} = freemoe.load("{HERE}"{given})', more, "```", ""]
 
 
 def found_by_others(base: str) -> bool:

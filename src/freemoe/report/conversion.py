@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from freemoe.report.figures.all_figures import Picture
-from freemoe.report.figures.drawing import WIDE, is_narrow, legend_above, new_figure, plain, ratio_ticks, shaded, styled
+from freemoe.report.figures.drawing import (
+    WIDE,
+    is_narrow,
+    legend_above,
+    new_figure,
+    picture,
+    plain,
+    ratio_ticks,
+    shaded,
+)
 from freemoe.report.page import (
     Group,
     Page,
@@ -21,10 +28,11 @@ from freemoe.report.page import (
     record_lines,
     render,
     size,
-    write_page,
 )
 from freemoe.report.palette import BASE, EXPERT, INK, RIVAL, SOFT
 from freemoe.report.reading import number
+from freemoe.report.tables import plain_table
+from freemoe.results.convert import ConvertResult
 from freemoe.tomoe.card import headlines, rows, table, verdict
 
 _READINGS = (
@@ -49,48 +57,46 @@ _READINGS = (
 )
 
 
-def write_conversion_report(source: str | Path) -> Path:
-    """Read a converted model's ``result.json`` and write ``report.html`` beside it."""
-    return write_page(source, page)
+def tables(result: ConvertResult) -> tuple[list[Any], list[str]]:
+    """Tables for the terminal, and lines below them."""
+    return [plain_table(*table(result))], headlines(result)
 
 
-def page(result: dict[str, Any]) -> str:
+def page(result: ConvertResult) -> str:
     """The page of a result."""
-    length, blocks = result["blocks"]["length"], result["blocks"]
+    length, blocks = result.blocks.length, result.blocks
     header, cells = table(result)
-    scored = [(role_of(name), row) for name, row in zip(result["scores"], cells, strict=True)]
-    present = {role_of(name) for name in result["scores"]}
+    scored = [(role_of(name), row) for name, row in zip(result.scores, cells, strict=True)]
+    present = {role_of(name) for name in result.scores}
     return render(
         Page(
-            title=f"{result['base']['name']} as a mixture of experts",
+            title=f"{result.base.name} as a mixture of experts",
             about=made(result, "every token uses a part of the weights, and none was changed"),
             verdict=verdict(result),
             findings=[("fact", line.replace("->", "→")) for line in headlines(result)[1:]],
-            notes=result.get("notes") or (),
             heading="Figures on test text",
             table=Table(
-                f"{blocks['test']:,} tokens of text that neither trained nor chose anything, in contexts of at most {length} tokens.",
+                f"{blocks.test:,} tokens of text that neither trained nor chose anything, in contexts of at most {length} tokens.",
                 header,
                 [Group(scored)],
                 (1, 2, 3),
             ),
             reading="Perplexity: less is better. Active: the share of the weights of the decoder's linears that one token uses. The "
-            f"verdict's ratios are of perplexities on the same text, with {intervals_text(len(set(blocks.get('test_groups') or ())))}",
+            f"verdict's ratios are of perplexities on the same text, with {intervals_text(len(set(blocks.test_groups or ())))}",
             readings=[r for r in _READINGS if r[1] in present],
-            pictures=PICTURES,
+            pictures=(figures, curves, widths, usage),
             splits=[
-                f"The text was divided by content: {blocks['train']:,} tokens trained, {blocks['held_out']:,} settled what training left "
-                f"open, {blocks['test']:,} are reported.",
+                f"The text was divided by content: {blocks.train:,} tokens trained, {blocks.held_out:,} settled what training left "
+                f"open, {blocks.test:,} are reported.",
                 *record_lines(result),
             ],
             facts=[
-                ("base", str(result["base"]["name"])),
-                ("base fingerprint", str(result["base"]["fingerprint"])),
-                ("base layout", str(result["base"]["model_type"])),
+                ("base", result.base.name),
+                ("base fingerprint", result.base.fingerprint),
+                ("base layout", result.base.model_type),
                 *common_facts(result),
-                *([("model on disk", size(result["cost"]["model_bytes"]))] if "model_bytes" in result["cost"] else []),
+                *([("model on disk", size(result.cost.model_bytes))] if result.cost.model_bytes else []),
             ],
-            recipe=result["recipe"],
         ),
         result,
     )
@@ -101,12 +107,11 @@ def role_of(name: str) -> str:
     return {"dense": "base", "converted": "expert"}.get(name, "rival")
 
 
-@styled
-def figures(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture("figures", "Perplexity of every row", "On test text, on a logarithmic axis; further left is better.")
+def figures(result: ConvertResult, width: float = WIDE) -> Figure | None:
     """Perplexity of every row, on a logarithmic axis."""
     scored = [
-        (name, shown, perplexity)
-        for name, (shown, _, perplexity, _) in zip(result["scores"], rows(result), strict=True)
+        (name, shown, perplexity) for name, (shown, _, perplexity, _) in zip(result.scores, rows(result), strict=True)
     ]
     narrow = is_narrow(width)
     figure = new_figure(min(width, 8.0), 0.8 + 0.34 * len(scored))
@@ -129,10 +134,14 @@ def figures(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     return figure
 
 
-@styled
-def curves(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture(
+    "training",
+    "Training",
+    "Divergence from the dense model on the text of each step, and the active share beside the wanted one.",
+)
+def curves(result: ConvertResult, width: float = WIDE) -> Figure | None:
     """Loss and active share over the steps; None where nothing was trained."""
-    history = result["history"]
+    history = result.history
     if not history["rows"]:
         return None
     column = {name: [row[i] for row in history["rows"]] for i, name in enumerate(history["columns"])}
@@ -151,18 +160,18 @@ def curves(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     return figure
 
 
-@styled
-def widths(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture("widths", "What every layer keeps", "Width of a layer's parts, as a share of the dense model's.")
+def widths(result: ConvertResult, width: float = WIDE) -> Figure | None:
     """Kept widths per layer."""
-    layers = result["layers"]
+    layers = result.layers
     narrow = is_narrow(width)
     figure = new_figure(min(width, 9.0), 3.2 if narrow else 2.8)
     axes = figure.subplots()
     parts = (
-        ("queries and keys", [layer["query_dims"] / layer["head_dim"] for layer in layers], SOFT, "-"),
-        ("values", [layer["value_dims"] / layer["head_dim"] for layer in layers], SOFT, "--"),
-        ("an expert's neurons", [max(layer["widths"]) / layer["width"] for layer in layers], EXPERT, "-"),
-        ("some expert's neurons", [layer["union"] / layer["width"] for layer in layers], EXPERT, "--"),
+        ("queries and keys", [layer.query_dims / layer.head_dim for layer in layers], SOFT, "-"),
+        ("values", [layer.value_dims / layer.head_dim for layer in layers], SOFT, "--"),
+        ("an expert's neurons", [max(layer.widths) / layer.width for layer in layers], EXPERT, "-"),
+        ("some expert's neurons", [layer.union / layer.width for layer in layers], EXPERT, "--"),
     )
     looks = []
     for n, (name, values, own, dashes) in enumerate(parts):
@@ -176,10 +185,14 @@ def widths(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     return figure
 
 
-@styled
-def usage(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture(
+    "usage",
+    "Which experts are used",
+    "Per cent of the held-out tokens of a layer that each expert gets; even is one hundred over their number.",
+)
+def usage(result: ConvertResult, width: float = WIDE) -> Figure | None:
     """Tokens per expert and layer."""
-    shares = result["usage"]
+    shares = result.usage
     figure = new_figure(min(width, 8.0), 0.7 + 0.3 * len(shares))
     axes = figure.subplots()
     legible = len(shares[0]) <= (8 if is_narrow(width) else 20)
@@ -193,23 +206,3 @@ def usage(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     return figure
-
-
-PICTURES = (
-    Picture(
-        "figures", "Perplexity of every row", "On test text, on a logarithmic axis; further left is better.", figures
-    ),
-    Picture(
-        "training",
-        "Training",
-        "Divergence from the dense model on the text of each step, and the active share beside the wanted one.",
-        curves,
-    ),
-    Picture("widths", "What every layer keeps", "Width of a layer's parts, as a share of the dense model's.", widths),
-    Picture(
-        "usage",
-        "Which experts are used",
-        "Per cent of the held-out tokens of a layer that each expert gets; even is one hundred over their number.",
-        usage,
-    ),
-)

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from freemoe.core.errors import ArtifactError
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.verdict import State, Verdict, groups_text
-from freemoe.report.figures.all_figures import Picture
 from freemoe.report.figures.gain_figures import gains
-from freemoe.report.page import (
-    STATES,
-    Group,
-    Page,
-    Table,
-    common_facts,
-    made,
-    record_lines,
-    render,
-    write_page,
-)
+from freemoe.report.page import STATES, Group, Page, Table, common_facts, made, record_lines, render
 from freemoe.report.palette import role
-from freemoe.report.reading import better, compared_rows, gain_words, gained, is_text, number, plural
-
-KIND = "evaluation"
+from freemoe.report.reading import better, compared_rows, gain_words, gained, number, plural
+from freemoe.results.evaluation import EvaluatedDomain, Evaluation
 
 _HEADER = ("expert", "score", "gain [95 %]", "won / lost", "McNemar p", "documents")
 _WORDS = {
@@ -34,16 +22,8 @@ _WORDS = {
     "trimmed": "The artefact: its plan and its hooks.",
     "hooks": "The artefact: its plan and its hooks.",
 }
+_CAPTION = "Dots: paired difference to the base on the same documents; lines: 95 % intervals."
 _MOST_NAMED = 4
-
-
-def write_evaluation_report(source: str | Path) -> Path:
-    """Read a result file of ``freemoe eval`` and write its page beside it.
-
-    Raises:
-        ArtifactError: When there is none, or it is damaged or of another kind.
-    """
-    return write_page(source, page, page_of(source))
 
 
 def page_of(source: str | Path) -> Path:
@@ -68,25 +48,16 @@ def require_page_place(path: Path, overwrite: bool) -> None:
         )
 
 
-def page(result: dict[str, Any]) -> str:
-    """The page of a result.
-
-    Raises:
-        ArtifactError: It is no evaluation, or cut short.
-    """
-    missing = [name for name in ("recipe", "domains", "environment") if name not in result]
-    if result.get("kind") != KIND or missing:
-        what = f"lacks {', '.join(missing)}" if missing else f"is of kind {result.get('kind')!r}"
-        raise ArtifactError(f"The result {what}; an evaluation that freemoe eval -o wrote is needed. Evaluate anew.")
-    domains, recipe = result["domains"], result["recipe"]
-    names = list(dict.fromkeys(n for d in domains for n in d["rows"]))
+def page(result: Evaluation) -> str:
+    """The page of a result."""
+    domains, recipe = result.domains, result.recipe
+    names = list(dict.fromkeys(n for d in domains for n in d.rows))
     return render(
         Page(
             title=f"Evaluation of {Path(recipe['artefact']).name or recipe['artefact']}",
             about=made(result, "nothing was chosen here"),
             verdict=verdict(result),
             findings=[(state, words) for d in domains for state, words in _findings(d)],
-            notes=result.get("notes") or (),
             heading="Scores on reported documents",
             table=Table(
                 "Every row of a domain is scored on the same documents.",
@@ -100,81 +71,77 @@ def page(result: dict[str, Any]) -> str:
             readings=[
                 (n, role(n), _WORDS.get(n, "Every document under this expert, whatever it is about.")) for n in names
             ],
-            pictures=PICTURES,
-            splits=record_lines(result)
-            if result.get("seen")
-            else ["A plain model: there is no record of what it has seen."],
-            parts=[(d["name"], _aside(d), d.get("notes", ())) for d in domains],
+            pictures=(replace(gains, caption=_CAPTION),),
+            splits=record_lines(result) if result.seen else ["A plain model: there is no record of what it has seen."],
+            parts=[(d.name, _aside(d), d.notes) for d in domains],
             facts=[
                 ("artefact", str(recipe["artefact"])),
                 ("base", str(recipe.get("base") or "the artefact's own")),
-                *([("base fingerprint", result["base_fingerprint"])] if result.get("base_fingerprint") else []),
                 *common_facts(result),
             ],
-            recipe=recipe,
             figures_in="the result file beside it",
         ),
         result,
     )
 
 
-def _group(domain: dict[str, Any]) -> Group:
-    text = is_text(domain)
-    home = next(iter(domain["rows"]))
+def _group(domain: EvaluatedDomain) -> Group:
+    text = domain.is_text
+    home = next(iter(domain.rows))
     rows = []
-    for name, row in domain["rows"].items():
+    for name, row in domain.rows.items():
         against = "" if name == home else gain_words(row, text)
-        exact = name != home and row.get("won") is not None
+        exact = name != home and row.won is not None
         rows.append(
             (
                 role(name),
                 (
                     name,
-                    number(row["score"]),
+                    number(row.score),
                     against,
-                    f"{row['won']} / {row['lost']}" if exact else "",
-                    f"{row['mcnemar_p']:.2g}" if exact else "",
-                    str(row["documents"]),
+                    f"{row.won} / {row.lost}" if exact else "",
+                    f"{row.mcnemar_p:.2g}" if exact else "",
+                    str(row.documents),
                 ),
             )
         )
-    return Group(rows, domain["name"], "perplexity, lower is better" if text else "score in per cent")
+    return Group(rows, domain.name, "perplexity, lower is better" if text else "score in per cent")
 
 
-def _state(domain: dict[str, Any], name: str) -> State:
-    return STATES[better(domain["rows"][name], is_text(domain))]
+def _state(domain: EvaluatedDomain, name: str) -> State:
+    return STATES[better(domain.rows[name], domain.is_text)]
 
 
-def _findings(domain: dict[str, Any]) -> list[tuple[State, str]]:
-    text, home = is_text(domain), next(iter(domain["rows"]))
-    guessed = guessing_text(domain["name"], domain.get("guessing"))
+def _findings(domain: EvaluatedDomain) -> list[tuple[State, str]]:
+    text, home = domain.is_text, next(iter(domain.rows))
+    guessed = guessing_text(domain.name, domain.guessing)
     verdicts = {"better": "better than", "same": "not distinguishable from", "worse": "worse than"}
     found: list[tuple[State, str]] = [
         (
             state := _state(domain, name),
-            f"{domain['name']}, {name}: {verdicts[state]} {home} on {domain['rows'][name]['documents']} documents: "
-            f"{number(domain['rows'][home]['score'])} → {number(domain['rows'][name]['score'])} ({gained(domain['rows'][name], text)}"
-            + (f" {groups_text(domain['rows'][name].get('clusters'))})." if text else ")."),
+            f"{domain.name}, {name}: {verdicts[state]} {home} on {domain.rows[name].documents} documents: "
+            f"{number(domain.rows[home].score)} → {number(domain.rows[name].score)} ({gained(domain.rows[name], text)}"
+            + (f" {groups_text(domain.rows[name].clusters)})." if text else ")."),
         )
-        for name in compared_rows(domain["rows"])
+        for name in compared_rows(domain.rows)
     ]
     return [*found, ("fact", guessed)] if guessed else found
 
 
-def verdict(result: dict[str, Any]) -> Verdict:
+def verdict(result: Evaluation) -> Verdict:
     """Whether any way to run the artefact is reliably better than the first one."""
-    found = [(d, name, _state(d, name)) for d in result["domains"] for name in compared_rows(d["rows"])]
+    found = [(d, name, _state(d, name)) for d in result.domains for name in compared_rows(d.rows)]
     if not found:
         scores = "; ".join(
-            f"{d['name']} {'perplexity ' if is_text(d) else ''}{number(row['score'])}{'' if is_text(d) else ' %'} on {row['documents']} documents"
-            for d in result["domains"][:_MOST_NAMED]
-            for row in d["rows"].values()
+            f"{d.name} {'perplexity ' if d.is_text else ''}{number(row.score)}{'' if d.is_text else ' %'} on {row.documents} documents"
+            for d in result.domains[:_MOST_NAMED]
+            for row in d.rows.values()
         )
         return Verdict(
             "same", "Nothing to compare with", f"One model was scored, so there is no gain to speak of: {scores}."
         )
     good, bad = ([(d, n) for d, n, s in found if s == state] for state in ("better", "worse"))
-    named = "; ".join(f"{d['name']}, {n}: {gained(d['rows'][n], is_text(d))}" for d, n in (good + bad)[:_MOST_NAMED])
+    named = "; ".join(f"{d.name}, {n}: {gained(d.rows[n], d.is_text)}" for d, n in (good + bad)[:_MOST_NAMED])
     more = len(good + bad) - _MOST_NAMED
     named += f"; and {more} more below" if more > 0 else ""
     of = f"{plural(len(found), 'comparison')} with the base"
@@ -184,20 +151,10 @@ def verdict(result: dict[str, Any]) -> Verdict:
         return Verdict("better", label, f"Yes: better in {len(good)} of {of}{worse}: {named}.")
     if bad:
         return Verdict("worse", "Worse than the base", f"No: worse in {len(bad)} of {of}: {named}.")
-    named = "; ".join(f"{d['name']}, {n}: {gained(d['rows'][n], is_text(d))}" for d, n, _ in found[:_MOST_NAMED])
+    named = "; ".join(f"{d.name}, {n}: {gained(d.rows[n], d.is_text)}" for d, n, _ in found[:_MOST_NAMED])
     return Verdict("same", "No reliable gain", f"No: none of {of} shows a difference: {named}.")
 
 
-def _aside(domain: dict[str, Any]) -> str:
-    aside = domain.get("set_aside") or {"documents": 0, "of": len(domain["documents"])}
-    return f"{aside['of'] - aside['documents']} of {aside['of']} reported documents were scored; {aside['documents']} were set aside."
-
-
-PICTURES = (
-    Picture(
-        "gains",
-        "Gain over the base",
-        "Dots: paired difference to the base on the same documents; lines: 95 % intervals.",
-        gains,
-    ),
-)
+def _aside(domain: EvaluatedDomain) -> str:
+    aside, of = domain.set_aside["documents"], domain.set_aside["of"]
+    return f"{of - aside} of {of} reported documents were scored; {aside} were set aside."

@@ -6,8 +6,8 @@ same bytes, and there is no script in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,11 +20,12 @@ from freemoe.core import neutral
 from freemoe.core.files import write_atomic
 from freemoe.core.ledger import openings_text
 from freemoe.core.run.lock import alone
+from freemoe.evals.held_out import record_text
 from freemoe.evals.verdict import State, Verdict, groups_text
 from freemoe.report import reading
-from freemoe.report.figures.all_figures import Picture, drawn
+from freemoe.report.figures.drawing import Picture
 from freemoe.report.palette import css
-from freemoe.results import read_result, shown
+from freemoe.results import Evaluation, Result, read_result, shown
 
 REPORT = "report.html"
 
@@ -86,10 +87,8 @@ class Page:
         reading: How to read the table, in a few sentences.
         readings: Row, its role or None, and what it may be read as.
         facts: Provenance: name and fact.
-        recipe: Plain data.
         table: None where the template has tables of its own.
         findings: More sentences, each with how it is marked.
-        notes: Cautions.
         splits: Which text did what.
         parts: The same part by part: name, words, notes.
         pictures: To be drawn.
@@ -104,23 +103,21 @@ class Page:
     reading: str
     readings: Sequence[tuple[str, str | None, str]]
     facts: Sequence[tuple[str, str]]
-    recipe: dict[str, Any]
     table: Table | None = None
     findings: Sequence[tuple[State, str]] = ()
-    notes: Sequence[str] = ()
     splits: Sequence[str] = ()
     parts: Sequence[tuple[str, str, Sequence[str]]] = ()
     pictures: Sequence[Picture] = ()
     figures_in: str = "result.json"
-    more_sections: Sequence[tuple[str, str]] = field(default_factory=tuple)
+    more_sections: Sequence[tuple[str, str]] = ()
 
 
-def render(page: Page, result: dict[str, Any], template: str = "plain.html.j2", **more: Any) -> str:
+def render(page: Page, result: Result | Evaluation, template: str = "plain.html.j2", **more: Any) -> str:
     """The page as HTML.
 
     Args:
         page: What it says.
-        result: What its pictures are drawn from.
+        result: What its pictures, cautions, recipe and provenance are made from.
         template: Of the family.
         more: What the template needs besides.
     """
@@ -135,14 +132,14 @@ def render(page: Page, result: dict[str, Any], template: str = "plain.html.j2", 
     )
     environment.filters |= {"number": reading.number, "percent": reading.percent}
     environment.globals |= {name: getattr(reading, name) for name in _READERS}
-    page = replace(page, notes=(*page.notes, *openings_text(result.get("cost", {}).get("openings"))))
-    pictures = list(drawn(page.pictures, result))
-    recipe = yaml.safe_dump(page.recipe, sort_keys=False, allow_unicode=True, width=100)
+    pictures = [(picture, *svgs) for picture in page.pictures if (svgs := picture.svgs(result))]
+    recipe = yaml.safe_dump(result.recipe, sort_keys=False, allow_unicode=True, width=100)
     sections = [("verdict", "Verdict"), ("scores", "Scores"), ("reading", "How to read it"), *page.more_sections]
     sections += [("pictures", "Pictures")] if pictures else []
     sections += [("splits", "Splits"), ("provenance", "Provenance"), ("recipe", "Recipe")]
     return environment.get_template(template).render(
         page=page,
+        notes=[*getattr(result, "notes", ()), *openings_text(result.cost.openings)],
         recipe=recipe,
         sections=sections,
         pictures=pictures,
@@ -157,10 +154,10 @@ def _printable(value: Any) -> Any:
     return neutral.printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-_READERS = ("is_text", "interval_of", "better", "accepted", "abstentions")
+_READERS = ("interval_of", "better", "abstentions")
 
 
-def write_page(source: str | Path, page: Callable[[dict[str, Any]], str], target: Path | None = None) -> Path:
+def write_page(source: str | Path, page: Callable[[Any], str], target: Path | None = None) -> Path:
     """Read a result and write its page, whole or not at all.
 
     Args:
@@ -182,41 +179,39 @@ def write_page(source: str | Path, page: Callable[[dict[str, Any]], str], target
     return target
 
 
-def common_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+def common_facts(result: Result | Evaluation) -> list[tuple[str, str]]:
     """Provenance that every kind of run has: versions, date, seed, machine, time."""
-    machine, cost, recipe = result.get("environment", {}), result.get("cost", {}), result.get("recipe", {})
+    machine, recipe = result.environment, result.recipe
     packages = ", ".join(f"{name} {version}" for name, version in machine.get("packages", {}).items())
     found = [
-        ("made with", f"freemoe {result.get('freemoe') or machine.get('packages', {}).get('freemoe', '?')}"),
+        ("made with", f"freemoe {result.freemoe}"),
         ("command", f"freemoe {recipe.get('command', 'build')}; again with freemoe run recipe.yaml"),
-        ("created", str(result.get("created", "–"))),
+        ("created", result.created),
         ("seed", str(recipe.get("seed", "–"))),
         ("Python", str(machine.get("python", "–"))),
         ("packages", packages or "–"),
         ("machine", f"{machine.get('platform', '–')}, {machine.get('cpu', '–')}, {machine.get('cores', '–')} cores"),
     ]
-    if "wall_seconds" in cost:
+    if isinstance(result, Result):
+        cost = result.cost
         found += [
-            ("wall time", duration(cost["wall_seconds"])),
-            ("peak memory", size(cost["peak_memory_bytes"])),
-            ("units of work", f"{cost['units_done']} done, {cost['units_reused']} taken from an earlier run"),
+            ("wall time", duration(cost.wall_seconds)),
+            ("peak memory", size(cost.peak_memory_bytes)),
+            ("units of work", f"{cost.units_done} done, {cost.units_reused} taken from an earlier run"),
         ]
     return found
 
 
-def record_lines(result: Mapping[str, Any]) -> list[str]:
+def record_lines(result: Result | Evaluation) -> list[str]:
     """What the artefact carries of what its making saw."""
-    from freemoe.evals.held_out import record_text
-
-    return [record_text(result.get("seen")).replace("`", "")]
+    return [record_text(result.seen).replace("`", "")]
 
 
-def made(result: Mapping[str, Any], *more: str) -> str:
+def made(result: Result | Evaluation, *more: str) -> str:
     """One line: version, day and time, seed, and what else."""
-    version = result.get("freemoe") or result.get("environment", {}).get("packages", {}).get("freemoe", "")
-    when = str(result.get("created", "")).replace("T", " ")[:16]
-    seed = result["recipe"].get("seed")
-    parts = (version and f"freemoe {version}", when and f"{when} UTC", "" if seed is None else f"seed {seed}", *more)
+    when = result.created.replace("T", " ")[:16]
+    seed = result.recipe.get("seed")
+    parts = (f"freemoe {result.freemoe}", when and f"{when} UTC", "" if seed is None else f"seed {seed}", *more)
     return " · ".join(part for part in parts if part)
 
 

@@ -1,24 +1,17 @@
-"""Reading a result: the file, its rows, and the words and numbers that tables, figures and the page share.
-
-Every reader takes the plain result (`json.loads` of ``result.json``) and tolerates what a recipe left out: no control,
-no oracle, no bands, a subdomain without reported documents.
-"""
+"""The words and numbers of a result's rows that tables, figures and the page share."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from freemoe.core.errors import ArtifactError
 from freemoe.core.numbers import decimals
-from freemoe.core.run.execute import RESULT_FORMAT
 from freemoe.domain_experts.prove.card import ROWS, control_text
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.statistics import MIN_CHANGED, MIN_CLUSTERS
 from freemoe.evals.verdict import groups_text
-from freemoe.results import read_result
-from freemoe.results.build import KIND
+from freemoe.results.build import BuildResult, DomainResult, Row, SubdomainResult
 
 COMPARED = tuple(row for row in ROWS if row != "base")
 
@@ -37,94 +30,45 @@ READINGS = {
 }
 
 
-def load_result(folder: str | Path) -> dict[str, Any]:
-    """Read and check ``result.json`` of an artefact's folder.
-
-    Args:
-        folder: The artefact, or the result file itself.
-
-    Raises:
-        ArtifactError: When there is no result, or it is damaged, of another kind or of another format.
-    """
-    return check_result(read_result(folder), str(folder))
-
-
-def check_result(result: Any, source: str = "the result") -> dict[str, Any]:
-    """Return the result if a report can be made of it.
-
-    Raises:
-        ArtifactError: With what is wrong and what to do.
-    """
-    if not isinstance(result, dict):
-        raise ArtifactError(f"{source}: a result is a mapping, got {type(result).__name__}. Build the artefact anew.")
-    if result.get("kind") != KIND:
-        raise ArtifactError(f"{source} is of kind {result.get('kind')!r}; reports are made of {KIND!r}.")
-    if result.get("format") != RESULT_FORMAT:
-        raise ArtifactError(
-            f"{source} has format {result.get('format')!r}; this freemoe reads format {RESULT_FORMAT}. Install a freemoe that fits."
-        )
-    missing = [name for name in ("recipe", "base", "domains", "router", "environment", "cost") if name not in result]
-    if not missing:
-        for number, domain in enumerate(result["domains"]):
-            needed = ("name", "metric", "unit", "rows", "subdomains", "documents")
-            missing += [f"domains.{number}.{name}" for name in needed if name not in domain]
-            if "base" not in domain.get("rows", {}):
-                missing.append(f"domains.{number}.rows.base")
-    if missing:
-        raise ArtifactError(f"{source} lacks {', '.join(missing)}: it is cut short or edited. Build the artefact anew.")
-    return result
-
-
-def is_text(domain: dict[str, Any]) -> bool:
-    """Whether a domain's figure is perplexity (lower is better) rather than points."""
-    return domain["unit"] == "perplexity"
-
-
-def gained(row: dict[str, Any], text: bool) -> str:
+def gained(row: Row, text: bool) -> str:
     """A row against the base with its interval, unit included."""
     return f"perplexity {gain_words(row, True)} the base's" if text else f"{gain_words(row, False)} points"
 
 
-def interval_of(row: dict[str, Any], text: bool) -> tuple[float, float, float]:
+def interval_of(row: Row, text: bool) -> tuple[float, float, float]:
     """Mean, low and high of a row against the base: the perplexity ratio of text, else the paired gain in points."""
-    seen = row["ratio" if text else "gain"]
-    low, high = seen["low"], seen["high"]
-    return seen["mean"], -math.inf if low is None else low, math.inf if high is None else high
+    seen: Any = row.ratio if text else row.gain
+    return seen.mean, -math.inf if seen.low is None else seen.low, math.inf if seen.high is None else seen.high
 
 
-def better(row: dict[str, Any], text: bool) -> int:
+def better(row: Row, text: bool) -> int:
     """1 if the row is reliably better than the base, -1 if it is worse, 0 where neither is shown.
 
     By its 95 % interval; by Holm's p-value where the rows of a call were tested together. Too few independent documents or
     changed answers show nothing.
     """
     mean, low, high = interval_of(row, text)
-    changed = row["won"] + row["lost"] if row.get("won") is not None else MIN_CHANGED
-    if (row.get("clusters") or MIN_CLUSTERS) < MIN_CLUSTERS or changed < MIN_CHANGED:
+    changed = MIN_CHANGED if row.won is None or row.lost is None else row.won + row.lost
+    if (row.clusters or MIN_CLUSTERS) < MIN_CLUSTERS or changed < MIN_CHANGED:
         return 0
-    if row.get("holm") is not None:
-        return 0 if row["holm"] > 0.05 else improves(mean, text)
+    if row.holm is not None:
+        return 0 if row.holm > 0.05 else improves(mean, text)
     if text:
         return 1 if high < 1 else -1 if low > 1 else 0
     return 1 if low > 0 else -1 if high < 0 else 0
 
 
-def accepted(domain: dict[str, Any]) -> list[dict[str, Any]]:
-    """Subdomains of a domain whose expert is not the base."""
-    return [s for s in domain["subdomains"] if s["chosen"] != "base"]
-
-
-def with_rows(domain: dict[str, Any]) -> list[dict[str, Any]]:
+def with_rows(domain: DomainResult) -> list[SubdomainResult]:
     """Subdomains of a domain that have reported documents."""
-    return [s for s in domain["subdomains"] if s.get("rows", {}).get("base")]
+    return [s for s in domain.subdomains if "base" in s.rows]
 
 
-def candidate_gains(subdomain: dict[str, Any], text: bool) -> dict[str, float]:
+def candidate_gains(subdomain: SubdomainResult, text: bool) -> dict[str, float]:
     """Gain of every candidate on the reported documents: points above the base, or the perplexity ratio of text."""
-    base = subdomain.get("rows", {}).get("base", {}).get("score")
-    if base is None:
+    if "base" not in subdomain.rows:
         return {}
-    gains = {n: s / base if text else s - base for n, s in subdomain.get("candidates", {}).items()}
+    base = subdomain.rows["base"].score
+    gains = {n: s / base if text else s - base for n, s in subdomain.candidates.items()}
     return {n: g for n, g in gains.items() if math.isfinite(g) and (g > 0 or not text)}
 
 
@@ -133,15 +77,15 @@ def improves(gain: float, text: bool) -> int:
     return (gain < 1) - (gain > 1) if text else (gain > 0) - (gain < 0)
 
 
-def compared_rows(rows: dict[str, Any]) -> list[str]:
+def compared_rows(rows: Mapping[str, Row]) -> list[str]:
     """Names of the rows that are compared with the base (where there is none, with the first): known ones first."""
     home = "base" if "base" in rows else next(iter(rows))
     return [n for n in COMPARED if n in rows and n != home] + [n for n in rows if n not in (*ROWS, home)]
 
 
-def abstentions(domain: dict[str, Any]) -> tuple[int, int]:
+def abstentions(domain: DomainResult) -> tuple[int, int]:
     """Documents on which the router abstained, and all."""
-    return sum(d["routed_to"] == "base" for d in domain["documents"]), len(domain["documents"])
+    return sum(d["routed_to"] == "base" for d in domain.documents), len(domain.documents)
 
 
 def number(value: float | None, digits: int = 2, sign: bool = False) -> str:
@@ -158,7 +102,7 @@ def percent(share: float) -> str:
     return "0" if not share else f"{100 * share:.2g}"
 
 
-def gain_words(row: dict[str, Any], text: bool) -> str:
+def gain_words(row: Row, text: bool) -> str:
     """A row against the base with its interval, in words."""
     mean, low, high = interval_of(row, text)
     digits = 3 if text else 1
@@ -171,30 +115,30 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("s" if count != 1 else "")
 
 
-def domain_sentence(result: dict[str, Any], domain: dict[str, Any]) -> str:
+def domain_sentence(result: BuildResult, domain: DomainResult) -> str:
     """What was found in one domain, and what was not, in one or two honest sentences."""
-    rows, text = domain["rows"], is_text(domain)
-    base, expert, chosen = rows["base"], rows["expert"], accepted(domain)
-    unit, digits = ("perplexity", 2) if text else (domain["metric"], 1)
-    guess = guessing_text(domain["name"], domain.get("guessing"))
+    rows, text = domain.rows, domain.is_text
+    base, expert, chosen = rows["base"], rows["expert"], domain.accepted
+    unit, digits = ("perplexity", 2) if text else (domain.metric, 1)
+    guess = guessing_text(domain.name, domain.guessing)
     said = f" {guess[0].upper()}{guess[1:]}." if guess else ""
     if not chosen:
         return (
-            f"{domain['name']}: no reliable gain was found; the base answers everything "
-            f"({unit} {number(base['score'], digits)} on {base['documents']} held-out documents).{said}"
+            f"{domain.name}: no reliable gain was found; the base answers everything "
+            f"({unit} {number(base.score, digits)} on {base.documents} held-out documents).{said}"
         )
     state = better(expert, text)
     verdict = {1: "better than the base", 0: "not distinguishable from the base", -1: "worse than the base"}[state]
-    gain = gain_words(expert, text) + (f" {groups_text(expert.get('clusters'))}" if text else " points")
+    gain = gain_words(expert, text) + (f" {groups_text(expert.clusters)}" if text else " points")
     words = (
-        f"{domain['name']}: {verdict} on {expert['documents']} held-out documents: {unit} "
-        f"{number(base['score'], digits)} → {number(expert['score'], digits)} ({gain}), with experts in {len(chosen)} of "
-        f"{plural(len(domain['subdomains']), 'subdomain')}."
+        f"{domain.name}: {verdict} on {expert.documents} held-out documents: {unit} "
+        f"{number(base.score, digits)} → {number(expert.score, digits)} ({gain}), with experts in {len(chosen)} of "
+        f"{plural(len(domain.subdomains), 'subdomain')}."
     )
     if routed := rows.get("routed"):
-        words += f" Routed from the prompt alone: {number(routed['score'], digits)} ({gain_words(routed, text)})."
+        words += f" Routed from the prompt alone: {number(routed.score, digits)} ({gain_words(routed, text)})."
     if against := control_text(domain):
         words += f" {against[0].upper()}{against[1:]}."
-    if result["recipe"].get("search", {}).get("select") == "argmax":
+    if result.recipe.get("search", {}).get("select") == "argmax":
         words += " The choice was not guarded (argmax, the papers' rule)."
     return words + said

@@ -10,31 +10,32 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from freemoe.hookmoe.card import ABOUT, headlines, table, verdict
-from freemoe.report.figures.all_figures import Picture
-from freemoe.report.figures.drawing import WIDE, heading, is_narrow, legend_above, new_figure, styled
-from freemoe.report.figures.plan_figures import pareto_figure, write_pareto
+from freemoe.report.figures.drawing import WIDE, heading, is_narrow, legend_above, new_figure, picture
+from freemoe.report.figures.plan_figures import plans, write_pareto
 from freemoe.report.page import Group, Page, Table, common_facts, intervals_text, made, record_lines, render, write_page
 from freemoe.report.palette import colour, role
-from freemoe.results import read_result
+from freemoe.report.tables import compared_table, plain_table
+from freemoe.results import TrimResult, read_result
 
 _OURS = ("hooks", "rescaled")
 
 
-def write_trimmed_report(source: str | Path) -> Path:
-    """Read a trimmed mixture's ``result.json`` and write ``report.html`` beside it."""
-    return write_page(source, page)
+def tables(result: TrimResult) -> tuple[list[Any], list[str]]:
+    """Tables for the terminal, and lines below them."""
+    compared = [compared_table(result.compared)] if result.compared else []
+    return [plain_table(*table(result.test.rows)), *compared], headlines(result)
 
 
 def write_pages(folder: Path) -> Path:
     """Write ``plans.svg``, where plans were searched, and ``report.html`` into an artefact."""
-    write_pareto(read_result(folder), folder)
-    return write_trimmed_report(folder)
+    write_pareto(read_result(folder, TrimResult), folder)
+    return write_page(folder, page)
 
 
-def page(result: dict[str, Any]) -> str:
+def page(result: TrimResult) -> str:
     """The page of a result."""
-    test, text, base = result["test"], result["text"], result["base"]
-    header, cells = table(result)
+    test, text, base = result.test, result.text, result.base
+    header, cells = table(test.rows)
     found = [(role(row[0], "rival"), ["" if cell == "-" else cell for cell in row[:-1]]) for row in cells]
     parts = zip(
         ("train the hooks", "choose plan, rule and state", "are reported"),
@@ -44,22 +45,21 @@ def page(result: dict[str, Any]) -> str:
     )
     return render(
         Page(
-            title=f"{base['name']}, trimmed",
+            title=f"{base.name}, trimmed",
             about=made(result, "fewer experts run, hooks make up for it, no weight was changed"),
             verdict=verdict(result),
             findings=[("fact", line.replace("->", "→")) for line in headlines(result)[1:]],
-            notes=result.get("notes") or (),
             heading="Figures on test text",
             table=Table(
-                f"{test['tokens']:,} tokens of text that neither trained nor chose anything.",
+                f"{test.tokens:,} tokens of text that neither trained nor chose anything.",
                 ("row", *header[1:-1]),
                 [Group(found)],
                 (1, 2, 3, 4),
             ),
             reading="Loss: cross-entropy in nats per token. KL: divergence from the full model in nats per token. For both, less is "
-            f"better. Won back: the share of what the plan alone loses that a row does not lose, with {intervals_text(test.get('groups'))}",
-            readings=[(name, role(name, "rival"), ABOUT.get(name, "a row of its own")) for name in test["rows"]],
-            pictures=PICTURES,
+            f"better. Won back: the share of what the plan alone loses that a row does not lose, with {intervals_text(test.groups)}",
+            readings=[(name, role(name, "rival"), ABOUT.get(name, "a row of its own")) for name in test.rows],
+            pictures=(plans, curves, layers),
             splits=[
                 "The text was divided by content: "
                 + ", ".join(f"{passages:,} passages ({blocks} blocks) {what}" for what, passages, blocks in parts)
@@ -67,24 +67,23 @@ def page(result: dict[str, Any]) -> str:
                 *record_lines(result),
             ],
             facts=[
-                ("base", str(base["name"])),
-                ("base fingerprint", str(base["fingerprint"])),
-                ("base layout", f"{base['family']}, plan {base['plan']}"),
+                ("base", base.name),
+                ("base fingerprint", base.fingerprint),
+                ("base layout", f"{base.family}, plan {base.plan}"),
                 *common_facts(result),
             ],
-            recipe=result["recipe"],
         ),
         result,
     )
 
 
-@styled
-def curves(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture("training", "Training", "Loss on held-out text while training; the lowest state is the one that is kept.")
+def curves(result: TrimResult, width: float = WIDE) -> Figure | None:
     """Held-out losses of hooks and control over the steps; None where nothing was trained."""
-    losses = {name: values for name, values in result["hooks"]["losses"].items() if len(values) > 1}
+    losses = {name: values for name, values in result.hooks.losses.items() if len(values) > 1}
     if not losses:
         return None
-    training = result["recipe"]["training"]
+    training = result.recipe["training"]
     units = {
         "hooks": "cross-entropy" if training["loss"] == "lm" else "KL to the full model",
         "control": "cross-entropy",
@@ -103,10 +102,14 @@ def curves(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     return figure
 
 
-@styled
-def layers(result: dict[str, Any], width: float = WIDE) -> Figure:
+@picture(
+    "layers",
+    "Layer by layer",
+    "On test text: experts that ran, how many of them the full model ran too, and how uneven the load of the experts is.",
+)
+def layers(result: TrimResult, width: float = WIDE) -> Figure:
     """Act, agreement with the full model's routes, and load of every mixture layer, per row of the table."""
-    rows = {n: r for n, r in result["test"]["rows"].items() if n in ("full", "plan", *_OURS)}
+    rows = {n: r for n, r in result.test.rows.items() if n in ("full", "plan", *_OURS)}
     narrow = is_narrow(width)
     figure = new_figure(width, 6.6 if narrow else 2.9)
     parts = (
@@ -134,30 +137,3 @@ def layers(result: dict[str, Any], width: float = WIDE) -> Figure:
         axes.grid()
     legend_above(figure, [Line2D([], [], label=name, **look) for name, look in looks.items()], 4)
     return figure
-
-
-def _plans(result: dict[str, Any], width: float = WIDE) -> Figure | None:
-    return pareto_figure(result["plan"], width)
-
-
-PICTURES = (
-    Picture(
-        "plans",
-        "Plans that were measured",
-        "Every plan on held-out text, the line through those that no other beats, and a ring around the chosen one; and, by itself, "
-        "what each layer loses when it alone is cut.",
-        _plans,
-    ),
-    Picture(
-        "training",
-        "Training",
-        "Loss on held-out text while training; the lowest state is the one that is kept.",
-        curves,
-    ),
-    Picture(
-        "layers",
-        "Layer by layer",
-        "On test text: experts that ran, how many of them the full model ran too, and how uneven the load of the experts is.",
-        layers,
-    ),
-)

@@ -47,6 +47,8 @@ class Row(Part):
     won: int | None = Field(None, description="Wrong under the base, right here; where every answer is right or wrong.")
     lost: int | None = None
     mcnemar_p: float | None = None
+    p: float | None = Field(None, description="Two-sided, of the gain; of an evaluation.")
+    holm: float | None = Field(None, description="p after Holm's correction over all rows of the evaluation.")
     over_control: Interval | None = Field(
         None, description="The expert's gain over the control, document by document: points; of text, nats per token."
     )
@@ -104,7 +106,7 @@ class SubdomainResult(Part):
     where_off: list[WhereOff]
     where_off_is: str
     purification_curve: list[float] = Field(description="Stopping loss, the base's first.")
-    forecast: ForecastFacts | None
+    forecast: ForecastFacts | None = None
     bands: dict[str, tuple[str, float, float]] = Field(description="Candidate -> metric, start and end of the band.")
     rows: dict[str, Row]
     candidates: dict[str, float] = Field(
@@ -114,23 +116,46 @@ class SubdomainResult(Part):
     units: dict[str, Any] | None = Field(None, description="Curve, rivals, size and speed of units that are off.")
 
 
-class DomainResult(Part):
-    """One domain."""
+class ScoredDomain(Part):
+    """What is told of a domain, in a build and in an evaluation."""
 
     name: str
-    metric: str
     unit: Literal["points", "perplexity"]
     notes: list[str]
+    rows: dict[str, Row]
+    guessing: Guessing | None = Field(None, description="Only where the base is no better than guessing.")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its figure is perplexity (lower is better) rather than points."""
+        return self.unit == "perplexity"
+
+
+class DomainResult(ScoredDomain):
+    """One domain."""
+
+    metric: str
     by: str = Field(description="What its subdomains were made by.")
     reference_documents: int
     reported_documents: int
-    rows: dict[str, Row]
-    guessing: Guessing | None = Field(None, description="Only where the base is no better than guessing.")
     router: dict[str, float | None]
     subdomains: list[SubdomainResult]
     documents: list[dict[str, Any]] = Field(
         description="Every reported document: its route, and its figure in every row."
     )
+
+    @field_validator("rows")
+    @classmethod
+    def _has_a_base(cls, rows: dict[str, Row]) -> dict[str, Row]:
+        """What every other row is compared with."""
+        if "base" not in rows:
+            raise ValueError("there is no base")
+        return rows
+
+    @property
+    def accepted(self) -> list[SubdomainResult]:
+        """Those of its subdomains whose expert is not the base."""
+        return [s for s in self.subdomains if s.chosen != "base"]
 
 
 class BuildResult(Result):

@@ -1,15 +1,10 @@
-"""What every ``result.json`` has, and how it is read."""
+"""What every ``result.json`` has."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
-from freemoe.core.errors import ArtifactError
-from freemoe.core.run.execute import RESULT_FORMAT
-from freemoe.core.untrusted import read_json
 
 
 class Part(BaseModel):
@@ -19,7 +14,7 @@ class Part(BaseModel):
 
 
 class Interval(Part):
-    """A figure with its 95 % interval; no ends where one document or one key is all there is."""
+    """A figure with its 95 % interval; no ends where one document, one key or one round is all there is."""
 
     mean: float
     low: float | None
@@ -37,14 +32,6 @@ class Guessing(Part):
     documents: int | None = Field(None, description="Questions with choices.")
 
 
-class TimesAsFast(Part):
-    """How many times as fast a model is, with its 95 % interval over rounds; no ends where there was one round."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-
 class SpeedAt(BaseModel):
     """Greedy requests of one prompt before a change and after it, in turns, batch 1.
 
@@ -56,8 +43,8 @@ class SpeedAt(BaseModel):
     prompt: int = Field(description="Its tokens.")
     new_tokens: int = Field(17, description="Tokens of an answer.")
     rounds: int = Field(3, description="After one that warmed up.")
-    prefill: TimesAsFast | None = Field(None, description="To the first token.")
-    decode: TimesAsFast | None = Field(None, description="Between two further tokens.")
+    prefill: Interval | None = Field(None, description="How many times as fast to the first token, over rounds.")
+    decode: Interval | None = Field(None, description="How many times as fast between two further tokens.")
 
 
 class Speed(SpeedAt):
@@ -75,6 +62,8 @@ class Cost(BaseModel):
     peak_memory_bytes: int
     units_done: int = Field(description="Units of work done by the last process.")
     units_reused: int = Field(description="Units taken from the journal.")
+    artefact_bytes: int | None = Field(None, description="Of experts and router on disk.")
+    model_bytes: int | None = Field(None, description="Of a converted model on disk.")
     openings: int | None = Field(
         None, description="Runs of this user that scored these test documents, this one among them; null: no ledger."
     )
@@ -104,32 +93,3 @@ class Result(Part):
     seen: SeenRecord
     environment: dict[str, Any]
     cost: Cost
-
-
-def read_result(folder: str | Path) -> dict[str, Any]:
-    """The ``result.json`` of a folder, or that file itself, as plain data.
-
-    Raises:
-        ArtifactError: There is none, it is damaged, or a newer freemoe wrote it.
-    """
-    path = Path(folder)
-    path = path if path.suffix == ".json" and not path.is_dir() else path / "result.json"
-    if not path.is_file():
-        near = path.parent.parent / f"{path.parent.name}.partial"
-        hint = f" An unfinished run stands at {str(near)!r}: run its command again first." if near.exists() else ""
-        raise ArtifactError(f"{str(path)!r} is not a file; the folder of a finished run is needed.{hint}")
-    try:
-        found = read_json(path, ArtifactError, finite=False)
-    except ArtifactError as error:
-        raise ArtifactError(f"{str(path)!r} is damaged: {error} Copy the artefact again or make it anew.") from None
-    if not isinstance(found, dict):
-        raise ArtifactError(
-            f"{str(path)!r}: a result is a mapping, got {type(found).__name__}. Make the artefact anew."
-        )
-    written = found.get("format")
-    if isinstance(written, int) and written > RESULT_FORMAT:
-        raise ArtifactError(
-            f"{str(path)!r} is of format {written}, and this freemoe reads up to {RESULT_FORMAT}. Install the freemoe that "
-            f"wrote it ({found.get('freemoe', 'unknown')})."
-        )
-    return found

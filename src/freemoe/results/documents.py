@@ -7,27 +7,22 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import ConfigDict, Field, create_model
 
 from freemoe.results.build import BuildResult
-from freemoe.results.common import Guessing, Result
+from freemoe.results.common import Part, Result
 from freemoe.results.convert import ConvertResult
+from freemoe.results.evaluation import Evaluation
 from freemoe.results.trim import TrimResult
 
 
-class Document(BaseModel):
-    """Every document; ``schema`` says which."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Open(Document):
+class Open(Part):
     """A document to which systems add keys of their own."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
-class MadeDocument(Document):
+class MadeDocument(Part):
     """What a run made."""
 
     folder: str = Field(description="The artefact.")
@@ -55,40 +50,6 @@ class TrimmedDocument(MadeDocument):
     result: TrimResult | None = None
 
 
-class EvaluatedDomain(Document):
-    """One domain of an evaluation."""
-
-    name: str
-    set_aside: dict[str, Any] = Field(description="Documents that the artefact's making saw, and why.")
-    notes: list[str]
-    unit: Literal["points", "perplexity"]
-    rows: dict[str, dict[str, Any]] = Field(description="Per way to run it, score and paired difference to the first.")
-    guessing: Guessing | None = Field(None, description="Only where the base is no better than guessing.")
-    documents: list[dict[str, Any]] | None = Field(None, description="Every document; left out with --summary.")
-
-
-class EvaluatedDocument(Document):
-    """``freemoe eval``."""
-
-    format: Literal[1]
-    kind: Literal["evaluation"]
-    freemoe: str = Field(description="Version that wrote it.")
-    created: str
-    recipe: dict[str, Any]
-    seen: dict[str, Any] | None = Field(description="The record of what the making saw.")
-    domains: list[EvaluatedDomain]
-    average: dict[str, dict[str, Any]] = Field(
-        {}, description="Mean of the domains that are scored in points, by way of running; of two or more."
-    )
-    costs: dict[str, dict[str, Any]] = Field(
-        {}, description="Of a trimmed mixture: experts per token and parameters, by way."
-    )
-    environment: dict[str, Any]
-    cost: dict[str, int | None] = Field(
-        {}, description="``openings``: runs of this user that scored these test documents; null: no ledger."
-    )
-
-
 class OwnTextDocument(Open):
     """``freemoe eval`` of an artefact on its own text."""
 
@@ -97,7 +58,7 @@ class OwnTextDocument(Open):
     set_aside: dict[str, Any]
 
 
-class GeneratedDocument(Document):
+class GeneratedDocument(Part):
     """``freemoe generate``."""
 
     expert: str = Field(description="Which answered.")
@@ -118,7 +79,7 @@ class InspectedDocument(Open):
     kind: str = Field(description="Kind of artefact, or model.")
 
 
-class ReportedDocument(Document):
+class ReportedDocument(Part):
     """``freemoe report``."""
 
     folder: str
@@ -129,7 +90,7 @@ class ListedDocument(Open):
     """``freemoe ls``: per kind its rows, each with ``name`` and ``about``."""
 
 
-class BenchDocument(Document):
+class BenchDocument(Part):
     """``freemoe bench``: seconds are medians, and ``times_as_fast`` is over the first side, with its 95 % interval."""
 
     sizes: dict[str, int] = Field(description="Tokens of prompt and answer, sequences of a batch, rounds.")
@@ -140,7 +101,7 @@ class BenchDocument(Document):
     machine: dict[str, Any]
 
 
-class BenchPlanDocument(Document):
+class BenchPlanDocument(Part):
     """``freemoe bench --dry-run``."""
 
     artefact: str
@@ -148,13 +109,13 @@ class BenchPlanDocument(Document):
     sizes: dict[str, int]
 
 
-class ArgumentsDocument(Document):
+class ArgumentsDocument(Part):
     """``freemoe lm-eval --dry-run``."""
 
     arguments: list[str] = Field(description="Of lm_eval.")
 
 
-class ErrorDocument(Document):
+class ErrorDocument(Part):
     """Any command that refused, or was stopped."""
 
     error: str = Field(description="The message.")
@@ -257,7 +218,7 @@ class OwnTextPlanDocument(PlanDocument):
     forward_tokens: int
 
 
-class ServePlanDocument(Document):
+class ServePlanDocument(Part):
     """``freemoe serve --dry-run``."""
 
     base: str
@@ -271,11 +232,11 @@ class ServePlanDocument(Document):
     command: str | None = Field(None, description="Of vLLM's server, where that is the engine.")
 
 
-_DOCUMENTS: dict[str, type[Document]] = {
+_DOCUMENTS: dict[str, type[Part]] = {
     "build": BuiltDocument,
     "convert": ConvertedDocument,
     "trim": TrimmedDocument,
-    "eval": EvaluatedDocument,
+    "eval": Evaluation,
     "eval-text": OwnTextDocument,
     "generate": GeneratedDocument,
     "merge": MergedDocument,
@@ -296,12 +257,12 @@ _DOCUMENTS: dict[str, type[Document]] = {
 }
 
 
-def _named(command: str, document: type[Document]) -> type[Document]:
+def _named(command: str, document: type[Part]) -> type[Part]:
     name = cast(Any, Literal[f"freemoe.{command}/1"])
     found = create_model(document.__name__, __base__=document, schema_=(name, Field(alias="schema")))
     found.__doc__ = document.__doc__
     return found
 
 
-DOCUMENTS: dict[str, type[Document]] = {command: _named(command, found) for command, found in _DOCUMENTS.items()}
+DOCUMENTS: dict[str, type[Part]] = {command: _named(command, found) for command, found in _DOCUMENTS.items()}
 """By the command; of a dry run, with ``-plan``."""

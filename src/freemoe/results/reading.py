@@ -6,61 +6,107 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from pydantic import ValidationError
 
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, FreeMoEError
 from freemoe.core.files import MANIFEST
-from freemoe.core.untrusted import faults_text
-from freemoe.results import common
+from freemoe.core.run.execute import RESULT_FORMAT
+from freemoe.core.untrusted import faults_text, read_json
 from freemoe.results.build import BuildResult
 from freemoe.results.convert import ConvertResult
+from freemoe.results.evaluation import Evaluation
 from freemoe.results.trim import TrimResult
+
+R = TypeVar("R", BuildResult, ConvertResult, TrimResult, Evaluation)
 
 _ADVICE = "It was cut short or edited: copy the artefact again or make it anew."
 
-_TYPES: dict[str, type[common.Result]] = {
+_TYPES: dict[Any, type[BuildResult | ConvertResult | TrimResult | Evaluation]] = {
     "domain-experts": BuildResult,
     "converted": ConvertResult,
     "trimmed-moe": TrimResult,
+    "evaluation": Evaluation,
 }
 
 
-def read_result(folder: str | Path, exact: bool = False) -> dict[str, Any]:
-    """The ``result.json`` of a folder, or that file itself, as plain data; of a kind that is known, what its type says.
+@overload
+def read_result(folder: str | Path) -> BuildResult | ConvertResult | TrimResult | Evaluation: ...
+@overload
+def read_result(folder: str | Path, wanted: type[R]) -> R: ...
+def read_result(folder: str | Path, wanted: Any = None) -> Any:
+    """The ``result.json`` of a folder, or that file itself, or the result that ``freemoe eval`` wrote.
+
+    What a newer freemoe wrote beside under the same format is left out.
 
     Args:
         folder: The artefact, or the file.
-        exact: Refuse keys that are not known here too: a newer freemoe writes more of them under the same format.
+        wanted: Its type, where only one will do.
 
     Raises:
-        ArtifactError: There is none, it is damaged or not what its type says, of another kind than the artefact, or a newer
-            freemoe wrote it.
+        ArtifactError: There is none, it is damaged or not what its type says, of another kind than the artefact or the type, or a
+            newer freemoe wrote it.
     """
-    found = common.read_result(folder)
+    path = Path(folder)
+    path = path if path.suffix == ".json" and not path.is_dir() else path / "result.json"
+    found = _read(path)
     kind = found.get("kind")
-    if (Path(folder) / MANIFEST).is_file() and kind != (wanted := read_manifest(folder, check=False).get("kind")):
+    if (Path(folder) / MANIFEST).is_file() and kind != (told := read_manifest(folder, check=False).get("kind")):
         raise ArtifactError(
-            f"The result of {str(folder)!r} is of kind {kind!r}, and its artefact is {wanted!r}. {_ADVICE}"
+            f"The result of {str(folder)!r} is of kind {kind!r}, and its artefact is {told!r}. {_ADVICE}"
         )
-    if isinstance(kind, str) and kind in _TYPES:
+    typed = _TYPES.get(kind) if isinstance(kind, str) else None
+    if typed is None or wanted not in (None, typed):
+        known = ", ".join(_TYPES) if wanted is None else next(name for name, of in _TYPES.items() if of is wanted)
+        raise ArtifactError(
+            f"The result of {str(folder)!r} is of kind {kind!r}; what is read here is {known}. {_ADVICE}"
+        )
+    while True:
         try:
             # From JSON, where a list may be a tuple, but a text no number.
-            _TYPES[kind].model_validate_json(json.dumps(found), strict=True)
+            return typed.model_validate_json(json.dumps(found), strict=True)
         except ValidationError as error:
-            wrong = [fault for fault in error.errors() if exact or fault["type"] != "extra_forbidden"]
-            if wrong:
+            faults = error.errors()
+            if wrong := [fault for fault in faults if fault["type"] != "extra_forbidden"]:
                 raise ArtifactError(
                     f"The result of {str(folder)!r} is not whole: {faults_text(wrong)} {_ADVICE}"
                 ) from None
+            for fault in faults:
+                *place, key = fault["loc"]
+                held: Any = found
+                for step in place:
+                    held = held[step]
+                del held[key]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A result file as plain data."""
+    if not path.is_file():
+        near = path.parent.parent / f"{path.parent.name}.partial"
+        hint = f" An unfinished run stands at {str(near)!r}: run its command again first." if near.exists() else ""
+        raise ArtifactError(f"{str(path)!r} is not a file; the folder of a finished run is needed.{hint}")
+    try:
+        found = read_json(path, ArtifactError, finite=False)
+    except ArtifactError as error:
+        raise ArtifactError(f"{str(path)!r} is damaged: {error} Copy the artefact again or make it anew.") from None
+    if not isinstance(found, dict):
+        raise ArtifactError(
+            f"{str(path)!r}: a result is a mapping, got {type(found).__name__}. Make the artefact anew."
+        )
+    written = found.get("format")
+    if isinstance(written, int) and written > RESULT_FORMAT:
+        raise ArtifactError(
+            f"{str(path)!r} is of format {written}, and this freemoe reads up to {RESULT_FORMAT}. Install the freemoe that "
+            f"wrote it ({found.get('freemoe', 'unknown')})."
+        )
     return found
 
 
 @contextmanager
 def shown(source: str | Path) -> Iterator[None]:
-    """Around what shows a result: its open parts (``recipe``, ``environment``, ``speed`` ...) have no type that could be checked.
+    """Around what shows a result: its open parts (``recipe``, ``environment``, ``plan`` ...) have no type that could be checked.
 
     Raises:
         ArtifactError: Something that is shown is not there, or is no number where one is needed.

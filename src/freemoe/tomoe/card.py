@@ -10,7 +10,8 @@ from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.evals.speed import speed_lines
 from freemoe.evals.verdict import Verdict, judge_against_model, perplexity_against, sign, times
-from freemoe.hub.cards import HERE, Measured, base_shown, card_notes, front_matter, loading, markdown_table
+from freemoe.hub.cards import HERE, Measured, base_shown, card_notes, head, loading, markdown_table
+from freemoe.results.convert import ConvertResult
 
 NAMES = {
     "dense": "dense model",
@@ -21,33 +22,33 @@ NAMES = {
 }
 
 
-def rows(result: dict[str, Any]) -> list[tuple[str, float, float, float]]:
+def rows(result: ConvertResult) -> list[tuple[str, float, float, float]]:
     """Name, active share, perplexity and next-token accuracy of everything that was scored on test text."""
-    length = result["blocks"]["length"]
+    length = result.blocks.length
     found = []
-    for name, score in result["scores"].items():
+    for name, score in result.scores.items():
         if name == "dense":
             active = 1.0
         elif name == "converted":
-            active = result["parameters"]["active_share"]
+            active = result.parameters["active_share"]
         else:
-            active = result["rivals"][name]["active"]
+            active = result.rivals[name]["active"]
         shown = NAMES.get(name, name)
-        if name == "converted" and result["recipe"]["method"] != "tomoe":
-            shown = f"converted, {NAMES.get(result['recipe']['method'], result['recipe']['method'])}"
+        if name == "converted" and result.recipe["method"] != "tomoe":
+            shown = f"converted, {NAMES.get(result.recipe['method'], result.recipe['method'])}"
         found.append((shown, active, score[f"perplexity@{length}"], score[f"next_token_accuracy@{length}"]))
     return found
 
 
-def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def table(result: ConvertResult) -> tuple[list[str], list[list[str]]]:
     """The scores on test text for people: header and rows."""
-    header = ["on test text", "active", f"perplexity@{result['blocks']['length']}", "next-token accuracy"]
+    header = ["on test text", "active", f"perplexity@{result.blocks.length}", "next-token accuracy"]
     return header, [[name, percent(active), f"{p:.3f}", f"{right:.2%}"] for name, active, p, right in rows(result)]
 
 
-def verdict(result: dict[str, Any]) -> Verdict:
+def verdict(result: ConvertResult) -> Verdict:
     """What the converted model costs and gives against the dense one, and whether any rival of its size is as good."""
-    parameters, rivals = result["parameters"], [n for n in result["scores"] if n not in ("dense", "converted")]
+    parameters, rivals = result.parameters, [n for n in result.scores if n not in ("dense", "converted")]
     against = {name: _against(result, name) for name in ("dense", *rivals)}
     then = "No rival at this share was scored."
     if rivals:
@@ -57,42 +58,42 @@ def verdict(result: dict[str, Any]) -> Verdict:
             f"Among {len(rivals)} rivals at this share {said}: {times(against[best], 3)} the perplexity of "
             f"{NAMES.get(best, best)}, the best rival."
         )
-    missed = result.get("missed_budget")
+    missed = result.missed_budget
     asked = (
-        f"{percent(missed['asked'])} active weights were asked for, and a token uses {percent(missed['got'])}."
+        f"{percent(missed.asked)} active weights were asked for, and a token uses {percent(missed.got)}."
         if missed
         else ""
     )
     share = f"{percent(parameters['active_share_at_run_time'])} of the decoder's weights"
-    return judge_against_model(against["dense"], share, result.get("speed"), then, asked)
+    return judge_against_model(against["dense"], share, result.speed and result.speed.model_dump(), then, asked)
 
 
-def _against(result: dict[str, Any], name: str) -> dict[str, Any]:
-    ours, other = result["scores"]["converted"], result["scores"][name]
-    return perplexity_against(ours["nll"], other["nll"], ours["tokens"], result["blocks"].get("test_groups"))
+def _against(result: ConvertResult, name: str) -> dict[str, Any]:
+    ours, other = result.scores["converted"], result.scores[name]
+    return perplexity_against(ours["nll"], other["nll"], ours["tokens"], result.blocks.test_groups)
 
 
-def headlines(result: dict[str, Any]) -> list[str]:
+def headlines(result: ConvertResult) -> list[str]:
     """The verdict, what is active, how fast it is, and that the dense model only guesses, if it does."""
-    parameters = result["parameters"]
-    guess = guessing_text("the test text", result.get("guessing"))
+    parameters = result.parameters
+    guess = guessing_text("the test text", result.guessing)
     return [
         verdict(result).words,
         f"active weights of the decoder's linears: {percent(parameters['active_share'])} nominal, "
         f"{percent(parameters['active_share_at_run_time'])} at run time with routers and gates; "
         f"{percent(parameters['active_share_with_embeddings'])} with embeddings",
         *missed_text(result),
-        *speed_lines(result.get("speed")),
+        *speed_lines(result.speed and result.speed.model_dump()),
         *([guess] if guess else []),
     ]
 
 
-def missed_text(result: dict[str, Any]) -> list[str]:
+def missed_text(result: ConvertResult) -> list[str]:
     """One loud line where a token uses more weights than was asked for."""
-    missed = result.get("missed_budget")
+    missed = result.missed_budget
     if missed is None:
         return []
-    if result["recipe"]["gates"]["budget"] == "loss":
+    if result.recipe["gates"]["budget"] == "loss":
         advice = (
             "Thresholds (gates.budget: loss) come down to a budget over thousands of steps: give more, by --steps, or let every "
             "step keep it: --profile default."
@@ -100,48 +101,48 @@ def missed_text(result: dict[str, Any]) -> list[str]:
     else:
         advice = "Every layer keeps one unit of each kind at least: ask for more, by --active."
     return [
-        f"BUDGET MISSED: {percent(missed['asked'])} active weights were asked for, and a token uses {percent(missed['got'])}. "
+        f"BUDGET MISSED: {percent(missed.asked)} active weights were asked for, and a token uses {percent(missed.got)}. "
         + advice
     ]
 
 
-def model_card(result: dict[str, Any]) -> str:
+def model_card(result: ConvertResult) -> str:
     """README.md of the folder in the Hub's format."""
-    base, recipe, parameters = result["base"], result["recipe"], result["parameters"]
-    length = result["blocks"]["length"]
-    title = f"{base_shown(result)} as a token-level mixture of experts"
-    score = result["scores"]["converted"]
+    base, recipe, parameters = result.base.name, result.recipe, result.parameters
+    length = result.blocks.length
+    title = f"{base_shown(base)} as a token-level mixture of experts"
+    score = result.scores["converted"]
     measured = [
         Measured("held-out text", "perplexity", score[f"perplexity@{length}"], f"perplexity@{length}"),
         Measured("held-out text", "accuracy", 100 * score[f"next_token_accuracy@{length}"], "next-token accuracy, %"),
     ]
-    tags = ["mixture-of-experts", "frozen-base", "custom_code"]
-    lines = [
-        *front_matter(result, title, "finetune", tags, measured, [str(recipe.get("text"))]),
-        f"# {neutral.markdown(title)}",
-        "",
+    about = (
         f"Made by `freemoe convert` (method {recipe['method']}, profile {recipe['profile']}): every token uses "
         f"{percent(parameters['active_share'])} of the weights of the decoder's linears, and no weight was changed "
-        f"(base fingerprint `{base['fingerprint'][:16]}`).",
-        "",
+        f"(base fingerprint `{result.base.fingerprint[:16]}`)."
+    )
+    tags = ["mixture-of-experts", "frozen-base", "custom_code"]
+    lines = [
+        *head(base, title, "finetune", tags, about, measured, [str(recipe.get("text"))]),
         *(line for said in headlines(result) for line in (neutral.markdown(said), "")),
-        *loading(result, "model", 'text, way = model.generate_text("...")'),
+        *loading(None, "model", 'text, way = model.generate_text("...")'),
         f'Without freemoe: `AutoModelForCausalLM.from_pretrained("{HERE}", trust_remote_code=True)`, and of the tokenizer, which '
         f'needs no code, `AutoTokenizer.from_pretrained("{HERE}", trust_remote_code=False)`.',
         "",
-        *card_notes(result),
+        *card_notes(base, result),
         "## On held-out text",
         "",
         *markdown_table(*table(result)),
         "",
-        f"The text was divided by content: {result['blocks']['train']:,} tokens trained, "
-        f"{result['blocks']['held_out']:,} settled what training left open, {result['blocks']['test']:,} are reported. "
+        f"The text was divided by content: {result.blocks.train:,} tokens trained, "
+        f"{result.blocks.held_out:,} settled what training left open, {result.blocks.test:,} are reported. "
         "Rivals are not trained; they see the same text.",
         "",
         f"At run time {percent(parameters['active_share_at_run_time'])} of those weights are read for a token, routers and gates "
         "included: value dimensions that a token masks are still computed. Load with another engine only after "
         "comparing logits.",
         "",
-        *([record_text(result["seen"]), ""] if "seen" in result else []),
+        record_text(result.seen),
+        "",
     ]
     return "\n".join(lines)

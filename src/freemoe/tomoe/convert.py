@@ -36,7 +36,7 @@ from freemoe.models.checkpoints.lending import lent_model
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.hooks import before, hooked
 from freemoe.recipes import ConvertRecipe, recipe_from
-from freemoe.results.convert import KIND
+from freemoe.results import ConvertResult
 from freemoe.text.blocks import row_texts
 from freemoe.tomoe.agreement import layer_inputs, require_agreement, tokens_apart
 from freemoe.tomoe.card import model_card
@@ -84,7 +84,7 @@ def convert(
         progress: Where to report.
         overwrite: Replace a finished folder of the same name.
         resume: Go on with an unfinished run of the same recipe.
-        page: Draws a page into the folder that it is given, before that appears (`freemoe.report.conversion`).
+        page: Draws a page into the folder that it is given, before that appears (`freemoe.systems.write_page`).
         tokenizer: Of a loaded model; the one beside its files if absent.
         fields: In place of the recipe.
 
@@ -103,7 +103,7 @@ def convert(
             return Path(recipe.output)
         with open_run(recipe, overwrite=overwrite, resume=resume) as run:
             output = _convert(recipe, devices, run, progress or default_progress())
-            return publish(run, KIND, recipe, output, read_files, model_card, page)
+            return publish(run, ConvertResult, recipe, output, read_files, model_card, page)
 
 
 def _convert(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Progress) -> RunOutput:

@@ -10,17 +10,16 @@ from freemoe.core.errors import ArtifactError
 from freemoe.evals.held_out import read_shared
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.results import read_result
+from freemoe.results import ConvertResult, read_result
 from freemoe.tomoe.card import rows
 from freemoe.tomoe.structures.structure import STRUCTURE, read_structure
 
 
-def read_files(folder: Path, exact: bool = False) -> tuple[Manifest, dict[str, Any]]:
+def read_files(folder: Path) -> tuple[Manifest, ConvertResult]:
     """Open the files of a converted model, its weights left out.
 
     Args:
         folder: The model.
-        exact: As of `read_result`.
 
     Returns:
         Its manifest and its result.
@@ -28,9 +27,9 @@ def read_files(folder: Path, exact: bool = False) -> tuple[Manifest, dict[str, A
     Raises:
         ArtifactError: One is damaged, or the structure is not the result's.
     """
-    manifest = read_shared(folder, exact)
-    result, structure = read_result(folder), read_structure(folder, manifest)
-    told = [(layer["widths"], layer["union"], layer["value_dims"]) for layer in result["layers"]]
+    manifest = read_shared(folder)
+    result, structure = read_result(folder, ConvertResult), read_structure(folder, manifest)
+    told = [(layer.widths, layer.union, layer.value_dims) for layer in result.layers]
     if told != [(own.widths, own.union, own.value_width) for own in structure]:
         raise ArtifactError(f"{STRUCTURE!r} in {str(folder)!r} keeps other neurons or dimensions than its result says.")
     return manifest, result
@@ -47,10 +46,10 @@ def inspect_converted(folder: Path, base: str | None = None) -> dict[str, Any]:
     load_base(folder, device="cpu")
     if base is not None:
         require_base(manifest, *load_base(base))
-    parameters, length = result["parameters"], result["blocks"]["length"]
+    parameters, length = result.parameters, result.blocks.length
     return {
         **about(folder, manifest, base),
-        "method": result["recipe"]["method"],
+        "method": result.recipe["method"],
         "active_share": parameters["active_share"],
         "active_at_run_time_share": parameters["active_share_at_run_time"],
         "block_tokens": length,
@@ -61,13 +60,13 @@ def inspect_converted(folder: Path, base: str | None = None) -> dict[str, Any]:
         "layers": [
             {
                 "layer": number,
-                "query_dims": layer["query_dims"],
-                "value_dims": layer["value_dims"],
-                "of_dims": layer["head_dim"],
-                "neurons": max(layer["widths"]),
-                "union": layer["union"],
-                "of_neurons": layer["width"],
+                "query_dims": layer.query_dims,
+                "value_dims": layer.value_dims,
+                "of_dims": layer.head_dim,
+                "neurons": max(layer.widths),
+                "union": layer.union,
+                "of_neurons": layer.width,
             }
-            for number, layer in enumerate(result["layers"])
+            for number, layer in enumerate(result.layers)
         ],
     }

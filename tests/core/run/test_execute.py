@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel, ConfigDict
 
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError
@@ -34,6 +35,15 @@ class Plain:
         return ["half of it"] if self.number > 1 else []
 
 
+class Doubled(BaseModel):
+    """Its result."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: Literal["doubled"]
+    sum: int
+
+
 class System:
     """Doubles a number, in two units of work; may die before either, and reads an input."""
 
@@ -58,10 +68,10 @@ class System:
         if resume and is_finished(self.recipe):
             return Path(self.recipe.output)
         with open_run(self.recipe, resume=resume, **how) as run:
-            return publish(run, "doubled", self.recipe, self.pipeline(run), readable, lambda r: f"sum {r['sum']}", page)
+            return publish(run, Doubled, self.recipe, self.pipeline(run), readable, lambda r: f"sum {r.sum}", page)
 
 
-def readable(folder: Path, exact: bool) -> None:
+def readable(folder: Path) -> None:
     """Odd numbers cannot be read."""
     found = json.loads((folder / "result.json").read_text())
     assert read_manifest(folder)["kind"] == found["kind"] == "doubled"
@@ -76,10 +86,20 @@ def test_what_its_own_reader_refuses_is_not_published_and_no_work_is_lost(
     with pytest.raises(ArtifactError, match=r"is not published, as its own readers refuse it: sum: 4 is not allowed"):
         System(recipe).run()
     assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
-    monkeypatch.setitem(globals(), "readable", lambda folder, exact: None)
+    monkeypatch.setitem(globals(), "readable", lambda folder: None)
     mended = System(recipe)
     assert (mended.run() / "numbers.txt").read_text() == "4"
     assert mended.did == 0
+
+
+def test_what_its_type_refuses_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = System.pipeline
+    monkeypatch.setattr(System, "pipeline", lambda system, run: replace(pipeline(system, run), result={"sum": "two"}))
+    with pytest.raises(
+        ArtifactError, match=r"is not published, .*The result is not whole: sum: .*integer \(seen: 'two'\)"
+    ):
+        System(Plain(str(tmp_path / "out"))).run()
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_is_killed_while_its_page_is_drawn_goes_on(tmp_path: Path) -> None:

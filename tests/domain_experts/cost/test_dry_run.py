@@ -19,8 +19,11 @@ from freemoe.evals.statistics import detectable_effect, detectable_gain
 from freemoe.models.checkpoints.fingerprint import fingerprint
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes.build import PURIFICATIONS
-from freemoe.report.experts import render
+from freemoe.report.experts import page
 from freemoe.report.reading import gain_words
+from freemoe.results import BuildResult
+from freemoe.results.build import Row
+from freemoe.results.common import Guessing
 from tests.domain_experts.conftest import read_result, task_recipe, text_recipe
 
 
@@ -135,15 +138,17 @@ def test_a_base_that_guesses_is_said_everywhere(artefact, text_artefact):
                 assert found["guessing"] == pytest.approx(100 / 3)
             else:
                 assert found is None  # one continuation is not guessed
-            said = guessing_text(domain["name"], found)
-            assert (said in headlines(result)) == bool(said)
-            assert said in model_card(result)
-            assert said[1:] in html.unescape(render(result))
-    assert guessing_text("law", read_result(artefact)["domains"][0]["guessing"]).startswith("base: ")
+            read = BuildResult.model_validate(result)
+            said = guessing_text(domain["name"], found and Guessing(**found))
+            assert (said in headlines(read)) == bool(said)
+            assert said in model_card(read)
+            assert said[1:] in html.unescape(page(read))
+    law = BuildResult.model_validate(read_result(artefact)).domains[0]
+    assert guessing_text("law", law.guessing).startswith("base: ")
 
 
 def test_a_ratio_below_a_thousandth_keeps_its_digits():
-    row = {"ratio": {"mean": 0.00042, "low": 0.0004, "high": 0.00045}, "score": 3.0}
+    row = _row(ratio={"mean": 0.00042, "low": 0.0004, "high": 0.00045})
     assert gain_text(row, "perplexity") == "x 0.00042 [0.0004, 0.00045]"
     assert gain_words(row, True) == "× 0.00042 [0.0004, 0.00045]"
 
@@ -213,22 +218,23 @@ def test_the_card_shows_the_numbers_of_the_result(artefact, text_artefact):
     for folder in (artefact, text_artefact):
         result = read_result(folder)
         card = (folder / "README.md").read_text()
-        assert card == model_card(result)
+        read = BuildResult.model_validate(result)
+        assert card == model_card(read)
         assert card.startswith("---\nlibrary_name: freemoe\n")
         for domain in result["domains"]:
             (line,) = [x for x in card.splitlines() if x.startswith(f"| {domain['name']} |")]
             for name, row in domain["rows"].items():
                 assert f"{row['score']:.2f}" in line
-                assert name == "base" or gain_text(row, domain["unit"]) in line
+                assert name == "base" or gain_text(Row(**row), domain["unit"]) in line
             for sub in domain["subdomains"]:
                 assert f"- {sub['name']}: {sub['verdict']}" in card
-        lines = headlines(result)
+        lines = headlines(read)
         indented = [
             line
-            for d in result["domains"]
+            for d in read.domains
             for line in (
-                *(f"  {d['name']}: {text}" for text in filter(None, [control_text(d)])),
-                *(f"  {sub['name']}: {sub['verdict']}" for sub in d["subdomains"]),
+                *(f"  {d.name}: {text}" for text in filter(None, [control_text(d)])),
+                *(f"  {sub.name}: {sub.verdict}" for sub in d.subdomains),
             )
         ]
         own = sum(1 + ("guessing" in d) for d in result["domains"]) + len(indented)
@@ -242,8 +248,12 @@ def test_the_card_shows_the_numbers_of_the_result(artefact, text_artefact):
             assert stated in average
 
 
+def _row(**seen):
+    return Row(**{"score": 3.0, "documents": 9, "gain": {"mean": 0.0, "low": None, "high": None}, **seen})
+
+
 def test_gain_text():
-    points = {"gain": {"mean": 3.14, "low": -1.0, "high": 7.26}}
+    points = _row(gain={"mean": 3.14, "low": -1.0, "high": 7.26})
     assert gain_text(points, "points") == "+3.1 [-1.0, +7.3]"
-    ratio = {"ratio": {"mean": 0.5, "low": 0.4, "high": 0.66666}}
+    ratio = _row(ratio={"mean": 0.5, "low": 0.4, "high": 0.66666})
     assert gain_text(ratio, "perplexity") == "x 0.500 [0.400, 0.667]"

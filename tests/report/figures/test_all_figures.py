@@ -8,20 +8,20 @@ import matplotlib
 import pytest
 from matplotlib.colors import to_hex
 
-from freemoe.report.figures.all_figures import FIGURES, bands, drawn, gains, improved_per_band, purification, radar
+from freemoe.report.figures.all_figures import FIGURES, bands, gains, improved_per_band, purification, radar
 from freemoe.report.figures.drawing import NARROW, WIDE, plain, style, to_svg
 from freemoe.report.palette import COLOURS
-from tests.report.synthetic import make_domain, make_result
+from tests.report.synthetic import make_domain, make_result, typed
 
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 @pytest.mark.parametrize("picture", FIGURES, ids=[p.name for p in FIGURES])
 def test_each_figure_is_an_svg_of_moderate_size_with_the_same_bytes_each_time(picture, width):
-    figure = picture.draw(make_result(), width)
+    figure = picture(typed(make_result()), width)
     assert figure.get_figwidth() <= width
     first = to_svg(figure, picture.name)
     if width == WIDE:
-        assert first == to_svg(picture.draw(make_result(), width), picture.name)
+        assert first == to_svg(picture(typed(make_result()), width), picture.name)
     assert first.startswith("<svg ")
     assert first.endswith("</svg>")
     assert len(first) < 300_000
@@ -34,7 +34,7 @@ def test_each_figure_is_an_svg_of_moderate_size_with_the_same_bytes_each_time(pi
 
 
 def test_a_figure_written_twice_has_the_same_bytes():
-    figure = gains(make_result())
+    figure = gains(typed(make_result()))
     assert to_svg(figure, "g") == to_svg(figure, "g")
 
 
@@ -44,20 +44,21 @@ def test_figures_leave_matplotlib_as_it_was():
         return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != "backend"}
 
     before = settings()
-    assert len(list(drawn(FIGURES, make_result([make_domain("math", ("saliency", "base"))])))) == len(FIGURES)
+    result = typed(make_result([make_domain("math", ("saliency", "base"))]))
+    assert all(picture.svgs(result) for picture in FIGURES)
     assert settings() == before
 
 
 def test_the_users_own_matplotlib_style_has_no_say():
-    plain_look = to_svg(gains(make_result()), "g")
+    plain_look = to_svg(gains(typed(make_result())), "g")
     with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 20}):
-        assert to_svg(gains(make_result()), "g") == plain_look
+        assert to_svg(gains(typed(make_result())), "g") == plain_look
 
 
 def test_pyplot_and_torch_stay_out():
     code = (
-        "import sys; from tests.report.synthetic import make_result; from freemoe.report.figures.all_figures import FIGURES; "
-        "from freemoe.report import experts; [p.draw(make_result()) for p in FIGURES]; print([m for m in ('torch', 'matplotlib.pyplot', 'transformers') if m in sys.modules])"
+        "import sys; from tests.report.synthetic import make_result, typed; from freemoe.report.figures.all_figures import FIGURES; "
+        "from freemoe.report import experts; [p(typed(make_result())) for p in FIGURES]; print([m for m in ('torch', 'matplotlib.pyplot', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -69,7 +70,7 @@ def _axes(figure):
 
 def test_gains_are_drawn_at_the_results_own_values():
     result = make_result()
-    figure = gains(result)
+    figure = gains(typed(result))
     math = result["domains"][0]
     drawn = {round(float(x), 9) for line in _axes(figure)[0].lines for x in line.get_xdata()}
     for rows in (math["rows"], *(s["rows"] for s in math["subdomains"])):
@@ -79,7 +80,7 @@ def test_gains_are_drawn_at_the_results_own_values():
 
 def test_bands_put_every_candidate_at_the_middle_of_its_band():
     result = make_result()
-    panel = _axes(bands(result))[1]
+    panel = _axes(bands(typed(result)))[1]
     sub = result["domains"][0]["subdomains"][1]
     curve = next(line for line in panel.lines if len(line.get_xdata()) == 10)
     assert list(curve.get_xdata()) == pytest.approx([0.05 + 0.1 * i for i in range(10)])
@@ -92,15 +93,15 @@ def test_bands_put_every_candidate_at_the_middle_of_its_band():
 
 def test_improved_per_band_counts_subdomains_of_each_domain():
     result = make_result()
-    up = sum(p.get_height() for p in improved_per_band(result).axes[0].patches if p.get_height() > 0)
-    down = -sum(p.get_height() for p in improved_per_band(result).axes[0].patches if p.get_height() < 0)
+    up = sum(p.get_height() for p in improved_per_band(typed(result)).axes[0].patches if p.get_height() > 0)
+    down = -sum(p.get_height() for p in improved_per_band(typed(result)).axes[0].patches if p.get_height() < 0)
     # Bands score base - 8 .. base + 1 on tasks (one better, eight worse) and 3 .. 1.2 times the perplexity on text.
     assert (up, down) == (5, 5 * 8 + 2 * 10)
 
 
 def test_purification_marks_the_best_round():
     result = make_result()
-    star = next(line for line in purification(result).axes[0].lines if line.get_marker() == "*")
+    star = next(line for line in purification(typed(result)).axes[0].lines if line.get_marker() == "*")
     curve = result["domains"][0]["subdomains"][0]["purification_curve"]
     assert (list(star.get_xdata()), list(star.get_ydata())) == ([2], [min(curve)])
 
@@ -110,11 +111,11 @@ def test_names_become_one_drawable_line():
     assert plain("数学") == "□□"
     assert len(plain("x" * 200, 24)) == 24
     with style():
-        assert gains(make_result([make_domain("$x$ 数", ("saliency",))])) is not None
+        assert gains(typed(make_result([make_domain("$x$ 数", ("saliency",))]))) is not None
 
 
 def test_many_subdomains_get_a_panel_in_order_of_interest():
-    figure = bands(make_result([make_domain("many", ("base", "base", "saliency") * 12)]))
+    figure = bands(typed(make_result([make_domain("many", ("base", "base", "saliency") * 12)])))
     titles = [a.get_title(loc="left").strip() for a in figure.axes]
     assert len(titles) == 24
     assert {f"many/s{i}" for i in range(2, 36, 3)} <= set(titles)
@@ -125,7 +126,7 @@ def test_many_subdomains_get_a_panel_in_order_of_interest():
 @pytest.mark.parametrize(("count", "width", "kind"), [(2, WIDE, "bars"), (3, WIDE, "polar"), (3, NARROW, "bars")])
 def test_fewer_than_three_spokes_are_bars_of_the_same_scores(count, width, kind):
     result = make_result([make_domain("math", ("saliency",) * count)])
-    (axes,) = radar(result, width).axes
+    (axes,) = radar(typed(result), width).axes
     rows = [s["rows"] for s in result["domains"][0]["subdomains"]]
     wanted = [r[name]["score"] for r in rows for name in ("base", "expert", "routed")]
     if kind == "polar":
@@ -137,10 +138,10 @@ def test_fewer_than_three_spokes_are_bars_of_the_same_scores(count, width, kind)
 
 
 def test_the_same_row_has_the_same_colour_in_every_figure():
-    result = make_result()
+    result = typed(make_result())
     for picture in FIGURES:
         for width in (WIDE, NARROW):
-            for legend in picture.draw(result, width).legends:
+            for legend in picture(result, width).legends:
                 for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
                     name = text.get_text().split()[0]
                     if name in ("expert", "routed", "control", "oracle"):

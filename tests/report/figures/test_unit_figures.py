@@ -7,6 +7,7 @@ import pytest
 
 from freemoe.domain_experts.structured.wording import unit_lines
 from freemoe.report.figures.unit_figures import unit_curve
+from tests.report.synthetic import make_domain, make_result, typed
 
 
 def row(mean: float, text: bool) -> dict:
@@ -36,13 +37,14 @@ def result(text: bool) -> dict:
         "guard_documents": 90,
         "cut": cut,
     }
-    unit = "perplexity" if text else "points"
-    return {"domains": [{"name": "wiki", "unit": unit, "subdomains": [{"name": "wiki/all", "units": units}]}]}
+    domain = make_domain("wiki", ("saliency",), text=text)
+    domain["subdomains"][0]["units"] = units
+    return make_result([domain])
 
 
 @pytest.mark.parametrize("text", [True, False])
 def test_the_curve_starts_at_the_base_and_passes_through_every_share(text: bool) -> None:
-    figure = unit_curve(result(text))
+    figure = unit_curve(typed(result(text)))
     assert figure is not None
     (axes,) = figure.axes
     points = axes.lines[1].get_xydata()
@@ -52,7 +54,9 @@ def test_the_curve_starts_at_the_base_and_passes_through_every_share(text: bool)
 
 
 def test_nothing_is_drawn_without_units() -> None:
-    assert unit_curve({"domains": [{"name": "a", "unit": "points", "subdomains": [{"name": "a/0"}]}]}) is None
+    bare = result(False)
+    del bare["domains"][0]["subdomains"][0]["units"]
+    assert unit_curve(typed(bare)) is None
 
 
 def test_words_name_share_rivals_and_speed() -> None:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, get_args
+
+from pydantic import BaseModel
 
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.environment import environment
@@ -21,8 +23,10 @@ from freemoe.core.files import CARD, as_disk_error, write_atomic
 from freemoe.core.ledger import count_openings
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run.folder import RunFolder, finished
-from freemoe.core.untrusted import dump_yaml
+from freemoe.core.untrusted import checked, dump_yaml
 from freemoe.core.version import __version__
+
+R = TypeVar("R", bound=BaseModel)
 
 NOT_DECIDING = ("workers", "place", "unit_seconds", "preset")
 """Fields of a recipe that do not decide what the result is (a preset only fills others): a resumed run may have others."""
@@ -118,18 +122,18 @@ def open_run(recipe: Recipe, *, overwrite: bool = False, resume: bool = True) ->
 
 def publish(
     run: RunFolder,
-    kind: str,
+    typed: type[R],
     recipe: Recipe,
     output: RunOutput,
-    check: Callable[..., Any],
-    card: Callable[[dict[str, Any]], str],
+    check: Callable[[Path], Any],
+    card: Callable[[R], str],
     page: Callable[[Path], Any] | None = None,
 ) -> Path:
     """Write result, card and manifest of what a run made, and let its folder appear under its name.
 
     Args:
         run: Where the tensors are.
-        kind: What the artefact is.
+        typed: The result's type, whose ``kind`` is the artefact's: what it refuses is not published.
         recipe: Everything that decided the result.
         output: What the run made.
         check: Opens everything that was written, as its readers do: what they refuse is not published.
@@ -140,8 +144,9 @@ def publish(
         The artefact's folder.
 
     Raises:
-        ArtifactError: The readers refuse it.
+        ArtifactError: Its type or its readers refuse it.
     """
+    (kind,) = get_args(typed.model_fields["kind"].annotation)
     openings = count_openings(output.reported, [output.base_fingerprint, deciding(recipe, "output")])
     result = {
         "format": RESULT_FORMAT,
@@ -173,18 +178,20 @@ def publish(
     }
     write_atomic(run.partial / "recipe.yaml", dump_yaml(recipe.model_dump(mode="json")).encode())
     write_atomic(run.partial / "result.json", (json.dumps(result, indent=1) + "\n").encode())
-    write_atomic(run.partial / CARD, card(result).encode())
-    write_manifest(run.partial, manifest)
-    _require_readable(run.partial, check, page)
+    with _refusing_to_publish(run.partial):
+        write_atomic(run.partial / CARD, card(checked(typed, result, "The result", ArtifactError)).encode())
+        write_manifest(run.partial, manifest)
+        check(run.partial)
+        if page is not None:
+            page(run.partial)
     return run.publish()
 
 
-def _require_readable(folder: Path, check: Callable[..., Any], page: Callable[[Path], Any] | None) -> None:
-    """Raise unless the readers of a folder take it; where they do, its pages are drawn."""
+@contextlib.contextmanager
+def _refusing_to_publish(folder: Path) -> Iterator[None]:
+    """Around what reads and draws a finished folder: what its type or its readers refuse is not published."""
     try:
-        check(folder, exact=True)
-        if page is not None:
-            page(folder)
+        yield
     except DiskError:
         raise
     except FreeMoEError as error:

@@ -124,8 +124,8 @@ class SavedExperts(ExpertHost, Shipped):
         write_atomic(folder / EXPERTS, save({k: v.clone() for e in experts for k, v in e.to_tensors().items()}))
         if self.router is not None:
             write_atomic(folder / ROUTER, save(self.router.to_tensors()))
-        base = {"name": body["base_model_name_or_path"], "fingerprint": body["base_fingerprint"]}
-        (folder / CARD).write_text(unmeasured_card(base, [e.name for e in experts]), encoding="utf-8")
+        base, own = body["base_model_name_or_path"], body["base_fingerprint"]
+        (folder / CARD).write_text(unmeasured_card(base, own, [e.name for e in experts]), encoding="utf-8")
         write_manifest(folder, body)
         # What could not be read again is refused here.
         manifest = read_manifest(folder)

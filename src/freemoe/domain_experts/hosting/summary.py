@@ -10,7 +10,7 @@ from freemoe.domain_experts.prove.card import gain_text
 from freemoe.models.mask import Mask
 from freemoe.models.weights import Weight
 from freemoe.recipes.expert_names import BASE
-from freemoe.results import read_result
+from freemoe.results import BuildResult, read_result
 
 
 def expert_row(expert: Expert, mask: Mask, weights: list[Weight], told: dict[str, Any] | None) -> dict[str, Any]:
@@ -45,14 +45,13 @@ def measured(artefact: Path) -> dict[str, dict[str, Any]]:
     if not (artefact / "result.json").is_file():
         return {}
     found = {}
-    for domain in read_result(artefact)["domains"]:
-        for sub in domain["subdomains"]:
-            row = sub["rows"].get("expert")
-            kind = "ratio" if domain["unit"] == "perplexity" else "gain"
-            gain = (
-                None if row is None else {**row[kind], "unit": domain["unit"], "text": gain_text(row, domain["unit"])}
-            )
-            found[sub["name"]] = {"accepted": sub["chosen"] != "base", "verdict": sub["verdict"], "gain": gain}
+    for domain in read_result(artefact, BuildResult).domains:
+        for sub in domain.subdomains:
+            row = sub.rows.get("expert")
+            gain = None
+            if row is not None and (seen := row.ratio if domain.is_text else row.gain):
+                gain = {**seen.model_dump(), "unit": domain.unit, "text": gain_text(row, domain.unit)}
+            found[sub.name] = {"accepted": sub.chosen != "base", "verdict": sub.verdict, "gain": gain}
     return found
 
 

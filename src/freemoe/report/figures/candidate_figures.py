@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.cbook import boxplot_stats
@@ -27,24 +26,25 @@ from freemoe.report.figures.drawing import (
     new_figure,
     panels,
     panels_of,
+    picture,
     plain,
     ratio_ticks,
-    styled,
     wrapped,
 )
 from freemoe.report.palette import COLOURS, CONTROL, FAINT, INK, PAPER, SHADE, SOFT, colour
-from freemoe.report.reading import candidate_gains, improves, is_text
+from freemoe.report.reading import candidate_gains, improves
+from freemoe.results.build import BuildResult, SubdomainResult
 
 NOT_USED = "measured on the reported split, not used to choose"
 BAND_AXIS = "share of the ascending importance ranking, 0 = least important"
 _FEWEST = 4  # candidates that make a box
 
 
-def _banded(subdomain: dict[str, Any]) -> dict[str, list[tuple[float, float, str, float]]]:
+def _banded(subdomain: SubdomainResult) -> dict[str, list[tuple[float, float, str, float]]]:
     """Metric -> (start, end, candidate, score) of its bands with a finite score, in ascending order."""
     found: dict[str, list[tuple[float, float, str, float]]] = defaultdict(list)
-    scores = subdomain.get("candidates", {})
-    for name, (metric, start, end) in subdomain.get("bands", {}).items():
+    scores = subdomain.candidates
+    for name, (metric, start, end) in subdomain.bands.items():
         if name in scores and math.isfinite(scores[name]):
             found[metric].append((start, end, name, scores[name]))
     return {metric: sorted(rows) for metric, rows in found.items()}
@@ -54,22 +54,26 @@ def _colour(metric: str) -> str:
     return CONTROL if metric == "random" else colour(metric) if metric in COLOURS else INK
 
 
-@styled
-def bands(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture(
+    "bands",
+    "Score over the bands of the importance ranking",
+    "Each point: the score with that share of the ranking switched off. Measured on the reported split, not used to choose.",
+)
+def bands(result: BuildResult, width: float = WIDE) -> Figure | None:
     """Score over the bands of the importance ranking, one panel per subdomain (MoDE Fig. 1 and 5)."""
-    shown = [(d, s) for d in result["domains"] for s in d["subdomains"] if _banded(s) and s.get("rows")]
+    shown = [(d, s) for d in result.domains for s in d.subdomains if _banded(s) and s.rows]
     if not shown:
         return None
-    shown, note = panels_of(shown, lambda pair: pair[1]["chosen"] != "base")
+    shown, note = panels_of(shown, lambda pair: pair[1].chosen != "base")
     figure, axes = panels(len(shown), width=width)
     for place, (domain, subdomain) in zip(axes, shown, strict=True):
-        _sweep(place, subdomain, is_text(domain))
-        unit = "perplexity; " if is_text(domain) else ""
-        heading(place, subdomain["name"], f"{unit}chosen: {subdomain['chosen']}")
+        _sweep(place, subdomain, domain.is_text)
+        unit = "perplexity; " if domain.is_text else ""
+        heading(place, subdomain.name, f"{unit}chosen: {subdomain.chosen}")
         if first_column(place):
-            place.set_ylabel("perplexity" if is_text(domain) else "score, %")
+            place.set_ylabel("perplexity" if domain.is_text else "score, %")
     metrics = list(dict.fromkeys(m for _, s in shown for m in _banded(s)))
-    switches = list(dict.fromkeys(c for _, s in shown for c in s["candidates"] if c not in s["bands"]))
+    switches = list(dict.fromkeys(c for _, s in shown for c in s.candidates if c not in s.bands))
     handles = [
         Line2D([], [], color=_colour(m), marker=METRIC_MARKERS.get(m, "v"), markersize=4, lw=1.3, label=f"{m} band")
         for m in metrics
@@ -82,10 +86,10 @@ def bands(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     return figure
 
 
-def _sweep(axes: Axes, subdomain: dict[str, Any], text: bool) -> None:
-    chosen = subdomain["chosen"]
+def _sweep(axes: Axes, subdomain: SubdomainResult, text: bool) -> None:
+    chosen = subdomain.chosen
     star = {"marker": "*", "markersize": 11, "color": INK, "markeredgecolor": PAPER, "zorder": 5, "clip_on": False}
-    base = subdomain["rows"]["base"]["score"]
+    base = subdomain.rows["base"].score
     axes.axhline(base, color=INK, ls="--", lw=1)
     seen = [base]
     for metric, rows in _banded(subdomain).items():
@@ -97,8 +101,8 @@ def _sweep(axes: Axes, subdomain: dict[str, Any], text: bool) -> None:
         for middle, (_, _, name, score) in zip(middles, rows, strict=True):
             if name == chosen:
                 axes.plot([middle], [score], **star)
-    for name, score in subdomain["candidates"].items():
-        if name not in subdomain["bands"] and math.isfinite(score):
+    for name, score in subdomain.candidates.items():
+        if name not in subdomain.bands and math.isfinite(score):
             axes.axhline(score, color=_colour(name), ls="-.", lw=1.4)
             seen.append(score)
             if name == chosen:
@@ -116,17 +120,22 @@ def _sweep(axes: Axes, subdomain: dict[str, Any], text: bool) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(5))
 
 
-@styled
-def candidate_boxes(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture(
+    "boxes",
+    "Gains of all candidates",
+    "Every candidate of every subdomain (their number in brackets): boxes span the quartiles, whiskers 1.5 times their "
+    "distance. Measured on the reported split, not used to choose.",
+)
+def candidate_boxes(result: BuildResult, width: float = WIDE) -> Figure | None:
     """Gains of all candidates per domain as boxplots (MoDE Fig. 4)."""
     kinds = []
     for text in (False, True):
         groups = []
-        for domain in result["domains"]:
-            if is_text(domain) == text:
-                found = [g for s in domain["subdomains"] for g in candidate_gains(s, text).values()]
+        for domain in result.domains:
+            if domain.is_text == text:
+                found = [g for s in domain.subdomains for g in candidate_gains(s, text).values()]
                 if len(found) >= _FEWEST:
-                    groups.append((domain["name"], found))
+                    groups.append((domain.name, found))
         if groups:
             kinds.append((text, groups))
     if not kinds:
@@ -171,13 +180,18 @@ def _boxes(axes: Axes, groups: list[tuple[str, list[float]]], text: bool, width:
         axes.set_xlabel(wrapped(f"gain over the base, points\n{NOT_USED}", 0.65 * width))
 
 
-@styled
-def improved_per_band(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture(
+    "improved",
+    "Subdomains improved per band",
+    "Above zero: subdomains whose score is higher (perplexity lower) than the base's with that band off; hollow, below "
+    "zero: worse. Differences due to chance count too. Measured on the reported split, not used to choose.",
+)
+def improved_per_band(result: BuildResult, width: float = WIDE) -> Figure | None:
     """How many subdomains each band improves, and how many it makes worse (MoDE Fig. 2)."""
     tally: dict[str, dict[tuple[float, float], list[int]]] = {}
-    for domain in result["domains"]:
-        text = is_text(domain)
-        for subdomain in domain["subdomains"]:
+    for domain in result.domains:
+        text = domain.is_text
+        for subdomain in domain.subdomains:
             gains = candidate_gains(subdomain, text)
             for metric, rows in _banded(subdomain).items():
                 for start, end, name, _ in rows:

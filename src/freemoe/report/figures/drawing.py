@@ -13,6 +13,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -89,6 +90,40 @@ def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
             return draw(*args, **kwargs)
 
     return inner
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure of a page.
+
+    Attributes:
+        name: Its anchor, and the prefix of its ids.
+        title: Heading.
+        caption: What to see in it.
+        draw: Result and width in inches -> figure, or None when the result has nothing for it.
+    """
+
+    name: str
+    title: str
+    caption: str
+    draw: Callable[..., Figure | None]
+
+    def __call__(self, result: Any, width: float = WIDE) -> Figure | None:
+        """The figure."""
+        return self.draw(result, width)
+
+    def svgs(self, result: Any) -> tuple[str, str] | None:
+        """Inline SVG for a screen and for a phone; None when the result has nothing for it."""
+        wide, narrow = (self.draw(result, width) for width in (WIDE, NARROW))
+        if wide is None or narrow is None:
+            return None
+        said = (self.title, self.caption)
+        return to_svg(wide, f"{self.name}-w", *said), to_svg(narrow, f"{self.name}-n", *said)
+
+
+def picture(name: str, title: str, caption: str) -> Callable[[Callable[..., Figure | None]], Picture]:
+    """Make a figure function a `Picture`, drawn in the report's style."""
+    return lambda draw: Picture(name, title, caption, styled(draw))
 
 
 def is_narrow(width: float) -> bool:

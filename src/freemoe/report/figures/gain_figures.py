@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -18,34 +19,36 @@ from freemoe.report.figures.drawing import (
     is_narrow,
     legend_above,
     new_figure,
+    picture,
     plain,
     ratio_ticks,
-    styled,
     wrapped,
 )
 from freemoe.report.palette import FAINT, INK, PAPER, SHADE, SOFT, colour, role
-from freemoe.report.reading import compared_rows, interval_of, is_text, with_rows
+from freemoe.report.reading import compared_rows, interval_of, with_rows
+from freemoe.results import BuildResult, Evaluation
+from freemoe.results.build import DomainResult, Row, ScoredDomain
 
 _HOLLOW = ("oracle",)  # not a result, and drawn like none
 _FEWEST_SPOKES, _MOST_SPOKES = 3, 16
 _MARKERS = "os^v<>pP"
 
 
-def _drawable(row: dict[str, Any], text: bool) -> list[float]:
+def _drawable(row: Row, text: bool) -> list[float]:
     """Mean, low and high; the mean alone where there is no interval, nothing where it cannot be drawn."""
     mean, *ends = interval_of(row, text)
     found = [mean, *ends] if any(map(math.isfinite, ends)) else [mean]
     return found if all(math.isfinite(v) and (v > 0 or not text) for v in found) else []
 
 
-def _entries(domain: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _entries(domain: ScoredDomain) -> list[tuple[str, dict[str, Row]]]:
     """The domain as a whole, then its subdomains where there are several."""
-    parts = with_rows(domain) if "subdomains" in domain else []
-    whole = [(f"all of {domain['name']}" if parts else domain["name"], domain["rows"])]
-    return whole + ([(s["name"], s["rows"]) for s in parts] if len(parts) > 1 else [])
+    parts = with_rows(domain) if isinstance(domain, DomainResult) else []
+    whole = [(f"all of {domain.name}" if parts else domain.name, domain.rows)]
+    return whole + ([(s.name, s.rows) for s in parts] if len(parts) > 1 else [])
 
 
-def _limits(domains: list[dict[str, Any]], text: bool) -> tuple[float, float]:
+def _limits(domains: list[ScoredDomain], text: bool) -> tuple[float, float]:
     ends = [
         v for d in domains for _, rows in _entries(d) for n in compared_rows(rows) for v in _drawable(rows[n], text)
     ]
@@ -64,22 +67,27 @@ def _markers(shown: list[str]) -> dict[str, str]:
     return {n: ROW_MARKERS.get(n) or _MARKERS[own.index(n) % len(_MARKERS)] for n in shown}
 
 
-@styled
-def gains(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture(
+    "gains",
+    "Gain over the base",
+    "Dots: paired difference to the base on held-out documents; lines: 95 % intervals. Hollow diamonds (oracle) were "
+    "selected on these very documents and are not a result.",
+)
+def gains(result: BuildResult | Evaluation, width: float = WIDE) -> Figure | None:
     """Gain over the base with 95 % intervals, per domain and subdomain: expert, routed, control, oracle side by side."""
-    domains = [d for d in result["domains"] if compared_rows(d["rows"])]
+    domains = [d for d in result.domains if compared_rows(d.rows)]
     if not domains:
         return None
-    shown = list(dict.fromkeys(n for d in domains for n in compared_rows(d["rows"])))
+    shown = list(dict.fromkeys(n for d in domains for n in compared_rows(d.rows)))
     sizes = [max(0.3, 0.13 * len(shown)) * len(_entries(d)) for d in domains]
     figure = new_figure(width, 0.9 + sum(n + 0.75 for n in sizes))
     grid = figure.add_gridspec(len(domains), 1, height_ratios=[n + 0.4 for n in sizes])
     markers = _markers(shown)
     for k, domain in enumerate(domains):
         axes = figure.add_subplot(grid[k, 0])
-        text = is_text(domain)
+        text = domain.is_text
         _dots(axes, domain, markers, 14 if is_narrow(width) else 30)
-        limits = _limits([d for d in domains if is_text(d) == text], text)
+        limits = _limits([d for d in domains if d.is_text == text], text)
         inches = 0.6 * width
         if text:
             axes.set_xscale("log")
@@ -101,8 +109,8 @@ def gains(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     return figure
 
 
-def _dots(axes: Axes, domain: dict[str, Any], markers: dict[str, str], most: int) -> None:
-    text, entries = is_text(domain), _entries(domain)
+def _dots(axes: Axes, domain: ScoredDomain, markers: dict[str, str], most: int) -> None:
+    text, entries = domain.is_text, _entries(domain)
     for i, (_, rows) in enumerate(entries):
         if i == 0 and len(entries) > 1:
             axes.axhspan(-0.5, 0.5, color=SHADE, lw=0, zorder=0)
@@ -124,12 +132,16 @@ def _dots(axes: Axes, domain: dict[str, Any], markers: dict[str, str], most: int
     axes.spines["left"].set_visible(False)
 
 
-@styled
-def improvement(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture(
+    "improvement",
+    "Improvement per domain",
+    "Paired gain per domain with its 95 % interval; for text, by how many per cent perplexity falls. Up is better.",
+)
+def improvement(result: BuildResult, width: float = WIDE) -> Figure | None:
     """Improvement over the base per domain, as bars with 95 % intervals (Free-MoE Fig. 5)."""
-    kinds = [(text, [d for d in result["domains"] if is_text(d) == text]) for text in (False, True)]
+    kinds = [(text, [d for d in result.domains if d.is_text == text]) for text in (False, True)]
     kinds = [(text, domains) for text, domains in kinds if domains]
-    shown = [n for n in ("expert", "routed", "control") if any(n in d["rows"] for d in result["domains"])]
+    shown = [n for n in ("expert", "routed", "control") if any(n in d.rows for d in result.domains)]
     if not kinds or not shown:
         return None
     if is_narrow(width):
@@ -148,11 +160,11 @@ def improvement(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     return figure
 
 
-def _bars(axes: Axes, domains: list[dict[str, Any]], shown: list[str], text: bool, writing: float) -> None:
+def _bars(axes: Axes, domains: Sequence[ScoredDomain], shown: list[str], text: bool, writing: float) -> None:
     width = 0.8 / len(shown)
     for i, domain in enumerate(domains):
         for j, name in enumerate(shown):
-            row = domain["rows"].get(name)
+            row = domain.rows.get(name)
             if row is None or not (values := _drawable(row, text)):
                 continue
             # Perplexity: by how many per cent it falls, so that up is better in both panels.
@@ -166,7 +178,7 @@ def _bars(axes: Axes, domains: list[dict[str, Any]], shown: list[str], text: boo
                 "data", "offset points", ha="center", va="bottom" if values[0] >= 0 else "top", fontsize=writing, color=SOFT,
             )  # fmt: skip
     axes.axhline(0, color=INK, lw=0.9)
-    axes.set_xticks(range(len(domains)), [plain(d["name"], 16) for d in domains])
+    axes.set_xticks(range(len(domains)), [plain(d.name, 16) for d in domains])
     axes.set_xlim(-0.6, len(domains) - 0.4)
     axes.set_ylabel("fall of perplexity, %" if text else "gain, points")
     axes.grid(axis="y")
@@ -174,13 +186,18 @@ def _bars(axes: Axes, domains: list[dict[str, Any]], shown: list[str], text: boo
     axes.tick_params(axis="x", length=0)
 
 
-@styled
-def radar(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture(
+    "radar",
+    "Base, expert and routed mixture",
+    "Score in per cent: along each spoke, or, where there are fewer than three or no room, as bars. Further out is better. Text "
+    "domains are not in it.",
+)
+def radar(result: BuildResult, width: float = WIDE) -> Figure | None:
     """Score of base, expert and routed mixture over subdomains, or domains (Free-MoE Fig. 4); bars where spokes are few."""
-    domains = [d for d in result["domains"] if not is_text(d)]
-    spokes = [(s["name"], s["rows"]) for d in domains for s in with_rows(d)]
+    domains = [d for d in result.domains if not d.is_text]
+    spokes = [(s.name, s.rows) for d in domains for s in with_rows(d)]
     if len(spokes) > _MOST_SPOKES:
-        spokes = [(d["name"], d["rows"]) for d in domains]
+        spokes = [(d.name, d.rows) for d in domains]
     shown = [n for n in ("base", "expert", "routed") if all(n in rows for _, rows in spokes)]
     if not spokes or len(shown) < 2:
         return None
@@ -188,21 +205,21 @@ def radar(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     return _score_bars(spokes, shown, width) if few or is_narrow(width) else _spokes(spokes, shown)
 
 
-def _score_bars(spokes: list[tuple[str, dict[str, Any]]], shown: list[str], width: float) -> Figure:
+def _score_bars(spokes: list[tuple[str, dict[str, Row]]], shown: list[str], width: float) -> Figure:
     """Scores as bars, one group a line."""
     figure = new_figure(min(width, 7.0), 0.9 + 0.2 * len(shown) * len(spokes) + 0.12 * len(spokes))
     axes = figure.add_subplot()
     height = 0.8 / len(shown)
     for i, (_, rows) in enumerate(spokes):
         for j, name in enumerate(shown):
-            y, score = i + height * (j - (len(shown) - 1) / 2), rows[name]["score"]
+            y, score = i + height * (j - (len(shown) - 1) / 2), rows[name].score
             axes.barh(y, score, 0.86 * height, color=colour(role(name)))
             axes.annotate(
                 f"{score:.1f}", (score, y), (3, 0), "data", "offset points", va="center", fontsize=7.5, color=SOFT
             )
     axes.set_yticks(range(len(spokes)), [plain(name, 14 if is_narrow(width) else 24) for name, _ in spokes])
     axes.set_ylim(len(spokes) - 0.5, -0.5)
-    axes.set_xlim(0, 1.14 * max(1.0, *(rows[n]["score"] for _, rows in spokes for n in shown)))
+    axes.set_xlim(0, 1.14 * max(1.0, *(rows[n].score for _, rows in spokes for n in shown)))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel("score, %")
     axes.tick_params(axis="y", length=0)
@@ -211,22 +228,22 @@ def _score_bars(spokes: list[tuple[str, dict[str, Any]]], shown: list[str], widt
     return figure
 
 
-def _spokes(spokes: list[tuple[str, dict[str, Any]]], shown: list[str]) -> Figure:
+def _spokes(spokes: list[tuple[str, dict[str, Row]]], shown: list[str]) -> Figure:
     figure = new_figure(7.0, 5.4)
     axes: Any = figure.add_subplot(projection="polar")
     axes.set_theta_offset(math.pi / 2)
     axes.set_theta_direction(-1)
     angles = [2 * math.pi * i / len(spokes) for i in range(len(spokes))]
     for name in shown:
-        values = [rows[name]["score"] for _, rows in spokes]
+        values = [rows[name].score for _, rows in spokes]
         dashed = {"base": "--", "routed": ":"}.get(name, "-")
         axes.plot(
             [*angles, angles[0]], [*values, values[0]], dashed, color=colour(name), lw=1.8, label=ROW_LABELS[name],
             marker=ROW_MARKERS[name] if name != "base" else "", markersize=4,
         )  # fmt: skip
-    base = [rows["base"]["score"] for _, rows in spokes]
+    base = [rows["base"].score for _, rows in spokes]
     axes.fill([*angles, angles[0]], [*base, base[0]], color=colour("base"), alpha=0.12, lw=0)
-    top = max(rows[n]["score"] for _, rows in spokes for n in shown)
+    top = max(rows[n].score for _, rows in spokes for n in shown)
     axes.set_ylim(0, min(100.0, max(10.0, 1.08 * top)))
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.set_rlabel_position(180 / len(spokes))

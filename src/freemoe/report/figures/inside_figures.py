@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from freemoe.report.figures.drawing import WIDE, below, heading, legend_above, panels, panels_of, shaded, styled
+from freemoe.report.figures.drawing import WIDE, below, heading, legend_above, panels, panels_of, picture, shaded
 from freemoe.report.palette import INK, PAPER, SOFT, colour
 from freemoe.report.reading import percent
+from freemoe.results.build import BuildResult, SubdomainResult
 
 _CELLS_WITH_NUMBERS = 8  # layers
 
 
-@styled
-def where_off(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture(
+    "where",
+    "Where the switched-off weights lie",
+    "Per cent of the weights of each layer and sublayer that is off. Every panel has its own scale; where the base "
+    "stayed, the panel shows the best candidate that was turned down.",
+)
+def where_off(result: BuildResult, width: float = WIDE) -> Figure | None:
     """Share of the weights that is off, layer by sublayer, one panel per subdomain."""
-    subdomains = [s for d in result["domains"] for s in d["subdomains"]]
-    shown = [s for s in subdomains if any(c["off"] for c in s.get("where_off", ()))]
+    subdomains = [s for d in result.domains for s in d.subdomains]
+    shown = [s for s in subdomains if any(c.off for c in s.where_off)]
     if not shown:
         return None
-    shown, note = panels_of(shown, lambda sub: sub["chosen"] != "base")
+    shown, note = panels_of(shown, lambda sub: sub.chosen != "base")
     rows = max(len(_sublayers(s)) for s in shown)
     figure, axes = panels(len(shown), 3, width=width, height=0.95 + 0.3 * rows)
     for place, subdomain in zip(axes, shown, strict=True):
@@ -33,16 +38,16 @@ def where_off(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     return figure
 
 
-def _sublayers(subdomain: dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys(c["sublayer"] for c in subdomain["where_off"]))
+def _sublayers(subdomain: SubdomainResult) -> list[str]:
+    return list(dict.fromkeys(c.sublayer for c in subdomain.where_off))
 
 
-def _strip(axes: Axes, subdomain: dict[str, Any]) -> None:
+def _strip(axes: Axes, subdomain: SubdomainResult) -> None:
     sublayers = _sublayers(subdomain)
-    layers = sorted({c["layer"] for c in subdomain["where_off"]})
+    layers = sorted({c.layer for c in subdomain.where_off})
     shares = [[0.0] * len(layers) for _ in sublayers]
-    for cell in subdomain["where_off"]:
-        shares[sublayers.index(cell["sublayer"])][layers.index(cell["layer"])] = cell["off"] / max(1, cell["of"])
+    for cell in subdomain.where_off:
+        shares[sublayers.index(cell.sublayer)][layers.index(cell.layer)] = cell.off / max(1, cell.of)
     top = max(max(row) for row in shares)
     shaded(
         axes,
@@ -58,23 +63,27 @@ def _strip(axes: Axes, subdomain: dict[str, Any]) -> None:
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    what = subdomain.get("where_off_is", "chosen")
-    what = f"chosen: {subdomain['chosen']}" if what == "chosen" else what.replace("best candidate, ", "")
-    heading(axes, subdomain["name"], f"{what} (darkest: {percent(top)} %)", most=34)
+    what = subdomain.where_off_is
+    what = f"chosen: {subdomain.chosen}" if what == "chosen" else what.replace("best candidate, ", "")
+    heading(axes, subdomain.name, f"{what} (darkest: {percent(top)} %)", most=34)
 
 
-@styled
-def purification(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture(
+    "purification",
+    "Signed purification, round by round",
+    "Loss on reference documents that gave no gradients; the star marks the round that was kept.",
+)
+def purification(result: BuildResult, width: float = WIDE) -> Figure | None:
     """Loss on the stopping documents over the rounds of signed purification, one panel per subdomain."""
     shown = [
-        (s, s["purification_curve"])
-        for d in result["domains"]
-        for s in d["subdomains"]
-        if len(s.get("purification_curve") or ()) > 1 and all(math.isfinite(v) for v in s["purification_curve"])
+        (s, s.purification_curve)
+        for d in result.domains
+        for s in d.subdomains
+        if len(s.purification_curve) > 1 and all(math.isfinite(v) for v in s.purification_curve)
     ]
     if not shown:
         return None
-    shown, note = panels_of(shown, lambda pair: pair[0]["chosen"] != "base")
+    shown, note = panels_of(shown, lambda pair: pair[0].chosen != "base")
     figure, axes = panels(len(shown), width=width, height=2.0)
     own = colour("saliency")
     for place, (subdomain, curve) in zip(axes, shown, strict=True):
@@ -83,7 +92,7 @@ def purification(result: dict[str, Any], width: float = WIDE) -> Figure | None:
         place.plot(range(len(curve)), curve, color=own, lw=1.5)
         place.plot([best], [curve[best]], marker="*", markersize=11, color=INK, markeredgecolor=PAPER, zorder=5)
         fall = f"round {best}: {curve[0]:.3g} -> {curve[best]:.3g}" if best else "no round was better than the base"
-        heading(place, subdomain["name"], fall)
+        heading(place, subdomain.name, fall)
         place.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         place.yaxis.set_major_locator(MaxNLocator(4))
         place.margins(y=0.15)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from freemoe.report.figures.drawing import WIDE, heading, is_narrow, new_figure, plain, style, styled
+from freemoe.report.figures.drawing import WIDE, heading, is_narrow, new_figure, picture, plain, style
 from freemoe.report.palette import BASE, EXPERT, INK, RIVAL, SOFT
+from freemoe.results.trim import TrimResult
 
 PLANS = "plans.svg"
 
@@ -18,14 +18,15 @@ _OF_K = "osd^vP"
 MARKERS = {"knapsack": "o", "tlnle": "^", "full": "s"}
 
 
-@styled
-def pareto_figure(plan: dict[str, Any], width: float = WIDE) -> Figure | None:
-    """Act against drop of all plans, and the profile by layer; None where no profile was taken.
-
-    Args:
-        plan: The section ``plan`` of a trim's result.
-        width: In inches.
-    """
+@picture(
+    "plans",
+    "Plans that were measured",
+    "Every plan on held-out text, the line through those that no other beats, and a ring around the chosen one; and, by itself, "
+    "what each layer loses when it alone is cut.",
+)
+def plans(result: TrimResult, width: float = WIDE) -> Figure | None:
+    """Act against drop of all plans, and the profile by layer; None where no profile was taken."""
+    plan = result.plan
     if not plan.get("points"):
         return None
     narrow = is_narrow(width)
@@ -67,9 +68,9 @@ def pareto_figure(plan: dict[str, Any], width: float = WIDE) -> Figure | None:
     return figure
 
 
-def write_pareto(result: dict[str, Any], folder: Path) -> Path | None:
+def write_pareto(result: TrimResult, folder: Path) -> Path | None:
     """Write ``plans.svg`` into an artefact; None where there is no Pareto list to draw."""
-    figure = pareto_figure(result["plan"])
+    figure = plans(result)
     if figure is None:
         return None
     path = folder / PLANS

@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from freemoe.report.figures.drawing import WIDE, is_narrow, legend_above, new_figure, plain, shaded, styled
+from freemoe.report.figures.drawing import WIDE, is_narrow, legend_above, new_figure, picture, plain, shaded
 from freemoe.report.palette import INK, ROUTED, SOFT
+from freemoe.results.build import BuildResult
 
 _MOST_NUMBERED = 16
 _BINS = 20
@@ -18,15 +19,20 @@ _LEGIBLE = 0.2  # inches of a cell that a number fits into
 _TENTHS = 10
 
 
-def _routes(result: dict[str, Any]) -> list[dict[str, Any]]:
-    return [d for domain in result["domains"] for d in domain["documents"] if "router_saw" in d]
+def _routes(result: BuildResult) -> list[dict[str, Any]]:
+    return [d for domain in result.domains for d in domain.documents if "router_saw" in d]
 
 
-@styled
-def confusion(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture(
+    "confusion",
+    "What the router saw",
+    "Reported documents by known subdomain (rows) and by the subdomain the router saw (columns); shade: share of the "
+    "row. The last column counts the documents on which it abstained.",
+)
+def confusion(result: BuildResult, width: float = WIDE) -> Figure | None:
     """Known subdomain against the one the router saw, in documents; the last column counts abstentions."""
     documents = _routes(result)
-    order = [s["name"] for domain in result["domains"] for s in domain["subdomains"]]
+    order = [s.name for domain in result.domains for s in domain.subdomains]
     seen = {d["subdomain"] for d in documents} | {d["router_saw"] for d in documents}
     names = [n for n in order if n in seen] + sorted(seen - set(order))
     if len(names) < 2:
@@ -63,13 +69,18 @@ def confusion(result: dict[str, Any], width: float = WIDE) -> Figure | None:
     return figure
 
 
-@styled
-def confidence(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture(
+    "confidence",
+    "How sure the router was",
+    "Confidence on the reported documents. The threshold was set on reference documents. And how often a route of "
+    "that confidence was right; on the line, confidence is the chance to be right. Larger dots: more documents.",
+)
+def confidence(result: BuildResult, width: float = WIDE) -> Figure | None:
     """How sure the router was, for right and wrong routes, and how often it was right when it was that sure."""
     documents = _routes(result)
     if not documents:
         return None
-    threshold = result["router"].get("threshold")
+    threshold = result.router.get("threshold")
     right = [d["confidence"] for d in documents if d["router_saw"] == d["subdomain"]]
     wrong = [d["confidence"] for d in documents if d["router_saw"] != d["subdomain"]]
     narrow = is_narrow(width)

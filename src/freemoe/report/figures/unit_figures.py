@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from freemoe.report.figures.drawing import WIDE, below, heading, is_narrow, legend_above, panels, ratio_ticks, styled
+from freemoe.report.figures.drawing import WIDE, below, heading, is_narrow, legend_above, panels, picture, ratio_ticks
 from freemoe.report.palette import CONTROL, EXPERT, INK, RIVAL, SOFT
+from freemoe.results.build import BuildResult
 
 _MARKERS = {"units": "o", "wanda": "s", "taylor": "v", "activation": "D", "random": "^"}
 _DASHES = {"wanda": "-", "taylor": "--", "activation": ":"}
@@ -32,10 +32,15 @@ def _marker(name: str) -> str:
     return _MARKERS.get(name, "P")
 
 
-@styled
-def unit_curve(result: dict[str, Any], width: float = WIDE) -> Figure | None:
+@picture(
+    "units",
+    "How much can go: units off against the held-out figure",
+    "Whole units switched off, as many at each share for every ranking. The dashed line is the base; below it perplexity "
+    "is better (above it, points). Measured on the reported split; the candidate was chosen by the stopping loss.",
+)
+def unit_curve(result: BuildResult, width: float = WIDE) -> Figure | None:
     """One panel per subdomain: the figure against the base's over the share off; the rivals at the same shares."""
-    shown = [(d, s, s["units"]) for d in result["domains"] for s in d["subdomains"] if s.get("units")]
+    shown = [(d, s, s.units) for d in result.domains for s in d.subdomains if s.units]
     if not shown:
         return None
     figure, axes = panels(len(shown), columns=3, width=width, height=2.8)
@@ -44,7 +49,7 @@ def unit_curve(result: dict[str, Any], width: float = WIDE) -> Figure | None:
         figure.set_figwidth(max(figure.get_figwidth(), _NARROWEST))
     names = dict.fromkeys(["units", *(n for _, _, u in shown for p in u["points"] for n in p["rivals"])])
     for place, (domain, subdomain, units) in zip(axes, shown, strict=True):
-        text = domain["unit"] == "perplexity"
+        text = domain.is_text
         home = 1.0 if text else 0.0
         place.axhline(home, color=INK, ls="--", lw=1)
         for name in names:
@@ -67,13 +72,13 @@ def unit_curve(result: dict[str, Any], width: float = WIDE) -> Figure | None:
         best = units["largest_share"]
         # Results from before there was a margin say what was not significant.
         title = f"loss below the margin up to {best:.1%} off" if best else "no share shown to be harmless"
-        heading(place, subdomain["name"], title if "margin" in units else "")
+        heading(place, subdomain.name, title if "margin" in units else "")
         place.grid()
     looks = {n: {"color": _colour(n), "ls": _DASHES.get(n, "-"), "marker": _marker(n), "markersize": 5} for n in names}
     handles = [Line2D([], [], lw=1.4, label=_LABELS.get(n, n), **look) for n, look in looks.items()]
     legend_above(figure, [*handles, Line2D([], [], color=INK, ls="--", lw=1, label="base")])
     below(figure, "units off, per cent")
-    kinds = {d["unit"] == "perplexity" for d, _, _ in shown}
+    kinds = {d.is_text for d, _, _ in shown}
     words = {True: "perplexity / the base's", False: "gain over the base, points"}
     figure.supylabel("; ".join(words[k] for k in sorted(kinds, reverse=True)), fontsize=8.5, color=SOFT)
     return figure

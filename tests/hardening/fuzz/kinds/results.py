@@ -19,10 +19,7 @@ from rich.console import Console
 from freemoe import results
 from freemoe.core.artifacts import MANIFEST
 from freemoe.domain_experts.prove import card as expert_card
-from freemoe.hookmoe import card as trim_card
-from freemoe.report import tables
-from freemoe.report.experts import write_report
-from freemoe.report.trimmed import write_trimmed_report
+from freemoe.systems import SYSTEMS, write_page
 from tests.hardening.fuzz.case import require
 from tests.hardening.fuzz.drawing import byte_edits, json_edits, rarely
 from tests.hardening.fuzz.editing import edited_copy
@@ -57,13 +54,10 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     own = edited_copy(material.folder / what["artefact"], folder / "artefact", what["edits"])
     write_again(own, json.loads((own / MANIFEST).read_text(encoding="utf-8")))
     found = results.read_result(own)
-    require(isinstance(found, dict), "a result that is no mapping")
     experts = what["artefact"] == "experts"
     with results.shown(own):
-        if experts:
-            parts = [tables.summary_table(found), tables.subdomain_table(found), *expert_card.headlines(found)]
-        else:
-            parts = [tables.plain_table(*trim_card.table(found)), *trim_card.headlines(found)]
+        tables, lines = SYSTEMS.get(found.kind).tables(found)
+        parts = [*tables, *(expert_card.headlines(found) if experts else lines)]
     shown = io.StringIO()
     console = Console(file=shown, width=200, force_terminal=False)
     for part in parts:
@@ -71,7 +65,7 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     require("\x1b" not in shown.getvalue(), "an escape code of the file's reached the terminal")
     _require_valid(results.BuildResult if experts else results.TrimResult, own)
     if what["page"]:
-        html = (write_report(own) if experts else write_trimmed_report(own)).read_text(encoding="utf-8")
+        html = write_page(own).read_text(encoding="utf-8")
         require(MARKUP not in html, "markup of the file's reached the page")
 
 

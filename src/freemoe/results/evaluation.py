@@ -1,0 +1,52 @@
+"""The result of ``freemoe eval``, and the document that it prints."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from freemoe.results.build import Other, Row, ScoredDomain
+from freemoe.results.common import Part, SeenRecord
+
+
+class EvaluatedDomain(ScoredDomain):
+    """One domain of an evaluation."""
+
+    set_aside: dict[str, Any] = Field(description="Documents that the artefact's making saw, and why.")
+    rows: dict[str, Row] = Field(description="Per way to run it, score and paired difference to the first.")
+    documents: list[dict[str, Any]] | None = Field(None, description="Every document; left out with --summary.")
+
+
+class Average(Other):
+    """Mean of several domains in one way of running."""
+
+    domains: int
+
+
+class EvaluationCost(Part):
+    """What an evaluation took."""
+
+    openings: int | None = Field(
+        None, description="Runs of this user that scored these test documents; null: no ledger."
+    )
+
+
+class Evaluation(Part):
+    """``freemoe eval``."""
+
+    format: Literal[1]
+    kind: Literal["evaluation"]
+    freemoe: str = Field(description="Version that wrote it.")
+    created: str
+    recipe: dict[str, Any]
+    seen: SeenRecord | None = Field(description="The record of what the making saw.")
+    domains: list[EvaluatedDomain]
+    average: dict[str, Average] = Field(
+        {}, description="Mean of the domains that are scored in points, by way of running; of two or more."
+    )
+    costs: dict[str, dict[str, Any]] = Field(
+        {}, description="Of a trimmed mixture: experts per token and parameters, by way."
+    )
+    environment: dict[str, Any]
+    cost: EvaluationCost = EvaluationCost(openings=None)
