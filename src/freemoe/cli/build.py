@@ -10,7 +10,7 @@ import typer
 
 from freemoe.cli import completion
 from freemoe.cli.common import Shown, Stopped, calm_libraries, numbers, read_domains
-from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, Command, Flag, Flags
+from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, Command, Flag, flags_of
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import BuildRecipe, set_path
 
@@ -96,41 +96,30 @@ def _plan(recipe: BuildRecipe) -> dict[str, Any]:
     return plan(recipe)
 
 
-FLAGS: Flags = {
-    "preset": "preset",
-    **SHARED,
-    "by": "subdomains.by",
-    "subdomains": Flag(
-        "subdomains.count", help="Clusters: a number, or math=8,code=3. [1 per 40 documents]", put=_put_counts
-    ),
-    "min_size": "subdomains.min_size",
-    "metric": "search.metrics",
-    "p": "bands.p",
-    "ratio": "bands.ratio",
-    "theta": Flag("bands", help="Bands from START:END:STEP, ascending importance. [0:1:0.1]", put=_put_theta, kind=str),
-    "scope": "bands.scope",
-    "sublayers": "bands.sublayers",
-    "layers": Flag("bands.layers", help="Decoder layers FIRST:LAST (last not included). [all]", put=_put_layers),
-    "patch": "bands.patch",
-    "search": "search.method",
-    "objective": "search.objective",
-    "select": "search.select",
-    "alpha": "search.alpha",
-    "purify": "saliency.method",
-    "step": "saliency.step",
-    "budget": "saliency.budget",
-    "patience": "saliency.patience",
-    "unit": "units.unit",
-    "off": "units.off",
-    "even": Flag(
-        "units.layout", ("--even/--free",), "As many units off in every layer, or freely. [even]", _put_layout, bool
-    ),
-    "level2": "router.level2",
-    "controls": "evidence.controls",
-    "oracle": "evidence.oracle",
-    **SIDE_BY_SIDE,
-    "revision": "revision",
-}
+FLAGS = flags_of(
+    BuildRecipe,
+    "preset",
+    *SHARED,
+    "by",
+    {"subdomains": Flag(help="Clusters: a number, or math=8,code=3. [1 per 40 documents]", put=_put_counts)},
+    "min_size metric p ratio",
+    {
+        "theta": Flag(
+            "bands", help="Bands from START:END:STEP, ascending importance. [0:1:0.1]", put=_put_theta, kind=str
+        )
+    },
+    "scope sublayers",
+    {"layers": Flag(help="Decoder layers FIRST:LAST (last not included). [all]", put=_put_layers)},
+    "patch search objective select alpha purify step budget patience unit off",
+    {
+        "even": Flag(
+            "units.layout", ("--even/--free",), "As many units off in every layer, or freely. [even]", _put_layout, bool
+        )
+    },
+    "level2 controls oracle",
+    *SIDE_BY_SIDE,
+    "revision",
+)
 
 COMMAND = Command(
     name="build",

@@ -10,7 +10,7 @@ import typer
 
 from freemoe.cli import completion
 from freemoe.cli.common import Shown, Stopped, calm_libraries
-from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, Command, Flags
+from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, Command, flags_of
 from freemoe.recipes import ConvertRecipe
 
 HELP = """Make a dense model a token-level mixture of experts: the base's own weights, frozen, a part of them per token.
@@ -32,32 +32,15 @@ A rival without training, written as the same kind of model:
   freemoe convert ./my-model --text corpus.txt --method static-activation -o static
 """
 
-FLAGS: Flags = {
-    "preset": "preset",
-    "revision": "revision",
-    "chat": "chat",
-    "group_by": "group_by",
-    "mix": "mix",
-    "data_root": "data_root",
-    "output": OUTPUT,
-    "active": "active",
-    "experts": "experts",
-    "method": "method",
-    "profile": "profile",
-    "mode": "mode",
-    "rivals": "rivals",
-    "steps": "train.steps",
-    "block": "train.block",
-    "batch_tokens": "train.batch_tokens",
-    "rate": "train.rate",
-    "checkpointing": "train.checkpointing",
-    **TIMING,
-    "seed": "seed",
-    "dtype": "dtype",
-    "device": "device",
-    "threads": "threads",
-    **SIDE_BY_SIDE,
-}
+FLAGS = flags_of(
+    ConvertRecipe,
+    "preset revision chat group_by mix data_root",
+    OUTPUT,
+    "active experts method profile mode rivals steps block batch_tokens rate checkpointing",
+    *TIMING,
+    "seed dtype device threads",
+    *SIDE_BY_SIDE,
+)
 
 
 def _begin(values: Mapping[str, Any]) -> dict[str, Any]:

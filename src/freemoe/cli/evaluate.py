@@ -10,7 +10,7 @@ import typer
 
 from freemoe.cli import completion
 from freemoe.cli.common import Shown, Stopped, calm_libraries, print_found, print_json, print_table, read_domains, say
-from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, Command, shown_as
+from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, Command, flags_of, shown_as
 from freemoe.core.ledger import openings_text
 from freemoe.recipes import EvalRecipe
 
@@ -218,7 +218,7 @@ COMMAND = Command(
             ),
         ),
     },
-    flags={"base": "base", **SHARED, **SIDE_BY_SIDE},
+    flags=flags_of(EvalRecipe, "base", *SHARED, *SIDE_BY_SIDE),
     begin=_begin,
     run=run_recipe,
     plan=_plan,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Union, get_args, get_origin
 
 import typer
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
@@ -20,6 +19,7 @@ from freemoe.hub.fetch import require_in_reach
 from freemoe.recipes import Recipe, recipe_from, set_path
 from freemoe.recipes.build import METRICS, PURIFICATIONS, ROUTERS, SEARCHES
 from freemoe.recipes.convert import METHODS
+from freemoe.recipes.keywords import path_of
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,37 @@ class Flag:
     """An option whose name or way of writing is not its field's own.
 
     Attributes:
-        path: The field, as ``--set`` has it; of a flag that sets several, their section.
+        path: The field, as ``--set`` has it, where that is not the one that a keyword of the flag's name says; of a flag that sets
+            several, their section.
         names: How it is written, where ``--name`` is not all.
         help: What it says, where it is written otherwise than the field.
         put: Puts what was written into a recipe's mapping, where pydantic cannot read it.
         kind: What is written, where that is not the field's type.
     """
 
-    path: str
+    path: str = ""
     names: tuple[str, ...] = ()
     help: str | None = None
     put: Callable[[dict[str, Any], Any], None] | None = None
     kind: type | None = None
 
 
-Flags = Mapping[str, str | Flag]
-"""Name of a flag's parameter -> its field."""
+Flags = Mapping[str, Flag]
+"""By the name of a flag's parameter."""
 
-OUTPUT = Flag("output", ("--output", "-o"))
+
+def flags_of(recipe: type[Recipe], *groups: str | Flags) -> Flags:
+    """Flags in their order: names with spaces between, or flags that are written otherwise than their field is called.
+
+    A flag sets what the keyword of its name does (`recipes.keywords`), unless it says otherwise.
+    """
+    found: dict[str, Flag] = {}
+    for group in groups:
+        found |= {name: Flag() for name in group.split()} if isinstance(group, str) else group
+    return {name: flag if flag.path else replace(flag, path=path_of(recipe, name)) for name, flag in found.items()}
+
+
+OUTPUT: Flags = {"output": Flag(names=("--output", "-o"))}
 
 SUMMARY = typer.Option(False, "--summary", help="Print the verdict and the artefact's path only; no tables.")
 JSON = typer.Option(False, "--json", help="Print one JSON document (freemoe schema).")
@@ -73,30 +86,16 @@ def allowed_code(written: str | None) -> bool | Literal["unsafe"]:
     return "unsafe" if written == "unsafe" else written == "true"
 
 
-# The flags that build and eval share.
-SHARED: Flags = {
-    "output": OUTPUT,
-    "data_root": "data.root",
-    "task_folder": "data.task_folder",
-    "limit": "data.limit",
-    "fewshot": "data.fewshot",
-    "chat": "data.chat",
-    "group_by": "data.group_by",
-    "overflow": "data.overflow",
-    "allow_code_execution": Flag("data.allow_code_execution", (CODE,)),
-    "samples": "data.samples",
-    "temperature": "data.temperature",
-    "top_p": "data.top_p",
-    "pass_at": "data.pass_at",
-    "seed": "seed",
-    "dtype": "dtype",
-    "device": "device",
-    "threads": "threads",
-    "batch_tokens": "batch_tokens",
-}
+SHARED: tuple[str | Flags, ...] = (
+    OUTPUT,
+    "data_root task_folder limit fewshot chat group_by overflow",
+    {"allow_code_execution": Flag(names=(CODE,))},
+    "samples temperature top_p pass_at seed dtype device threads batch_tokens",
+)
+"""The flags that build and eval share."""
 
-# Where the units of a run are done, of every command that has units.
-SIDE_BY_SIDE: Flags = {"place": Flag("place", ("--on",)), "workers": "workers", "unit_seconds": "unit_seconds"}
+SIDE_BY_SIDE: tuple[str | Flags, ...] = ({"place": Flag(names=("--on",))}, "workers unit_seconds")
+"""Where the units of a run are done, of every command that has units."""
 
 
 def _put_prompts(data: dict[str, Any], text: str) -> None:
@@ -106,14 +105,9 @@ def _put_prompts(data: dict[str, Any], text: str) -> None:
         raise RecipeError(f"--speed is {text!r}; write tokens of prompts: 1024,2048,4096") from None
 
 
-# What is timed at the end, of every command that changes how fast a model is.
-TIMING: Flags = {
-    "speed": Flag(
-        "timing.prompts", help="Tokens of the prompts to time: 1024,2048,4096. [one block]", put=_put_prompts, kind=str
-    ),
-    "new_tokens": "timing.new_tokens",
-    "rounds": "timing.rounds",
-}
+_SPEED = Flag(help="Tokens of the prompts to time: 1024,2048,4096. [one block]", put=_put_prompts, kind=str)
+TIMING: tuple[str | Flags, ...] = ({"speed": _SPEED}, "new_tokens rounds")
+"""What is timed at the end, of every command that changes how fast a model is."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,7 @@ class Command:
 
     name: str
     help: str
-    recipe: type[BaseModel]
+    recipe: type[Recipe]
     arguments: dict[str, tuple[Any, Any]]
     flags: Flags
     begin: Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -152,7 +146,7 @@ class Command:
         """The recipe that a command line says; flags that were not given keep the recipe's defaults."""
         data = {"command": self.name, **self.begin(values)}
         for name, flag in self.flags.items():
-            flag, value = _flag(flag), values.get(name)
+            value = values.get(name)
             if value is not None and flag.put:
                 flag.put(data, value)
             elif value is not None:
@@ -189,7 +183,7 @@ class Command:
 
         parameters = {
             **self.arguments,
-            **{n: self._option(n, _flag(f)) for n, f in self.flags.items()},
+            **{n: self._option(n, f) for n, f in self.flags.items()},
             **self._acting(),
         }
         app.command(self.name, help=self.help, cls=WithCode)(signed(command, parameters))
@@ -241,10 +235,6 @@ def signed(command: Callable[..., None], parameters: Mapping[str, tuple[Any, Any
 def shown_as(values: Mapping[str, Any]) -> Shown:
     """How the options of a command ask it to print."""
     return Shown(values["as_json"], values["summary"], values["quiet"])
-
-
-def _flag(flag: str | Flag) -> Flag:
-    return Flag(flag) if isinstance(flag, str) else flag
 
 
 def _field(recipe: Any, path: str) -> FieldInfo:

@@ -24,7 +24,7 @@ Examples:
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
-    @app.command("schema", help=HELP)
+    @app.command("schema", help=HELP, hidden=True)
     def command(
         kind: str = typer.Argument(
             None,

@@ -10,7 +10,7 @@ import typer
 
 from freemoe.cli import completion
 from freemoe.cli.common import Shown, Stopped, calm_libraries
-from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, Command, Flag, Flags
+from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, Command, Flag, flags_of
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import TrimRecipe, set_path
 
@@ -52,42 +52,25 @@ def _put_compared(data: dict[str, Any], text: str) -> None:
     set_path(data, "plan.compare", text.split())
 
 
-FLAGS: Flags = {
-    "preset": "preset",
-    "output": OUTPUT,
-    "act": "plan.act",
-    "plan": "plan.given",
-    "search": "plan.search",
-    "score": "plan.score",
-    "tolerance": "plan.tolerance",
-    "rescale": "plan.rescale",
-    "compare": Flag(
-        "plan.compare",
-        help="Plans and rules per token to measure too, without hooks: 'uniform:1 sweep:4 top_p:0.6 rel_threshold:0.5,0.2 naee'.",
-        put=_put_compared,
-        kind=str,
-    ),
-    "hooks": Flag("hooks.layers", help="all reduced layers, one, none, or layer numbers: 0,3. [all]", put=_put_hooks),
-    "units": "hooks.units",
-    "scope": "hooks.scope",
-    "position": "hooks.position",
-    "start": "hooks.start",
-    "loss": "training.loss",
-    "steps": "training.steps",
-    "rate": "training.rate",
-    "block": "training.block",
-    "limit": "training.limit",
-    "control": "training.control",
-    **TIMING,
-    "seed": "seed",
-    "dtype": "dtype",
-    "device": "device",
-    "threads": "threads",
-    **SIDE_BY_SIDE,
-    "revision": "revision",
-    "chat": "chat",
-    "group_by": "group_by",
-}
+FLAGS = flags_of(
+    TrimRecipe,
+    "preset",
+    OUTPUT,
+    "act plan search score tolerance rescale",
+    {
+        "compare": Flag(
+            help="Plans and rules per token to measure too, without hooks: 'uniform:1 sweep:4 top_p:0.6 rel_threshold:0.5,0.2 naee'.",
+            put=_put_compared,
+            kind=str,
+        ),
+        "hooks": Flag(help="all reduced layers, one, none, or layer numbers: 0,3. [all]", put=_put_hooks),
+    },
+    "units scope position start loss steps rate block limit control",
+    *TIMING,
+    "seed dtype device threads",
+    *SIDE_BY_SIDE,
+    "revision chat group_by",
+)
 
 
 def _layers(text: str) -> str | list[int]:

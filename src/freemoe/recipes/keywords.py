@@ -28,10 +28,11 @@ SHORT: dict[str, dict[str, str]] = {
         "data_root": "data.root",
         "subdomains": "subdomains.count",
     },
+    "eval": {"data_root": "data.root"},
     "convert": {"speed": "timing.prompts"},
     "trim": {"plan": "plan.given", "hooks": "hooks.layers", "speed": "timing.prompts"},
 }
-"""Names that the command line has for fields of sections, where they are no field's own or are one of several sections."""
+"""Names that the command line and keywords have for fields of sections, where they are no field's own or are one of several sections."""
 
 
 def recipe_of(kind: type[R], values: Mapping[str, Any]) -> R:
@@ -48,6 +49,16 @@ def recipe_of(kind: type[R], values: Mapping[str, Any]) -> R:
     found = recipe_from({"command": command, **nested(kind, values)}, f"{command}(...)")
     assert isinstance(found, kind)
     return found
+
+
+def path_of(kind: type[Recipe], name: str) -> str:
+    """The field that a keyword or a flag of that name says, as ``--set`` has it.
+
+    Raises:
+        RecipeError: There is no such keyword; with the near misses.
+    """
+    short = SHORT.get(kind.model_fields["command"].default, {})
+    return name if name in kind.model_fields and name not in short else _place(kind, name, short)
 
 
 def nested(kind: type[Recipe], values: Mapping[str, Any]) -> dict[str, Any]:
