@@ -73,7 +73,7 @@ def test_a_folder_and_its_file_are_read_and_an_unfinished_run_is_named(tmp_path:
     (tmp_path / "result.json").write_text(json.dumps(known))
     assert read_result(tmp_path) == read_result(tmp_path / "result.json") == BuildResult.model_validate(known)
     assert read_result(tmp_path, BuildResult) == read_result(tmp_path)
-    with pytest.raises(ArtifactError, match="is of kind 'domain-experts'; what is read here is trimmed-moe"):
+    with pytest.raises(ArtifactError, match="is of kind 'domain-experts', and 'trimmed-moe' is needed"):
         read_result(tmp_path, TrimResult)
     (tmp_path / "other.partial").mkdir()
     with pytest.raises(ArtifactError, match=r"unfinished run stands at .*other\.partial"):

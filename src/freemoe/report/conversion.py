@@ -16,6 +16,7 @@ from freemoe.report.figures.drawing import (
     picture,
     plain,
     ratio_ticks,
+    row_axis,
     shaded,
 )
 from freemoe.report.page import (
@@ -125,12 +126,9 @@ def figures(result: ConvertResult, width: float = WIDE) -> Figure | None:
         axes.plot([axes.get_xlim()[0], value], [y, y], color=own, lw=1.2)
         axes.plot([value], [y], color=own, marker={"base": "|", "expert": "o"}.get(role_of(name), "v"), markersize=7)
         axes.annotate(number(value), (value, y), (8, 0), "data", "offset points", va="center", fontsize=8, color=SOFT)
-    axes.set_yticks(range(len(scored)), [plain(shown, 18 if narrow else 40) for _, shown, _ in scored])
-    axes.set_ylim(len(scored) - 0.5, -0.5)
+    row_axis(axes, [plain(shown, 18 if narrow else 40) for _, shown, _ in scored])
     axes.set_xlabel("perplexity, logarithmic" if narrow else "perplexity (logarithmic; left is better)")
     ratio_ticks(axes.xaxis, *axes.get_xlim(), most=4 if narrow else 8)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x")
     return figure
 
 
@@ -202,7 +200,4 @@ def usage(result: ConvertResult, width: float = WIDE) -> Figure | None:
     axes.set_yticks([i + 0.5 for i in range(len(shares))], [str(i) for i in range(len(shares))])
     axes.set(xlabel="expert", ylabel="layer")
     axes.invert_yaxis()
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
     return figure

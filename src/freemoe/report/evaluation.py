@@ -9,7 +9,7 @@ from freemoe.core.errors import ArtifactError
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.verdict import State, Verdict, groups_text
 from freemoe.report.figures.gain_figures import gains
-from freemoe.report.page import STATES, Group, Page, Table, common_facts, made, record_lines, render
+from freemoe.report.page import MOST_NAMED, STATES, Group, Page, Table, common_facts, judge, made, record_lines, render
 from freemoe.report.palette import role
 from freemoe.report.reading import better, compared_rows, gain_words, gained, number, plural
 from freemoe.results.evaluation import EvaluatedDomain, Evaluation
@@ -23,7 +23,6 @@ _WORDS = {
     "hooks": "The artefact: its plan and its hooks.",
 }
 _CAPTION = "Dots: paired difference to the base on the same documents; lines: 95 % intervals."
-_MOST_NAMED = 4
 
 
 def page_of(source: str | Path) -> Path:
@@ -130,28 +129,25 @@ def _findings(domain: EvaluatedDomain) -> list[tuple[State, str]]:
 
 def verdict(result: Evaluation) -> Verdict:
     """Whether any way to run the artefact is reliably better than the first one."""
-    found = [(d, name, _state(d, name)) for d in result.domains for name in compared_rows(d.rows)]
+    found: list[tuple[EvaluatedDomain, str, State]] = [
+        (d, name, _state(d, name)) for d in result.domains for name in compared_rows(d.rows)
+    ]
     if not found:
         scores = "; ".join(
             f"{d.name} {'perplexity ' if d.is_text else ''}{number(row.score)}{'' if d.is_text else ' %'} on {row.documents} documents"
-            for d in result.domains[:_MOST_NAMED]
+            for d in result.domains[:MOST_NAMED]
             for row in d.rows.values()
         )
         return Verdict(
             "same", "Nothing to compare with", f"One model was scored, so there is no gain to speak of: {scores}."
         )
-    good, bad = ([(d, n) for d, n, s in found if s == state] for state in ("better", "worse"))
-    named = "; ".join(f"{d.name}, {n}: {gained(d.rows[n], d.is_text)}" for d, n in (good + bad)[:_MOST_NAMED])
-    more = len(good + bad) - _MOST_NAMED
-    named += f"; and {more} more below" if more > 0 else ""
     of = f"{plural(len(found), 'comparison')} with the base"
-    if good:
-        label = "Reliable gain" if len(good) == len(found) else "Reliable gain in part"
-        worse = f", worse in {len(bad)}" if bad else ""
-        return Verdict("better", label, f"Yes: better in {len(good)} of {of}{worse}: {named}.")
-    if bad:
-        return Verdict("worse", "Worse than the base", f"No: worse in {len(bad)} of {of}: {named}.")
-    named = "; ".join(f"{d.name}, {n}: {gained(d.rows[n], d.is_text)}" for d, n, _ in found[:_MOST_NAMED])
+    told: list[tuple[State, str]] = [
+        (state, f"{d.name}, {name}: {gained(d.rows[name], d.is_text)}") for d, name, state in found
+    ]
+    if judged := judge(told, "", of):
+        return judged
+    named = "; ".join(words for _, words in told[:MOST_NAMED])
     return Verdict("same", "No reliable gain", f"No: none of {of} shows a difference: {named}.")
 
 

@@ -6,12 +6,14 @@ people.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.table import Table
 
 from freemoe.domain_experts.prove.card import ROWS, average_gain
 from freemoe.evals.verdict import State, Verdict
 from freemoe.report.figures.all_figures import FIGURES
-from freemoe.report.page import STATES, Page, common_facts, made, render, size
+from freemoe.report.page import MOST_NAMED, STATES, Page, common_facts, judge, made, render, size
 from freemoe.report.reading import (
     COMPARED,
     READINGS,
@@ -23,7 +25,6 @@ from freemoe.report.reading import (
 from freemoe.report.tables import subdomain_table, summary_table
 from freemoe.results.build import BuildResult, DomainResult
 
-_MOST_NAMED = 4
 _READING = (
     "Chosen on reference documents, measured on others. Differences are paired, document by document, with 95 % intervals; "
     "documents with the same content are drawn together. Task scores are in per cent and gains in points; text is given as perplexity "
@@ -75,30 +76,19 @@ def page(result: BuildResult) -> str:
 def verdict(result: BuildResult) -> Verdict:
     """Whether the experts are reliably better than the base, by the rows of known subdomains."""
     domains = result.domains
-    found: dict[State, list[DomainResult]] = {"better": [], "same": [], "worse": []}
-    for domain in domains:
-        found[_state(domain)].append(domain)
-    gains = "; ".join(_gain(d) for d in (found["better"] + found["worse"])[:_MOST_NAMED])
-    more = len(found["better"] + found["worse"]) - _MOST_NAMED
-    gains += f"; and {more} more below" if more > 0 else ""
-    count = plural(len(domains), "domain")
     chosen, of = sum(len(d.accepted) for d in domains), sum(len(d.subdomains) for d in domains)
     rest = f" An expert was accepted in {chosen} of {plural(of, 'subdomain')}" + (
         "." if chosen == of else "; where none was, the base answers."
     )
     if average := average_gain(result):
         rest += f" {average[0].upper()}{average[1:]}."
-    worse = f", worse in {len(found['worse'])}" if found["worse"] else ""
-    if found["better"]:
-        label = "Reliable gain" if len(found["better"]) == len(domains) else "Reliable gain in part"
-        words = f"Yes: better than the base on held-out documents in {len(found['better'])} of {count}{worse}: {gains}."
-        return Verdict("better", label, words + rest)
-    if found["worse"]:
-        words = f"No: worse than the base on held-out documents in {len(found['worse'])} of {count}: {gains}."
-        return Verdict("worse", "Worse than the base", words + rest)
-    tried = "; ".join(_gain(d) for d in domains[:_MOST_NAMED] if d.accepted)
-    words = f"No: in none of {count} is a gain shown on held-out documents"
-    return Verdict("same", "No reliable gain", words + (f": {tried}." if tried else ".") + rest)
+    count = plural(len(domains), "domain")
+    found = judge([(_state(d), _gain(d)) for d in domains], " than the base on held-out documents", count)
+    if found is None:
+        tried = "; ".join(_gain(d) for d in domains[:MOST_NAMED] if d.accepted)
+        words = f"No: in none of {count} is a gain shown on held-out documents"
+        found = Verdict("same", "No reliable gain", words + (f": {tried}." if tried else "."))
+    return replace(found, words=found.words + rest)
 
 
 def _gain(domain: DomainResult) -> str:

@@ -41,6 +41,28 @@ def intervals_text(groups: int | None) -> str:
 
 
 STATES: dict[int, State] = {1: "better", 0: "same", -1: "worse"}
+MOST_NAMED = 4
+"""Comparisons that a verdict names."""
+
+
+def judge(compared: Sequence[tuple[State, str]], than: str, of: str) -> Verdict | None:
+    """The verdict on comparisons, if any is reliably better or worse.
+
+    Args:
+        compared: State and words of each.
+        than: What is said behind better and worse.
+        of: How many comparisons there are, in words.
+    """
+    good, bad = ([words for state, words in compared if state == wanted] for wanted in ("better", "worse"))
+    named, more = "; ".join((good + bad)[:MOST_NAMED]), len(good + bad) - MOST_NAMED
+    named += f"; and {more} more below" if more > 0 else ""
+    if good:
+        label = "Reliable gain" if len(good) == len(compared) else "Reliable gain in part"
+        worse = f", worse in {len(bad)}" if bad else ""
+        return Verdict("better", label, f"Yes: better{than} in {len(good)} of {of}{worse}: {named}.")
+    if bad:
+        return Verdict("worse", "Worse than the base", f"No: worse{than} in {len(bad)} of {of}: {named}.")
+    return None
 
 
 @dataclass(frozen=True)

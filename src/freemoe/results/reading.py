@@ -58,11 +58,14 @@ def read_result(folder: str | Path, wanted: Any = None) -> Any:
             f"The result of {str(folder)!r} is of kind {kind!r}, and its artefact is {told!r}. {_ADVICE}"
         )
     typed = _TYPES.get(kind) if isinstance(kind, str) else None
-    if typed is None or wanted not in (None, typed):
-        known = ", ".join(_TYPES) if wanted is None else next(name for name, of in _TYPES.items() if of is wanted)
+    if typed is None:
         raise ArtifactError(
-            f"The result of {str(folder)!r} is of kind {kind!r}; what is read here is {known}. {_ADVICE}"
+            f"The result of {str(folder)!r} is of kind {kind!r}, which this freemoe does not know; it knows "
+            f"{', '.join(_TYPES)}. Install the freemoe that wrote it."
         )
+    if wanted not in (None, typed):
+        needed = next(name for name, known in _TYPES.items() if known is wanted)
+        raise ArtifactError(f"The result of {str(folder)!r} is of kind {kind!r}, and {needed!r} is needed.")
     while True:
         try:
             # From JSON, where a list may be a tuple, but a text no number.

@@ -29,6 +29,8 @@ from freemoe.report.figures.drawing import (
     picture,
     plain,
     ratio_ticks,
+    row_axis,
+    signed_ticks,
     wrapped,
 )
 from freemoe.report.palette import COLOURS, CONTROL, FAINT, INK, PAPER, SHADE, SOFT, colour
@@ -162,12 +164,7 @@ def _boxes(axes: Axes, groups: list[tuple[str, list[float]]], text: bool, width:
             axes.plot([box[end]] * 2, [y - high / 2, y + high / 2], color=SOFT, lw=1)
         axes.plot(box["fliers"], [y] * len(box["fliers"]), "o", markersize=3, color=SOFT, markerfacecolor=PAPER)
     axes.axvline(1 if text else 0, color=INK, lw=0.9, zorder=0)
-    axes.set_yticks(
-        range(len(groups)), [f"{plain(name, 9 if narrow else 20)} ({len(values)})" for name, values in groups]
-    )
-    axes.set_ylim(len(groups) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x")
+    row_axis(axes, [f"{plain(name, 9 if narrow else 20)} ({len(values)})" for name, values in groups])
     if text:
         low, high = min(1.0, *(min(v) for _, v in groups)), max(1.0, *(max(v) for _, v in groups))
         room = max(1.05, (high / low) ** 0.04)
@@ -175,8 +172,7 @@ def _boxes(axes: Axes, groups: list[tuple[str, list[float]]], text: bool, width:
         ratio_ticks(axes.xaxis, *axes.get_xlim(), most=4 if narrow else 8)
         axes.set_xlabel(wrapped(f"perplexity / the base's, left of 1 is better\n{NOT_USED}", 0.65 * width))
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(5 if narrow else 9))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
+        signed_ticks(axes.xaxis, 5 if narrow else 9)
         axes.set_xlabel(wrapped(f"gain over the base, points\n{NOT_USED}", 0.65 * width))
 
 

@@ -202,12 +202,29 @@ def shaded(
         edgecolors=PAPER,
         linewidth=1,
     )
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
     if number is None:
         return
     for y, row in enumerate(place):
         for x, step in enumerate(row):
             where = (left + x + 0.5, y + 0.5)
             axes.annotate(number(y, x), where, ha="center", va="center", fontsize=7.5, color=on_step(step))
+
+
+def row_axis(axes: Axes, names: Sequence[str]) -> None:
+    """One named row below the other, from the top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+
+
+def signed_ticks(axis: Any, most: int) -> None:
+    """Ticks that are written with their sign."""
+    axis.set_major_locator(matplotlib.ticker.MaxNLocator(most))
+    axis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
 
 
 def first_column(axes: Axes) -> bool:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from freemoe.report.figures.drawing import (
     ROW_LABELS,
@@ -22,6 +22,8 @@ from freemoe.report.figures.drawing import (
     picture,
     plain,
     ratio_ticks,
+    row_axis,
+    signed_ticks,
     wrapped,
 )
 from freemoe.report.palette import FAINT, INK, PAPER, SHADE, SOFT, colour, role
@@ -95,8 +97,7 @@ def gains(result: BuildResult | Evaluation, width: float = WIDE) -> Figure | Non
             axes.set_xlabel(wrapped("perplexity / the base's (logarithmic; left of 1 is better)", inches))
         else:
             axes.set_xlabel(wrapped("gain over the base, points (right of 0 is better)", inches))
-            axes.xaxis.set_major_locator(MaxNLocator(4 if is_narrow(width) else 8))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
+            signed_ticks(axes.xaxis, 4 if is_narrow(width) else 8)
         axes.set_xlim(*limits)
     handles = [
         Line2D(
@@ -125,10 +126,7 @@ def _dots(axes: Axes, domain: ScoredDomain, markers: dict[str, str], most: int) 
                 markerfacecolor=PAPER if name in _HOLLOW else own,
             )  # fmt: skip
     axes.axvline(1 if text else 0, color=INK, lw=0.9, zorder=1)
-    axes.set_yticks(range(len(entries)), [plain(name, most) for name, _ in entries])
-    axes.set_ylim(len(entries) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x")
+    row_axis(axes, [plain(name, most) for name, _ in entries])
     axes.spines["left"].set_visible(False)
 
 
@@ -217,13 +215,10 @@ def _score_bars(spokes: list[tuple[str, dict[str, Row]]], shown: list[str], widt
             axes.annotate(
                 f"{score:.1f}", (score, y), (3, 0), "data", "offset points", va="center", fontsize=7.5, color=SOFT
             )
-    axes.set_yticks(range(len(spokes)), [plain(name, 14 if is_narrow(width) else 24) for name, _ in spokes])
-    axes.set_ylim(len(spokes) - 0.5, -0.5)
+    row_axis(axes, [plain(name, 14 if is_narrow(width) else 24) for name, _ in spokes])
     axes.set_xlim(0, 1.14 * max(1.0, *(rows[n].score for _, rows in spokes for n in shown)))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel("score, %")
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x")
     legend_above(figure, [Patch(color=colour(role(n)), label=ROW_LABELS[n]) for n in shown], 3)
     return figure
 

@@ -60,9 +60,6 @@ def _strip(axes: Axes, subdomain: SubdomainResult) -> None:
     axes.set_xticks([i + 0.5 for i in range(0, len(layers), stride)], [str(n) for n in layers[::stride]])
     axes.set_yticks([i + 0.5 for i in range(len(sublayers))], sublayers)
     axes.invert_yaxis()
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
     what = subdomain.where_off_is
     what = f"chosen: {subdomain.chosen}" if what == "chosen" else what.replace("best candidate, ", "")
     heading(axes, subdomain.name, f"{what} (darkest: {percent(top)} %)", most=34)

@@ -63,9 +63,6 @@ def confusion(result: BuildResult, width: float = WIDE) -> Figure | None:
     axes.set_ylabel("known subdomain")
     axes.set_ylim(len(names), 0)
     axes.set_aspect("equal", anchor="W")
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
     return figure
 
 
