@@ -136,12 +136,16 @@ def test_every_command_prints_one_document(built: dict, folder: Path, freemoe: F
     }
 
 
-def test_what_is_told_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_told_of_a_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
+    Path("out/result.json").write_text('{"x": 1.5, "notes": ["n"]}')
+
     def told(**shown: bool) -> str:
-        made = {"folder": Path("out"), "report": Path("out/report.html"), "plans": None}
-        Shown(**shown).tell(
-            "trim", made, ["a: 1 -> 2", "b"], {"x": 1.5, "notes": ["n"]}, lambda: [Table("head", box=None)]
-        )
+        lines = ["n", "a: 1 -> 2", "b"]
+        Shown(**shown).tell("trim", Path("out"), lines, lambda: [Table("head", box=None)], plans=None)
         return capsys.readouterr().out
 
     assert [line.strip() for line in told().splitlines()] == [
