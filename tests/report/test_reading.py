@@ -4,7 +4,6 @@ import pytest
 
 from freemoe.report.reading import better, domain_sentence, gain_words, number, percent
 from freemoe.results.build import Row
-from freemoe.results.common import Interval
 from tests.report.synthetic import make_domain, make_result, typed
 
 
@@ -16,9 +15,8 @@ def _sentence(domain, **search):
 
 
 def _row(**seen):
-    return Row(
-        score=1.0, documents=9, **{n: Interval(mean=m, low=low, high=high) for n, (m, low, high) in seen.items()}
-    )
+    ends = {name: dict(zip(("mean", "low", "high"), values, strict=True)) for name, values in seen.items()}
+    return Row.model_validate({"score": 1.0, "documents": 9, **ends})
 
 
 def test_a_gain_beyond_chance_is_called_better():

@@ -249,7 +249,7 @@ def test_the_card_shows_the_numbers_of_the_result(artefact, text_artefact):
 
 
 def _row(**seen):
-    return Row(**{"score": 3.0, "documents": 9, "gain": {"mean": 0.0, "low": None, "high": None}, **seen})
+    return Row.model_validate({"score": 3.0, "documents": 9, "gain": {"mean": 0.0, "low": None, "high": None}, **seen})
 
 
 def test_gain_text():
