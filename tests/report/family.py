@@ -114,7 +114,7 @@ def make_evaluation() -> dict[str, Any]:
         "freemoe": "0.1.0",
         "created": "2030-01-02T03:04:05+00:00",
         "recipe": {**recipe.model_dump(mode="json"), "seed": 0},
-        "seen": copy.deepcopy(build["seen"]),
+        "seen": {"known": True, "seed": 0, **build["seen"]},
         "domains": [
             {
                 "name": domain["name"],

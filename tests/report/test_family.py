@@ -269,6 +269,11 @@ def test_an_evaluation_compares_every_row_with_the_first() -> None:
     assert "<figure" not in evaluation.page(typed(result))
 
 
+def test_an_artefact_without_a_record_is_evaluated_too() -> None:
+    made = {**make_evaluation(), "seen": {"known": False, "seed": 0}}
+    assert "No record of the documents that its making saw" in evaluation.page(typed(made))
+
+
 def test_report_writes_the_page_of_an_evaluation_beside_its_file(tmp_path) -> None:
     file = tmp_path / "scores.json"
     file.write_text(json.dumps(make_evaluation()))

@@ -26,7 +26,7 @@ from freemoe.report.page import (
     common_facts,
     intervals_text,
     made,
-    record_lines,
+    record_line,
     render,
     size,
 )
@@ -89,7 +89,7 @@ def page(result: ConvertResult) -> str:
             splits=[
                 f"The text was divided by content: {blocks.train:,} tokens trained, {blocks.held_out:,} settled what training left "
                 f"open, {blocks.test:,} are reported.",
-                *record_lines(result),
+                record_line(result.seen),
             ],
             facts=[
                 ("base", result.base.name),

@@ -9,7 +9,7 @@ from freemoe.core.errors import ArtifactError
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.verdict import State, Verdict, groups_text
 from freemoe.report.figures.gain_figures import gains
-from freemoe.report.page import MOST_NAMED, STATES, Group, Page, Table, common_facts, judge, made, record_lines, render
+from freemoe.report.page import MOST_NAMED, STATES, Group, Page, Table, common_facts, judge, made, record_line, render
 from freemoe.report.palette import role
 from freemoe.report.reading import better, compared_rows, gain_words, gained, number, plural
 from freemoe.results.evaluation import EvaluatedDomain, Evaluation
@@ -71,7 +71,11 @@ def page(result: Evaluation) -> str:
                 (n, role(n), _WORDS.get(n, "Every document under this expert, whatever it is about.")) for n in names
             ],
             pictures=(replace(gains, caption=_CAPTION),),
-            splits=record_lines(result) if result.seen else ["A plain model: there is no record of what it has seen."],
+            splits=[
+                record_line(result.seen if result.seen.known else None)
+                if result.seen
+                else "A plain model: there is no record of what it has seen."
+            ],
             parts=[(d.name, _aside(d), d.notes) for d in domains],
             facts=[
                 ("artefact", str(recipe["artefact"])),

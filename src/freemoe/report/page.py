@@ -26,6 +26,7 @@ from freemoe.report import reading
 from freemoe.report.figures.drawing import Picture
 from freemoe.report.palette import css
 from freemoe.results import Evaluation, Result, read_result, shown
+from freemoe.results.common import SeenRecord
 
 REPORT = "report.html"
 
@@ -224,9 +225,9 @@ def common_facts(result: Result | Evaluation) -> list[tuple[str, str]]:
     return found
 
 
-def record_lines(result: Result | Evaluation) -> list[str]:
+def record_line(seen: SeenRecord | None) -> str:
     """What the artefact carries of what its making saw."""
-    return [record_text(result.seen).replace("`", "")]
+    return record_text(seen).replace("`", "")
 
 
 def made(result: Result | Evaluation, *more: str) -> str:

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from freemoe.hookmoe.card import ABOUT, headlines, table, verdict
 from freemoe.report.figures.drawing import WIDE, heading, is_narrow, legend_above, new_figure, picture
 from freemoe.report.figures.plan_figures import plans, write_pareto
-from freemoe.report.page import Group, Page, Table, common_facts, intervals_text, made, record_lines, render, write_page
+from freemoe.report.page import Group, Page, Table, common_facts, intervals_text, made, record_line, render, write_page
 from freemoe.report.palette import colour, role
 from freemoe.report.tables import compared_table, plain_table
 from freemoe.results import TrimResult, read_result
@@ -64,7 +64,7 @@ def page(result: TrimResult) -> str:
                 "The text was divided by content: "
                 + ", ".join(f"{passages:,} passages ({blocks} blocks) {what}" for what, passages, blocks in parts)
                 + ".",
-                *record_lines(result),
+                record_line(result.seen),
             ],
             facts=[
                 ("base", base.name),

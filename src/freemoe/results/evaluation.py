@@ -24,6 +24,18 @@ class Average(Other):
     domains: int
 
 
+class EvaluatedRecord(SeenRecord):
+    """The record of what the artefact's making saw; nothing more than that there is none, where none was kept."""
+
+    known: bool
+    seed: int = Field(description="Of the artefact's recipe: its splits were carved with it.")
+    file: str = ""
+    documents: int = 0
+    hashes: dict[str, int] = Field({}, description="Hashes kept, by kind.")
+    share_of_runs: float = Field(0.0, description="Share of a text's runs of tokens whose hashes are kept.")
+    bytes: int = 0
+
+
 class EvaluationCost(Part):
     """What an evaluation took."""
 
@@ -40,7 +52,7 @@ class Evaluation(Part):
     freemoe: str = Field(description="Version that wrote it.")
     created: str
     recipe: dict[str, Any]
-    seen: SeenRecord | None = Field(description="The record of what the making saw.")
+    seen: EvaluatedRecord | None = Field(description="The record of what the making saw; null of a plain model.")
     domains: list[EvaluatedDomain]
     average: dict[str, Average] = Field(
         {}, description="Mean of the domains that are scored in points, by way of running; of two or more."
