@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rich.table import Table
 
 import freemoe as package
-from freemoe.cli import failures
+from freemoe.cli import common, failures
 from freemoe.cli.build import COMMAND as BUILD
 from freemoe.cli.common import Shown
 from freemoe.cli.documents import FORMAT, lines_of, print_json
@@ -136,12 +136,8 @@ def test_every_command_prints_one_document(built: dict, folder: Path, freemoe: F
     }
 
 
-def test_what_is_told_of_a_run(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("out").mkdir()
-    Path("out/result.json").write_text('{"x": 1.5, "notes": ["n"]}')
+def test_what_is_told_of_a_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "plain_result", lambda folder: {"x": 1.5, "notes": ["n"]})
 
     def told(**shown: bool) -> str:
         lines = ["n", "a: 1 -> 2", "b"]

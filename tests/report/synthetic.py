@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from freemoe.recipes import BuildRecipe
-from freemoe.results import BuildResult, ConvertResult, Evaluation, TrimResult
+from freemoe.results import Evaluation
+from freemoe.results.build import Row
+from freemoe.systems import SYSTEMS
 
 ROWS = ("base", "expert", "routed", "control", "oracle")
 BANDS = {f"wanda p=2 {10 * i}-{10 * i + 10} %": ["wanda", i / 10, (i + 1) / 10] for i in range(10)}
@@ -154,13 +157,15 @@ def make_domain(
 
 def typed(result: dict[str, Any]) -> Any:
     """A result as its reader gives it."""
-    types = {
-        "domain-experts": BuildResult,
-        "converted": ConvertResult,
-        "trimmed-moe": TrimResult,
-        "evaluation": Evaluation,
-    }
-    return types[result["kind"]].model_validate_json(json.dumps(result))
+    kind: Any = Evaluation if result["kind"] == "evaluation" else SYSTEMS.get(result["kind"]).result
+    return kind.model_validate_json(json.dumps(result))
+
+
+def typed_row(gain: Sequence[float | None] = (0.0, None, None), ratio: Sequence[float | None] | None = None) -> Row:
+    """A row whose intervals are so: mean, low, high."""
+    ends = {"gain": gain, **({"ratio": ratio} if ratio else {})}
+    intervals = {name: dict(zip(("mean", "low", "high"), seen, strict=True)) for name, seen in ends.items()}
+    return Row.model_validate({"score": 3.0, "documents": 9, **intervals})
 
 
 def make_result(domains: list[dict[str, Any]] | None = None, threshold: float = 0.5) -> dict[str, Any]:

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from freemoe.report.reading import better, domain_sentence, gain_words, number, percent
-from freemoe.results.build import Row
-from tests.report.synthetic import make_domain, make_result, typed
+from tests.report.synthetic import make_domain, make_result, typed, typed_row
 
 
 def _sentence(domain, **search):
@@ -12,11 +11,6 @@ def _sentence(domain, **search):
     result["recipe"]["search"] |= search
     read = typed(result)
     return domain_sentence(read, read.domains[0])
-
-
-def _row(**seen):
-    ends = {name: dict(zip(("mean", "low", "high"), values, strict=True)) for name, values in seen.items()}
-    return Row.model_validate({"score": 1.0, "documents": 9, **ends})
 
 
 def test_a_gain_beyond_chance_is_called_better():
@@ -66,7 +60,7 @@ def test_the_expert_is_compared_with_its_control(over, words):
 
 
 def test_a_row_without_an_interval_shows_none():
-    row = _row(gain=(3.0, None, None))
+    row = typed_row(gain=(3.0, None, None))
     assert gain_words(row, text=False) == "+3.0"
     assert better(row, text=False) == 0
 
@@ -76,7 +70,7 @@ def test_an_unguarded_choice_is_pointed_out():
 
 
 def test_better_knows_that_less_perplexity_is_better():
-    row = _row(ratio=(0.5, 0.4, 0.6), gain=(-1, -2, -0.5))
+    row = typed_row(ratio=(0.5, 0.4, 0.6), gain=(-1, -2, -0.5))
     assert better(row, text=True) == 1
     assert better(row, text=False) == -1
 

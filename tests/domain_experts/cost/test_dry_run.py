@@ -4,6 +4,7 @@ import html
 
 import pytest
 
+from freemoe import results
 from freemoe.core.errors import ArtifactError, DataError, NumericError
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.candidates import check_division
@@ -21,10 +22,8 @@ from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes.build import PURIFICATIONS
 from freemoe.report.experts import page
 from freemoe.report.reading import gain_words
-from freemoe.results import BuildResult
-from freemoe.results.build import Row
-from freemoe.results.common import Guessing
 from tests.domain_experts.conftest import read_result, task_recipe, text_recipe
+from tests.report.synthetic import typed_row
 
 
 def test_a_plan_counts_and_writes_nothing(world, artefact, tmp_path):
@@ -126,29 +125,26 @@ def test_a_plan_refuses_text_that_fills_no_block(world, tmp_path):
 
 
 def test_a_base_that_guesses_is_said_everywhere(artefact, text_artefact):
-    for folder in (artefact, text_artefact):
-        result = read_result(folder)
-        for domain in result["domains"]:
-            base = domain["rows"]["base"]["score"]
-            found = domain.get("guessing")
-            if domain["unit"] == "perplexity":
+    found_results = [results.read_result(folder, results.BuildResult) for folder in (artefact, text_artefact)]
+    for result in found_results:
+        for domain in result.domains:
+            base, found = domain.rows["base"].score, domain.guessing
+            if domain.is_text:
                 assert (found is not None) == (base >= 288)
-            elif domain["name"] == "law":  # three choices, a base of random weights
-                assert found["score"] == pytest.approx(base)
-                assert found["guessing"] == pytest.approx(100 / 3)
+            elif domain.name == "law":  # three choices, a base of random weights
+                assert found.score == pytest.approx(base)
+                assert found.guessing == pytest.approx(100 / 3)
             else:
                 assert found is None  # one continuation is not guessed
-            read = BuildResult.model_validate(result)
-            said = guessing_text(domain["name"], found and Guessing(**found))
-            assert (said in headlines(read)) == bool(said)
-            assert said in model_card(read)
-            assert said[1:] in html.unescape(page(read))
-    law = BuildResult.model_validate(read_result(artefact)).domains[0]
-    assert guessing_text("law", law.guessing).startswith("base: ")
+            said = guessing_text(domain.name, found)
+            assert (said in headlines(result)) == bool(said)
+            assert said in model_card(result)
+            assert said[1:] in html.unescape(page(result))
+    assert guessing_text("law", found_results[0].domains[0].guessing).startswith("base: ")
 
 
 def test_a_ratio_below_a_thousandth_keeps_its_digits():
-    row = _row(ratio={"mean": 0.00042, "low": 0.0004, "high": 0.00045})
+    row = typed_row(ratio=(0.00042, 0.0004, 0.00045))
     assert gain_text(row, "perplexity") == "x 0.00042 [0.0004, 0.00045]"
     assert gain_words(row, True) == "× 0.00042 [0.0004, 0.00045]"
 
@@ -216,44 +212,37 @@ def test_inspecting_a_base(world):
 
 def test_the_card_shows_the_numbers_of_the_result(artefact, text_artefact):
     for folder in (artefact, text_artefact):
-        result = read_result(folder)
+        result = results.read_result(folder, results.BuildResult)
         card = (folder / "README.md").read_text()
-        read = BuildResult.model_validate(result)
-        assert card == model_card(read)
+        assert card == model_card(result)
         assert card.startswith("---\nlibrary_name: freemoe\n")
-        for domain in result["domains"]:
-            (line,) = [x for x in card.splitlines() if x.startswith(f"| {domain['name']} |")]
-            for name, row in domain["rows"].items():
-                assert f"{row['score']:.2f}" in line
-                assert name == "base" or gain_text(Row(**row), domain["unit"]) in line
-            for sub in domain["subdomains"]:
-                assert f"- {sub['name']}: {sub['verdict']}" in card
-        lines = headlines(read)
+        for domain in result.domains:
+            (line,) = [x for x in card.splitlines() if x.startswith(f"| {domain.name} |")]
+            for name, row in domain.rows.items():
+                assert f"{row.score:.2f}" in line
+                assert name == "base" or gain_text(row, domain.unit) in line
+            for sub in domain.subdomains:
+                assert f"- {sub.name}: {sub.verdict}" in card
+        lines = headlines(result)
         indented = [
             line
-            for d in read.domains
+            for d in result.domains
             for line in (
                 *(f"  {d.name}: {text}" for text in filter(None, [control_text(d)])),
                 *(f"  {sub.name}: {sub.verdict}" for sub in d.subdomains),
             )
         ]
-        own = sum(1 + ("guessing" in d) for d in result["domains"]) + len(indented)
+        own = sum(1 + (d.guessing is not None) for d in result.domains) + len(indented)
         assert [line for line in lines if line.startswith("  ")] == indented
-        if len(result["domains"]) == 1:
+        if len(result.domains) == 1:
             assert len(lines) == own
         else:
-            gains = [d["rows"]["expert"]["gain"]["mean"] for d in result["domains"]]
+            gains = [d.rows["expert"].gain.mean for d in result.domains]
             (average,) = lines[own:]
             stated = f"over 2 domains (0 where the base stayed; text left out): {sum(gains) / 2:+.2f} ["
             assert stated in average
 
 
-def _row(**seen):
-    return Row.model_validate({"score": 3.0, "documents": 9, "gain": {"mean": 0.0, "low": None, "high": None}, **seen})
-
-
 def test_gain_text():
-    points = _row(gain={"mean": 3.14, "low": -1.0, "high": 7.26})
-    assert gain_text(points, "points") == "+3.1 [-1.0, +7.3]"
-    ratio = _row(ratio={"mean": 0.5, "low": 0.4, "high": 0.66666})
-    assert gain_text(ratio, "perplexity") == "x 0.500 [0.400, 0.667]"
+    assert gain_text(typed_row(gain=(3.14, -1.0, 7.26)), "points") == "+3.1 [-1.0, +7.3]"
+    assert gain_text(typed_row(ratio=(0.5, 0.4, 0.66666)), "perplexity") == "x 0.500 [0.400, 0.667]"
