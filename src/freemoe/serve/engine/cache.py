@@ -110,42 +110,37 @@ class SlotCache(Cache):
     Args:
         slots: Sequences at most.
         context: Tokens of each at most.
+
+    Attributes:
+        places: Where each sequence stands, by its number.
     """
 
     def __init__(self, slots: int, context: int) -> None:
         self.aim = Aim(longest=(slots, context))
         super().__init__(layer_class_to_replicate=partial(SlotLayer, self.aim))  # type: ignore[arg-type]
-        self._place: dict[int, int] = {}
+        self.places: dict[int, int] = {}
         self._length: dict[int, int] = {}
 
     def open(self, number: int) -> None:
         """Give a sequence the next slot."""
-        self._place[number], self._length[number] = len(self._place), 0
+        self.places[number], self._length[number] = len(self.places), 0
 
     def close(self, number: int) -> None:
         """Free a sequence's slot; the last one moves there."""
-        gap, last = self._place.pop(number), len(self._place)
+        gap, last = self.places.pop(number), len(self.places)
         del self._length[number]
-        moved = next((n for n, place in self._place.items() if place == last), None)
+        moved = next((n for n, place in self.places.items() if place == last), None)
         for layer in self.layers:
             if moved is not None:
                 layer.move(last, gap, self._length[moved])  # type: ignore[union-attr]
             # NaN in what is masked would spread to whoever comes next.
             layer.clear(last)  # type: ignore[union-attr]
         if moved is not None:
-            self._place[moved] = gap
-
-    def place(self, number: int) -> int:
-        """Where a sequence stands."""
-        return self._place[number]
-
-    def length(self, number: int) -> int:
-        """Tokens that a sequence holds."""
-        return self._length[number]
+            self.places[moved] = gap
 
     def aim_at(self, numbers: list[int]) -> None:
         """The next pass has these sequences, in the order of their places."""
-        self.aim.slots = [self._place[n] for n in numbers]
+        self.aim.slots = [self.places[n] for n in numbers]
         self.aim.starts = [self._length[n] for n in numbers]
 
     def wrote(self, number: int, tokens: int) -> None:

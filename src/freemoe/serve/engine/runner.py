@@ -85,7 +85,7 @@ class SlotRunner(Runner):
         """As `Runner.forward`."""
         found: list[Tensor] = [torch.empty(0)] * len(rows)
         # In the order of their places, so that slots that follow each other are used without a copy.
-        order = sorted(range(len(rows)), key=lambda i: self.cache.place(rows[i].number))
+        order = sorted(range(len(rows)), key=lambda i: self.cache.places[rows[i].number])
         tokens = len(rows) * max(len(row.tokens) for row in rows)
         for part in self._acting.parts([rows[i].expert for i in order], tokens):
             members = [rows[order[i]] for i in part]
