@@ -153,9 +153,9 @@ def _soon(asked):
 def here(monkeypatch):
     """Workers that are this very process: no time to start them."""
     monkeypatch.setattr(build_file, "Ahead", functools.partial(Ahead, executor=Serial()))
-    build_file._begun_once.cache_clear()
+    build_file._prepared_once.cache_clear()
     yield
-    build_file._begun_once.cache_clear()
+    build_file._prepared_once.cache_clear()
 
 
 def test_units_are_fitted_ahead_too(world, tmp_path, here):
@@ -201,9 +201,9 @@ def test_a_run_of_one_process_goes_on_with_two(world, alone, tmp_path, here, mon
 def half(world, tmp_path, monkeypatch):
     """What a worker is told of a build that stopped in its search."""
     stopped(world, tmp_path, monkeypatch, "score|sums")
-    build_file._begun_once.cache_clear()
+    build_file._prepared_once.cache_clear()
     yield recipe(world, tmp_path).model_dump(mode="json"), str(tmp_path / "out")
-    build_file._begun_once.cache_clear()
+    build_file._prepared_once.cache_clear()
 
 
 def test_a_worker_that_finds_something_else_says_so(half):
@@ -215,7 +215,7 @@ def test_the_reported_split_stays_closed_until_the_choice_is_written(half, monke
     data, output = half
     asked = []
     monkeypatch.setattr(build_file, "reported_evidence", lambda *given: asked.append(given))
-    division = build_file._begun_once(json.dumps(data), output).division()
+    division = build_file._prepared_once(json.dumps(data), output).division()
     with pytest.raises(NumericError, match=r"found another experts.safetensors"):
         work_ahead(data, output, division, "report", "law")
     assert not asked

@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset, DatasetDict
 
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
-from freemoe.evals.keywords import asked
+from freemoe.evals.keywords import resolve_recipe
 from freemoe.models.checkpoints.lending import lent
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from freemoe.recipes import BuildRecipe, ConvertRecipe, TrimRecipe
@@ -23,7 +23,7 @@ ROWS = [{"prompt": f"{i}+1=", "target": str(i + 1)} for i in range(4)]
 
 
 def recipe(kind=BuildRecipe, tokenizer=None, overwrite=False, **fields):
-    with asked(kind, None, {"model": "m", **fields}, tokenizer, overwrite) as made:
+    with resolve_recipe(kind, None, {"model": "m", **fields}, tokenizer, overwrite) as made:
         return made
 
 
@@ -114,7 +114,7 @@ def test_data_that_cannot_be_used(tmp_path, data, error, says):
 
 def test_a_recipe_or_keywords(tmp_path):
     own = BuildRecipe(model="m", domains={"d": "a.jsonl"})
-    with asked(BuildRecipe, own, {}, None, False) as made:
+    with resolve_recipe(BuildRecipe, own, {}, None, False) as made:
         assert made is own
     for given, fields, tokenizer, says in (
         (own, {"seed": 1}, None, "not both; got a recipe and seed"),
@@ -127,7 +127,7 @@ def test_a_recipe_or_keywords(tmp_path):
         (None, {"model": "m", "domains": {"d": "a"}, "dtype": torch.int8}, None, "dtype is 'int8'"),
         (None, {"model": "m", "domains": {"d": ROWS}, "metrc": 1, "output": str(tmp_path / "o")}, None, "metric"),
     ):
-        with pytest.raises(RecipeError, match=says), asked(BuildRecipe, given, fields, tokenizer, False):
+        with pytest.raises(RecipeError, match=says), resolve_recipe(BuildRecipe, given, fields, tokenizer, False):
             pass
     assert not list(tmp_path.iterdir())
     assert recipe(domains={"d": "a"}, dtype=torch.bfloat16).dtype == "bfloat16"
@@ -151,7 +151,7 @@ def test_what_a_loaded_model_settles(values, says):
 def test_a_lent_model_stands_for_its_name():
     model, tokenizer = tiny_model("llama"), tiny_tokenizer()
     fields = {"model": model, "domains": {"d": "a"}, "dtype": "float32", "device": "cpu"}
-    with asked(BuildRecipe, None, fields, tokenizer, False) as made:
+    with resolve_recipe(BuildRecipe, None, fields, tokenizer, False) as made:
         assert made.model == "LlamaForCausalLM in memory"
         assert load_base(made.model, None, made.dtype, made.device) == (model, tokenizer)
         assert load_tokenizer(made.model) is tokenizer
