@@ -10,7 +10,7 @@ import torch
 from benchmarks.serve.experts import random_experts
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.evals import bench as benched
+from freemoe.evals import speed
 from freemoe.evals.bench import Sizes, bench
 from freemoe.evals.engine.answering import Answering
 from freemoe.evals.speed import in_turns
@@ -61,7 +61,7 @@ def test_ways_of_a_model_without_experts_and_another_to_hold_it_against() -> Non
 
 def test_a_ratio_is_of_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
     model, times = tiny_model("llama"), iter([9.0, 9.0, 1.0, 2.0, 8.0, 4.0])
-    monkeypatch.setattr(benched, "time_request", lambda *_: (next(times), 1.0))
+    monkeypatch.setattr(speed, "time_request", lambda *_: (next(times), 1.0))
     found = bench(Answering(model, None), SIZES, against=Answering(model, None))
     # Rounds of 1 and 4 seconds against 2 and 8: half as fast in each, so that the interval has no width.
     ratio = found["requests"]["base"]["first_token"]["times_as_fast"]

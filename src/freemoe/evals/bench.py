@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from freemoe.core.environment import environment
 from freemoe.core.errors import DataError
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.evals.engine.scorer import context_length
-from freemoe.evals.speed import in_turns, time_request, times_as_fast, wait_for
+from freemoe.evals.speed import in_turns, timed, times_as_fast, wait_for
 from freemoe.recipes.expert_names import BASE
 
 Side = Callable[[], AbstractContextManager[Any]]
@@ -64,7 +64,7 @@ def bench(opened: Any, sizes: Sizes, against: Any = None, most: int = 3) -> dict
         )
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(3, min(_vocabulary(model), _vocabulary(against)), (1, sizes.prompt), generator=generator)
-    sides = ({"against": partial(_as_it_is, against.model)} if against is not None else {}) | _sides(opened, most)
+    sides = ({"against": partial(nullcontext, against.model)} if against is not None else {}) | _sides(opened, most)
     found: dict[str, Any] = {"sizes": vars(sizes), "requests": _requests(sides, prompt.to(model.device), sizes)}
     experts = [name for name in sides if name not in (BASE, "against")]
     if hasattr(opened, "set_expert") and experts:
@@ -75,11 +75,6 @@ def bench(opened: Any, sizes: Sizes, against: Any = None, most: int = 3) -> dict
 
 def _vocabulary(opened: Any) -> int:
     return 1 << 31 if opened is None else getattr(opened, "model", opened).config.get_text_config().vocab_size
-
-
-@contextmanager
-def _as_it_is(model: Any) -> Iterator[Any]:
-    yield model
 
 
 @contextmanager
@@ -99,11 +94,7 @@ def _sides(opened: Any, most: int) -> dict[str, Side]:
 
 
 def _requests(sides: Mapping[str, Side], prompt: Tensor, sizes: Sizes) -> dict[str, dict[str, Any]]:
-    def request(side: Side) -> tuple[float, float]:
-        with side() as model:
-            return time_request(model, prompt, sizes.new)
-
-    times = in_turns({name: partial(request, side) for name, side in sides.items()}, sizes.rounds)
+    times = in_turns({name: timed(side, prompt, sizes.new) for name, side in sides.items()}, sizes.rounds)
     first = next(iter(times.values()))
     found = {}
     for name, rows in times.items():

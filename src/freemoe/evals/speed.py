@@ -94,7 +94,7 @@ def compare_speed(
         ``decode``: how many times as fast the second is, the geometric mean over the rounds with Student's 95 % interval, whose
         ends are None where there was one round.
     """
-    times = in_turns({name: _request(side, prompt, new, clock) for name, side in sides.items()}, rounds)
+    times = in_turns({name: timed(side, prompt, new, clock) for name, side in sides.items()}, rounds)
     found: dict[str, Any] = {"prompt": prompt.shape[1], "new_tokens": new, "rounds": rounds}
     for name, rows in times.items():
         found[name] = dict(zip(PARTS.values(), map(statistics.median, zip(*rows, strict=True)), strict=True))
@@ -127,14 +127,19 @@ def times_as_fast(before: Sequence[float], after: Sequence[float]) -> dict[str, 
     return {"mean": float(np.exp(mean.mean)), "low": low, "high": high}
 
 
-def _request(
-    side: Callable[[], AbstractContextManager[Any]], prompt: Tensor, new: int, clock: Callable[[], float]
+def timed(
+    side: Callable[[], AbstractContextManager[Any]],
+    prompt: Tensor,
+    new: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Callable[[], tuple[float, float]]:
-    def timed() -> tuple[float, float]:
+    """`time_request` of a side, each time that it is called."""
+
+    def once() -> tuple[float, float]:
         with side() as model:
             return time_request(model, prompt, new, clock)
 
-    return timed
+    return once
 
 
 @torch.no_grad()
